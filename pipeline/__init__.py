@@ -1,0 +1,3 @@
+"""Nightjar: nightly retraining of recommendation and ads-ranking models on TorchRec."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,309 @@
+"""Content-keyed artifacts over fsspec: what stages hand each other.
+
+An artifact is a directory whose ``manifest.json`` is written last and atomically; without it the
+artifact does not exist. The manifest names kind, schema version, key, stage configuration, inputs by
+key, files with bytes and checksum (XXH3-128), and a summary. Works on any fsspec URL, object stores
+without rename included.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import fsspec
+import xxhash
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import ArtifactError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of an artifact: size in bytes and ``xxh3_128:<hex>`` checksum."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A committed artifact. ``path`` is relative to its store; ``summary`` is its part of ``result.json``."""
+
+    path: str
+    kind: str
+    key: str
+    schema_version: int
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    files: dict[str, FileEntry]
+    summary: dict[str, Any]
+    created: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as plain data (the path is where it lies, so it is left out)."""
+        record = asdict(self)
+        del record["path"]
+        return record
+
+
+def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Hash (32 hex digits) of stage, its resolved configuration, the keys of its inputs and the schema version."""
+    record = {"stage": stage, "config": config, "inputs": inputs, "schema_version": SCHEMA_VERSION}
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def fingerprint(url: str) -> str:
+    """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
+
+    ``url`` is a file, a directory or a glob on any fsspec URL; "" where nothing matches.
+    """
+    fs, path = fsspec.core.url_to_fs(url)
+    if fs.isdir(path):
+        paths = fs.find(path)
+    else:
+        paths = fs.glob(path) if fsspec.core.has_magic(path) else [path] * fs.exists(path)
+    digest = hashlib.sha256()
+    for name in sorted(paths):
+        info = fs.info(name)
+        mark = info.get("mtime") or info.get("ETag") or info.get("LastModified") or info.get("md5Hash")
+        digest.update(f"{name.rsplit('/', 1)[-1]}|{info['size']}|{mark}\n".encode())
+    return digest.hexdigest()[:32] if paths else ""
+
+
+class _HashingFile(io.RawIOBase):
+    """A binary sink that counts and hashes what passes through it."""
+
+    def __init__(self, inner: BinaryIO) -> None:
+        self.inner = inner
+        self.count = 0
+        self.hash = xxhash.xxh3_128()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        if not view.c_contiguous:
+            view = memoryview(bytes(view))
+        self.inner.write(view)
+        self.hash.update(view)
+        self.count += view.nbytes
+        return view.nbytes
+
+    def tell(self) -> int:
+        return self.count
+
+    def flush(self) -> None:
+        if not self.inner.closed:
+            self.inner.flush()
+
+    def entry(self) -> FileEntry:
+        return FileEntry(self.count, f"xxh3_128:{self.hash.hexdigest()}")
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Turn a full disk or refused write while writing ``what`` into an ArtifactError (exit code 7)."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise ArtifactError(
+                f"no space left on the store's disk while writing {what}",
+                hint="free space there, or store=<another fsspec URL>; nothing half-written was kept",
+            ) from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise ArtifactError(
+                f"the store refuses writing {what}: {os.strerror(error.errno or 0)}",
+                hint="store=<an fsspec URL you may write to>",
+            ) from error
+        raise
+
+
+@dataclass
+class Draft:
+    """An artifact being written: files first, ``commit`` last. ``discard`` leaves nothing behind."""
+
+    store: Store
+    path: str
+    kind: str
+    key: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    files: dict[str, FileEntry] = field(default_factory=dict)
+
+    @contextmanager
+    def open(self, name: str) -> Iterator[BinaryIO]:
+        """Open file ``name`` (relative, may hold slashes) for writing; its size and checksum are recorded."""
+        full = self.store.full(f"{self.path}/{name}")
+        with disk_errors(f"{self.path}/{name}"):
+            self.store.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+            with self.store.fs.open(full, "wb") as inner:
+                sink = _HashingFile(inner)
+                yield cast(BinaryIO, sink)
+                sink.flush()
+        self.files[name] = sink.entry()
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write ``value`` as indented JSON into file ``name``."""
+        with self.open(name) as sink:
+            sink.write((json.dumps(value, indent=1) + "\n").encode())
+
+    def commit(self, summary: dict[str, Any]) -> Artifact:
+        """Write the manifest: from now on the artifact exists."""
+        artifact = Artifact(
+            path=self.path, kind=self.kind, key=self.key, schema_version=SCHEMA_VERSION, config=self.config,
+            inputs=self.inputs, files=dict(sorted(self.files.items())), summary=summary, created=time.time(),
+        )  # fmt: skip
+        self.store.write_json(f"{self.path}/{MANIFEST}", artifact.to_json())
+        return artifact
+
+    def discard(self) -> None:
+        """Remove everything written so far."""
+        full = self.store.full(self.path)
+        if self.store.fs.exists(full):
+            self.store.fs.rm(full, recursive=True)
+
+
+class Store:
+    """The one place (an fsspec URL) that holds datasets, plans, runs and models."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/") or "/"
+        self.fs: AbstractFileSystem
+        self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        self.root = self.root.rstrip("/")
+        self.is_local = isinstance(self.fs, LocalFileSystem)
+
+    def full(self, path: str) -> str:
+        """The file system's own path for a ``path`` relative to the store."""
+        return f"{self.root}/{path}"
+
+    def url_of(self, path: str) -> str:
+        """The URL of a ``path`` relative to the store, as another process can open it."""
+        return self.full(path) if self.is_local else self.fs.unstrip_protocol(self.full(path))
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory lies at ``path``."""
+        return bool(self.fs.exists(self.full(path)))
+
+    def open(self, path: str, mode: str = "rb") -> Any:
+        """Open a file for reading."""
+        return self.fs.open(self.full(path), mode)
+
+    def read_json(self, path: str) -> Any:
+        """The parsed JSON file at ``path``; ArtifactError if it is missing or does not parse."""
+        try:
+            with self.open(path) as source:
+                return json.load(source)
+        except FileNotFoundError:
+            raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{self.url_of(path)} is not valid JSON: {error}", hint="force=true") from None
+
+    def write_json(self, path: str, value: Any) -> None:
+        """Write ``value`` as JSON, atomically: a reader sees the former file or the whole new one."""
+        self.write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a small file atomically (rename on a local disk, one put on an object store)."""
+        full = self.full(path)
+        with disk_errors(path):
+            self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+            if not self.is_local:
+                self.fs.pipe_file(full, data)
+                return
+            handle, temporary = tempfile.mkstemp(dir=Path(full).parent, prefix=".write-")
+            try:
+                with os.fdopen(handle, "wb") as sink:
+                    sink.write(data)
+                    sink.flush()
+                    os.fsync(sink.fileno())
+                Path(temporary).replace(full)
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names directly under ``path``; empty where it does not exist."""
+        full = self.full(path)
+        if not self.fs.exists(full):
+            return []
+        self.fs.invalidate_cache(full)
+        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in self.fs.ls(full, detail=False))
+
+    def find(self, path: str) -> Artifact | None:
+        """The artifact committed at ``path``, or None. Raises ArtifactError for a manifest that does not parse."""
+        if not self.exists(f"{path}/{MANIFEST}"):
+            return None
+        record = self.read_json(f"{path}/{MANIFEST}")
+        try:
+            files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+            return Artifact(path=path, files=files, **record)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ArtifactError(
+                f"{self.url_of(path)}/{MANIFEST} is not a manifest of schema version {SCHEMA_VERSION}: {error}",
+                hint="force=true writes the artifact again",
+            ) from None
+
+    def get(self, path: str, stage: str) -> Artifact:
+        """The artifact committed at ``path``; ArtifactError naming the ``stage`` that makes it where there is none."""
+        artifact = self.find(path)
+        if artifact is None:
+            raise ArtifactError(
+                f"no committed artifact at {self.url_of(path)}",
+                hint=f"nightjar {stage} with the same overrides makes it",
+            )
+        return artifact
+
+    @contextmanager
+    def draft(
+        self, path: str, *, kind: str, key: str, config: dict[str, Any], inputs: dict[str, str]
+    ) -> Iterator[Draft]:
+        """Write an artifact at ``path``: remains of an earlier try go first, an exception discards the new one.
+
+        The caller must ``commit``; leaving without it discards too.
+        """
+        draft = Draft(self, path, kind, key, config, inputs)
+        draft.discard()
+        try:
+            with disk_errors(path):
+                yield draft
+        finally:
+            if not self.exists(f"{path}/{MANIFEST}"):
+                draft.discard()
+
+    def verify(self, artifact: Artifact) -> None:
+        """Read every file of ``artifact`` and compare size and checksum; ArtifactError names the first that differs."""
+        for name, entry in artifact.files.items():
+            path = f"{artifact.path}/{name}"
+            if not self.exists(path):
+                raise ArtifactError(f"{self.url_of(path)} is missing from its artifact", hint="force=true")
+            digest, count = xxhash.xxh3_128(), 0
+            with self.open(path) as source:
+                while block := source.read(1 << 22):
+                    digest.update(block)
+                    count += len(block)
+            found = FileEntry(count, f"xxh3_128:{digest.hexdigest()}")
+            if found != entry:
+                raise ArtifactError(
+                    f"{self.url_of(path)} is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
+                    f"expected {entry.bytes} and {entry.checksum}",
+                    hint="force=true writes the artifact again",
+                )

@@ -1,0 +1,424 @@
+"""The configuration schema: one keyword-only dataclass per Hydra group, and the checks across fields.
+
+Hydra composes the YAML of ``conf/`` over these dataclasses, so an unknown key or a wrong type is an
+error before anything starts. ``check`` then looks at values: each complaint names the field, what it
+got, what it expected and the override that mends it. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from omegaconf import MISSING
+
+from pipeline.errors import ConfigError
+
+STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+
+
+@dataclass(kw_only=True)
+class LabelConfig:
+    """Which column is the click, and which of its values counts as one."""
+
+    column: str = "label"
+    positive: str = "1"
+    negative: str = "0"
+
+
+@dataclass(kw_only=True)
+class DenseFeature:
+    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | none."""
+
+    column: str | None = None
+    transform: str | None = None
+
+
+@dataclass(kw_only=True)
+class SparseFeature:
+    """One categorical feature and the table that embeds it (same name). None: take the default."""
+
+    column: str | None = None
+    mapping: str | None = None
+    rows: int | None = None
+    min_count: int | None = None
+    separator: str | None = None
+    weight_separator: str | None = None
+
+
+@dataclass(kw_only=True)
+class SparseDefaults:
+    """What a sparse feature uses where it says nothing itself.
+
+    ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) or hash (xxhash64 modulo rows).
+    ``rows``: the cap of the table, the reserved rows 0 (missing) and 1 (unseen or rare) included.
+    """
+
+    mapping: str = "vocab"
+    rows: int = 100_000
+    min_count: int = 1
+    separator: str | None = None
+    weight_separator: str | None = None
+
+
+@dataclass(kw_only=True)
+class SplitConfig:
+    """How rows fall into train and test. ``by``: hash (of the row's content) or day (the last ones test)."""
+
+    by: str = "hash"
+    test_share: float = 0.2
+    test_days: int = 1
+
+
+@dataclass(kw_only=True)
+class SyntheticConfig:
+    """Criteo-shaped logs with a planted logistic truth; used when ``data.format=synthetic``."""
+
+    rows: int = 400_000
+    days: int = 4
+    ids_per_feature: int = 2_000
+    zipf: float = 1.1
+    base_rate: float = 0.25
+    dense_effect: float = 0.35
+    first_order_effect: float = 0.7
+    pairwise_effect: float = 0.5
+    pairs: int = 6
+    latent_dim: int = 2
+    drift: float = 0.0
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Where the click logs are and what their columns mean.
+
+    ``format``: criteo | csv | parquet | synthetic. ``path``: file, directory or glob on any fsspec URL.
+    ``columns`` names the columns of a file without a header row. ``day``/``timestamp`` are optional columns.
+    """
+
+    name: str = MISSING
+    format: str = MISSING
+    path: str | None = None
+    separator: str = ","
+    header: bool = True
+    columns: list[str] = field(default_factory=list)
+    strip: bool = False
+    missing: list[str] = field(default_factory=lambda: [""])
+    label: LabelConfig = field(default_factory=LabelConfig)
+    timestamp: str | None = None
+    day: str | None = None
+    dense_transform: str = "log1p_standardise"
+    sparse_defaults: SparseDefaults = field(default_factory=SparseDefaults)
+    dense: dict[str, DenseFeature] = field(default_factory=dict)
+    sparse: dict[str, SparseFeature] = field(default_factory=dict)
+    split: SplitConfig = field(default_factory=SplitConfig)
+    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+
+
+@dataclass(kw_only=True)
+class IngestConfig:
+    """How ingestion works through the logs (not what comes out of it)."""
+
+    block_mib: int = 32
+    rows_per_group: int = 65_536
+    groups_per_file: int = 16
+    compression: str = "zstd"
+
+
+@dataclass(kw_only=True)
+class ModelConfig:
+    """The ranking model. ``name``: dlrm. The last width of ``bottom_mlp`` is replaced by ``embedding_dim``."""
+
+    name: str = "dlrm"
+    embedding_dim: int = 16
+    bottom_mlp: list[int] = field(default_factory=lambda: [512, 256])
+    top_mlp: list[int] = field(default_factory=lambda: [512, 256])
+
+
+@dataclass(kw_only=True)
+class HardwareConfig:
+    """The topology planned for and trained on. Capacities per rank in GiB, bandwidths in GB/s.
+
+    ``device``: cpu | cuda. The world size is ``hosts * ranks_per_host``.
+    """
+
+    name: str = MISSING
+    device: str = "cpu"
+    hosts: int = 1
+    ranks_per_host: int = 1
+    hbm_gib: float = 0.0
+    ddr_gib: float = 8.0
+    ssd_gib: float = 0.0
+    hbm_gb_per_s: float = 0.0
+    ddr_gb_per_s: float = 20.0
+    ssd_gb_per_s: float = 1.0
+    hbm_to_ddr_gb_per_s: float = 0.0
+    intra_host_gb_per_s: float = 2.0
+    inter_host_gb_per_s: float = 1.0
+
+
+@dataclass(kw_only=True)
+class PlanConfig:
+    """Limits and wishes for the sharding plan.
+
+    ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise |
+    column_wise | row_wise | table_row_wise | table_column_wise. ``reserve``: share of each rank's memory kept free for
+    dense parts, activations and communication.
+    """
+
+    sharding_types: list[str] = field(
+        default_factory=lambda: ["data_parallel", "table_wise", "row_wise", "column_wise"]
+    )
+    reserve: float = 0.15
+    tables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class PartitionConfig:
+    """Tower partitioning. ``name``: flat (no towers)."""
+
+    name: str = "flat"
+
+
+@dataclass(kw_only=True)
+class GuardConfig:
+    """When training stops itself (exit code 5)."""
+
+    window_steps: int = 50
+    collapse_after_steps: int = 200
+    min_logit_std: float = 1e-4
+    max_window_ne: float = 1.0
+    collapse: bool = True
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
+
+    ``dense_optimizer``: adam | adagrad. ``precision``: auto (bf16 where the CPU or GPU computes in it,
+    else fp32) | bf16 | fp32. ``shuffle_window_groups``: row groups that are mixed at a time.
+    """
+
+    global_batch: int = 4096
+    epochs: int = 1
+    lr: float = 0.002
+    sparse_lr: float = 0.05
+    dense_optimizer: str = "adam"
+    weight_decay: float = 0.0
+    warmup_steps: int = 100
+    precision: str = "auto"
+    compile: bool = False
+    pipeline: str = "sparse_dist"
+    shuffle: bool = True
+    shuffle_window_groups: int = 8
+    prefetch_batches: int = 4
+    max_steps: int | None = None
+    threads_per_rank: int | None = None
+    log_every_steps: int = 20
+    guard: GuardConfig = field(default_factory=GuardConfig)
+
+
+@dataclass(kw_only=True)
+class CheckpointConfig:
+    """Full checkpoints: one every ``every_steps`` steps (None: only at the end), the newest ``keep_last`` kept."""
+
+    every_steps: int | None = None
+    keep_last: int = 2
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    """Evaluation on the held-out rows; ``global_batch`` counts samples over all ranks."""
+
+    global_batch: int = 16_384
+
+
+@dataclass(kw_only=True)
+class LaunchConfig:
+    """How stages are started. ``name``: local (TorchX ``local_cwd``).
+
+    ``inline``: stages that run in the launcher's own process. ``deadline_minutes``: the longest one
+    stage may take before the launcher cancels it.
+    """
+
+    name: str = "local"
+    inline: list[str] = field(default_factory=lambda: ["ingest", "plan", "partition"])
+    attempts: int = 1
+    deadline_minutes: float = 24 * 60.0
+
+
+@dataclass(kw_only=True)
+class DebugConfig:
+    """Help for finding faults. ``anomaly``: torch.autograd's anomaly mode; ``profile_steps``: trace that many steps."""
+
+    anomaly: bool = False
+    profile_steps: int = 0
+
+
+@dataclass(kw_only=True)
+class Config:
+    """The whole configuration, as ``runs/<run>/config.yaml`` holds it.
+
+    ``run``: name under ``<store>/runs``; None: the data's name and a hash of the configuration.
+    """
+
+    run: str | None = None
+    store: str = "./store"
+    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    force: bool = False
+    seed: int = 2026
+    data: DataConfig = field(default_factory=DataConfig)
+    ingest: IngestConfig = field(default_factory=IngestConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    plan: PlanConfig = field(default_factory=PlanConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return self.hardware.hosts * self.hardware.ranks_per_host
+
+
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "none")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "data.format": ("criteo", "csv", "parquet", "synthetic"),
+    "data.dense_transform": TRANSFORMS,
+    "data.sparse_defaults.mapping": ("vocab", "hash"),
+    "data.split.by": ("hash", "day"),
+    "model.name": ("dlrm",),
+    "hardware.device": ("cpu", "cuda"),
+    "partition.name": ("flat",),
+    "train.dense_optimizer": ("adam", "adagrad"),
+    "train.precision": ("auto", "bf16", "fp32"),
+    "train.pipeline": ("sparse_dist", "base"),
+    "ingest.compression": ("zstd", "lz4", "snappy"),
+    "launch.name": ("local",),
+}
+# (field, lowest, highest): closed ranges; None is an open end.
+_RANGES: tuple[tuple[str, float | None, float | None], ...] = (
+    ("data.split.test_share", 0.0, 0.9),
+    ("data.split.test_days", 1, None),
+    ("data.sparse_defaults.rows", 3, 2**31 - 1),
+    ("data.sparse_defaults.min_count", 1, None),
+    ("data.synthetic.rows", 1, None),
+    ("data.synthetic.days", 1, None),
+    ("data.synthetic.ids_per_feature", 2, None),
+    ("data.synthetic.base_rate", 0.001, 0.999),
+    ("ingest.block_mib", 1, 4096),
+    ("ingest.rows_per_group", 1, None),
+    ("ingest.groups_per_file", 1, None),
+    ("model.embedding_dim", 4, 4096),
+    ("hardware.hosts", 1, None),
+    ("hardware.ranks_per_host", 1, None),
+    ("plan.reserve", 0.0, 0.95),
+    ("train.global_batch", 1, None),
+    ("train.epochs", 1, None),
+    ("train.lr", 0.0, None),
+    ("train.sparse_lr", 0.0, None),
+    ("train.warmup_steps", 0, None),
+    ("train.shuffle_window_groups", 1, None),
+    ("train.prefetch_batches", 1, None),
+    ("train.log_every_steps", 1, None),
+    ("checkpoint.every_steps", 1, None),
+    ("checkpoint.keep_last", 1, None),
+    ("evaluate.global_batch", 1, None),
+    ("launch.attempts", 1, 100),
+    ("launch.deadline_minutes", 0.01, None),
+)
+
+
+def lookup(config: Config, path: str) -> object:
+    """The value at a dotted ``path`` such as ``train.lr``."""
+    node: object = config
+    for part in path.split("."):
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    return node
+
+
+def check(config: Config) -> None:
+    """Check values and combinations; raises ConfigError naming the field and the override that mends it."""
+    for path, choices in _CHOICES.items():
+        got = lookup(config, path)
+        if got not in choices:
+            raise ConfigError(f"{path} is {got!r}, expected one of: {', '.join(choices)}", hint=f"{path}={choices[0]}")
+    for path, low, high in _RANGES:
+        value = lookup(config, path)
+        if value is not None:
+            _check_range(path, float(value), low, high)  # type: ignore[arg-type]
+    _check_stages(config)
+    _check_data(config.data)
+    _check_model(config)
+
+
+def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:
+    if (low is not None and value < low) or (high is not None and value > high):
+        span = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+        bound = low if low is not None and value < low else high
+        raise ConfigError(f"{path} is {value:g}, expected {span}", hint=f"{path}={bound:g}")
+
+
+def _check_stages(config: Config) -> None:
+    for path, names in (("stages", config.stages), ("launch.inline", config.launch.inline)):
+        for name in names:
+            if name not in STAGES:
+                raise ConfigError(
+                    f"{path} names {name!r}, expected some of: {', '.join(STAGES)}",
+                    hint=f"{path}=[{','.join(STAGES[:2])}]",
+                )
+    if config.world_size > 1:
+        for name in ("train", "evaluate"):
+            if name in config.launch.inline:
+                raise ConfigError(
+                    f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
+                    hint="launch.inline=[ingest,plan,partition]",
+                )
+
+
+def _check_data(data: DataConfig) -> None:
+    if data.format != "synthetic" and not data.path:
+        raise ConfigError("data.path is not set: no click logs to read", hint="data.path=<file, directory or glob>")
+    if not data.sparse:
+        raise ConfigError("data.sparse is empty: at least one categorical feature is needed", hint="+data.sparse.C1={}")
+    shared = set(data.dense) & set(data.sparse)
+    if shared:
+        raise ConfigError(
+            f"feature {sorted(shared)[0]!r} is in data.dense and in data.sparse, expected one of them",
+            hint=f"~data.dense.{sorted(shared)[0]}",
+        )
+    for name, dense in data.dense.items():
+        if dense.transform not in (*TRANSFORMS, None):
+            raise ConfigError(
+                f"data.dense.{name}.transform is {dense.transform!r}, expected one of: {', '.join(TRANSFORMS)}",
+                hint=f"data.dense.{name}.transform=log1p",
+            )
+    for name, sparse in data.sparse.items():
+        if sparse.mapping not in ("vocab", "hash", None):
+            raise ConfigError(
+                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected vocab or hash",
+                hint=f"data.sparse.{name}.mapping=vocab",
+            )
+        if sparse.rows is not None:
+            _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
+    if data.split.by == "day" and not (data.day or data.timestamp or data.format == "synthetic"):
+        raise ConfigError(
+            "data.split.by is 'day', but neither data.day nor data.timestamp names a column",
+            hint="data.day=<column> or data.split.by=hash",
+        )
+
+
+def _check_model(config: Config) -> None:
+    if config.model.embedding_dim % 4:
+        raise ConfigError(
+            f"model.embedding_dim is {config.model.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",
+            hint=f"model.embedding_dim={4 * (config.model.embedding_dim // 4 + 1)}",
+        )
+    if config.train.global_batch < config.world_size:
+        raise ConfigError(
+            f"train.global_batch is {config.train.global_batch}, expected at least one sample for each of the "
+            f"{config.world_size} ranks",
+            hint=f"train.global_batch={1024 * config.world_size}",
+        )

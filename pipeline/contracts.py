@@ -1,0 +1,175 @@
+"""Typed views of the JSON files inside artifacts: what a writer stage promises to its readers.
+
+``schema.json`` and ``profile.json`` of a dataset are written by ``ingest/`` and read by ``planning/``,
+``training/`` and ``evaluation/``; ``plan.json`` is written by ``planning/`` and read by ``embeddings/``.
+Pure data: nothing here computes, reads a store or imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+MISSING_ROW = 0
+UNSEEN_ROW = 1
+RESERVED_ROWS = 2
+
+LABEL = "label"
+TRUE_PROBABILITY = "true_probability"
+
+
+def weight_column(feature: str) -> str:
+    """Name of the Parquet column that holds the weights of a weighted multi-valued ``feature``."""
+    return f"{feature}__weight"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseColumn:
+    """A categorical feature as it lies in Parquet and the table of ``rows`` rows that embeds it.
+
+    Single-valued: one int32 column. Multi-valued: list<int32>; ``weighted`` adds list<float32> in
+    ``weight_column``. Values are row numbers in [0, rows).
+    """
+
+    name: str
+    rows: int
+    multi: bool = False
+    weighted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSchema:
+    """``schema.json``: columns of a dataset's Parquet files, in order: label, dense, sparse.
+
+    ``rows`` counts rows of split ``train`` and ``test``; files of a split are ``<split>/part-*.parquet``,
+    their names in order in ``files``, the rows of each file's row groups in ``groups``.
+    ``true_probability``: a float32 column of that name holds the probability the label was drawn from.
+    """
+
+    dense: tuple[str, ...]
+    sparse: tuple[SparseColumn, ...]
+    rows: dict[str, int]
+    files: dict[str, list[str]]
+    groups: dict[str, list[list[int]]]
+    true_probability: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``schema.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> DatasetSchema:
+        """The schema that ``to_json`` wrote."""
+        sparse = tuple(SparseColumn(**column) for column in record["sparse"])
+        return DatasetSchema(**{**record, "dense": tuple(record["dense"]), "sparse": sparse})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureProfile:
+    """What ingestion measured of one sparse feature over the train rows.
+
+    ``distinct``: raw ids seen; ``missing_share``: share of rows without a value; ``pooling``: mean ids per row;
+    ``hot_rows``/``hot_share``: access histogram, the share of lookups served by the hottest k rows of the table.
+    """
+
+    rows: int
+    distinct: int
+    missing_share: float
+    pooling: float
+    hot_rows: list[int]
+    hot_share: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseProfile:
+    """What ingestion measured of one dense feature over the train rows, before its transform."""
+
+    missing_share: float
+    minimum: float
+    maximum: float
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """``profile.json``: rows and label rate per split, and every feature's figures."""
+
+    rows: dict[str, int]
+    label_rate: dict[str, float]
+    dense: dict[str, DenseProfile]
+    sparse: dict[str, FeatureProfile]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``profile.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Profile:
+        """The profile that ``to_json`` wrote."""
+        return Profile(
+            rows=record["rows"],
+            label_rate=record["label_rate"],
+            dense={name: DenseProfile(**value) for name, value in record["dense"].items()},
+            sparse={name: FeatureProfile(**value) for name, value in record["sparse"].items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """One shard of a table: rows [row, row + rows) and columns [column, column + columns) on global rank ``rank``."""
+
+    rank: int
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    """Where a table goes. ``feature``: the table's name too; ``tier``: hbm | hbm_cached | ddr | ssd.
+
+    ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
+    """
+
+    rows: int
+    dim: int
+    pooling: float
+    tier: str
+    sharding: str
+    kernel: str
+    shards: tuple[ShardPlan, ...]
+    cost_ms: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``plan.json``: the whole sharding plan for ``world_size`` ranks, ``ranks_per_host`` on each host.
+
+    ``memory``: per rank, predicted bytes by tier; ``predicted_step_ms``: the slowest rank's.
+    """
+
+    version: int = 1
+    hardware: str
+    device: str
+    world_size: int
+    ranks_per_host: int
+    global_batch: int
+    tables: dict[str, TablePlan]
+    memory: list[dict[str, int]] = field(default_factory=list)
+    predicted_step_ms: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``plan.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Plan:
+        """The plan that ``to_json`` wrote."""
+        tables = {
+            name: TablePlan(**{**table, "shards": tuple(ShardPlan(**shard) for shard in table["shards"])})
+            for name, table in record["tables"].items()
+        }
+        return Plan(**{**record, "tables": tables})

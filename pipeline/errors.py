@@ -1,0 +1,75 @@
+"""The error family: every failure a user can cause or meet, each with its exit code.
+
+A message says what was found and what was expected; ``hint`` names the override or command that
+mends it. The command line prints both and exits with ``exit_code``; it never shows a traceback for
+one of these.
+"""
+
+from __future__ import annotations
+
+
+class NightjarError(Exception):
+    """Base of all expected failures (exit code 1 is kept for unexpected ones)."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+    def to_json(self) -> dict[str, object]:
+        """Plain form that crosses a process boundary; ``from_json`` restores it."""
+        return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
+
+    @staticmethod
+    def from_json(record: dict[str, object]) -> NightjarError:
+        """The error that ``to_json`` described; an unknown class becomes a plain NightjarError."""
+        family = {c.__name__: c for c in NightjarError.__subclasses__()}
+        kind = family.get(str(record.get("error")), NightjarError)
+        return kind(str(record.get("message", "")), hint=str(record.get("hint", "")))
+
+
+class ConfigError(NightjarError):
+    """A wrong, unknown or contradictory setting."""
+
+    exit_code = 2
+
+
+class DataError(NightjarError):
+    """Input data that is missing, empty or not what the schema says."""
+
+    exit_code = 3
+
+
+class PlanError(NightjarError):
+    """No placement of the tables satisfies the hardware's capacities."""
+
+    exit_code = 4
+
+
+class GuardError(NightjarError):
+    """A training guard stopped the run: non-finite values, collapse, an id out of range, a full disk."""
+
+    exit_code = 5
+
+
+class GateHeldError(NightjarError):
+    """The gate held the model: it is not promoted."""
+
+    exit_code = 6
+
+
+class ArtifactError(NightjarError):
+    """An artifact is missing, incomplete or fails its checksum."""
+
+    exit_code = 7
+
+
+class LaunchError(NightjarError):
+    """The scheduler could not start, find or finish a stage."""
+
+    exit_code = 8
