@@ -1,0 +1,56 @@
+# Nightjar. `make demo` and `make test` are all a new user needs; both may be run again at any time.
+
+PYTHON      ?= python3
+# cpu | cuda: which lock file is installed.
+DEVICE      ?= cpu
+# A package index that serves torch for DEVICE; empty: the default index.
+TORCH_INDEX ?=
+PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
+INSTALLED   := .venv/.installed-$(DEVICE)
+UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
+
+.PHONY: help install demo test test-fast lint lock clean bench-train
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@echo "installing requirements/$(DEVICE).txt into .venv"
+	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-r requirements/$(DEVICE).txt -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+install: $(INSTALLED) ## create .venv and install the lock file of DEVICE
+
+demo: install ## install, then run the main job: synthetic clicks in, an evaluated model out
+	@.venv/bin/nightjar run experiment=demo run=demo
+	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
+
+test: install ## install, then run every test this machine can run
+	@.venv/bin/python -m pytest
+
+test-fast: install ## the tests that take less than half a minute each
+	@.venv/bin/python -m pytest -m "not slow"
+
+lint: install ## ruff and mypy
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+bench-train: install ## samples/s of the training loop against a plain TorchRec loop
+	@.venv/bin/python -m benchmarks.train
+
+# torch itself wants the CUDA libraries; the CPU lock leaves them out.
+CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
+	nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
+	nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
+	nvidia-nvshmem-cu13 nvidia-nvtx
+
+lock: ## write requirements/*.txt anew from requirements/*.in
+	@cd requirements && ../$(UV) --override overrides-cpu.txt $(CUDA_PACKAGES:%=--no-emit-package %) cpu.in -o cpu.txt
+	@cd requirements && ../$(UV) --override overrides-cuda.txt cuda.in -o cuda.txt
+	@cd requirements && ../$(UV) dev.in -o dev.txt
+	@wc -l requirements/*.txt
+
+clean: ## remove .venv and what tests and runs left in this folder
+	@rm -rf .venv store outputs multirun .pytest_cache .mypy_cache .ruff_cache *.egg-info

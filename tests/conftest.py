@@ -1,0 +1,27 @@
+"""What all tests share: where the real data lies, and the line that says what to look at."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared"
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The repository's root folder."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of the real data sets beside the project; skips the test where it is missing."""
+    folder = SHARED / "data"
+    if not folder.is_dir():
+        pytest.skip("the real data sets (../shared/data) are not beside this checkout")
+    return folder
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

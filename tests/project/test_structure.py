@@ -1,0 +1,114 @@
+"""Tests about the project itself: rooms import downwards, nothing forbidden, everything documented."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted((ROOT / "pipeline").rglob("*.py"))
+
+LEAVES = {"errors", "config", "contracts", "artifacts"}
+# Room -> the rooms it may import, leaves apart (the table of the architecture page).
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "config": set(),
+    "contracts": set(),
+    "artifacts": set(),
+    "ingest": set(),
+    "planning": set(),
+    "embeddings": set(),
+    "models": set(),
+    "evaluation": set(),
+    "report": set(),
+    "launch": set(),
+    "towers": {"embeddings"},
+    "checkpoint": {"embeddings"},
+    "training": {"models", "embeddings", "towers", "checkpoint"},
+    "publishing": {"checkpoint"},
+    "compose": set(),
+    "doctor": set(),
+}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(ROOT / "pipeline").parts[0].removesuffix(".py")
+
+
+def imported_rooms(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pipeline."):
+            found.add(node.module.split(".")[1])
+        elif isinstance(node, ast.ImportFrom) and node.module == "pipeline":
+            found.update(alias.name for alias in node.names if not alias.name.startswith("__"))
+        elif isinstance(node, ast.Import):
+            found.update(a.name.split(".")[1] for a in node.names if a.name.startswith("pipeline."))
+    return found
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_down_the_table_of_rooms(path: Path) -> None:
+    room = room_of(path)
+    if room not in ALLOWED:
+        pytest.skip(f"{room} stands above all rooms")
+    assert imported_rooms(path) - LEAVES - {room} <= ALLOWED[room]
+
+
+def test_nothing_pickles_or_instantiates_by_name() -> None:
+    code = "\n".join(path.read_text() for path in SOURCES)
+    assert not re.search(r"^\s*(import pickle|from pickle|import dill|torch\.(save|load)\()", code, re.M)
+    assert not re.search(r"\btorch\.(save|load)\(", code)
+    yaml = "\n".join(path.read_text() for path in (ROOT / "conf").rglob("*.yaml"))
+    assert "_target_" not in yaml
+
+
+def test_no_configuration_through_the_environment() -> None:
+    readers = [
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        if re.search(r"os\.(environ|getenv)", path.read_text()) and room_of(path) != "launch"
+    ]
+    assert readers == []
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_public_name_is_documented_and_annotated(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    missing = []
+    for node in [*tree.body, *(m for c in tree.body if isinstance(c, ast.ClassDef) for m in c.body)]:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            overrides = {ast.unparse(d) for d in node.decorator_list} & {"override"}
+            inherited = isinstance(node, ast.FunctionDef) and node.name in INHERITED
+            if not ast.get_docstring(node) and not overrides and not inherited:
+                missing.append(node.name)
+            if isinstance(node, ast.FunctionDef) and node.returns is None:
+                missing.append(f"{node.name} -> ?")
+    assert missing == []
+
+
+# Methods whose meaning is fixed by the class they override.
+INHERITED = {"forward", "backward", "write", "writable", "tell", "flush", "to", "pin_memory", "record_stream", "step"}
+
+
+def test_files_and_functions_stay_short() -> None:
+    long = []
+    for path in SOURCES:
+        text = path.read_text()
+        if text.count("\n") > 600:
+            long.append(f"{path.name}: {text.count(chr(10))} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= 80:
+                long.append(f"{path.name}:{node.name}")
+    assert long == []
+
+
+def test_importing_the_command_line_loads_no_heavy_package() -> None:
+    code = (
+        "import sys, pipeline.cli; print([m for m in ('torch', 'polars', 'torchrec', 'pyarrow') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
