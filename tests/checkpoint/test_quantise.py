@@ -1,0 +1,77 @@
+"""Quantisation error, packing and the choice of bits."""
+
+import pytest
+import torch
+
+from pipeline.checkpoint.quantise import (
+    BITS,
+    Coding,
+    bits_for_restores,
+    choose_coding,
+    decode,
+    encode,
+    packed_bytes,
+)
+
+
+def rows(count: int = 300, columns: int = 16, scale: float = 0.05) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.randn(count, columns, generator=generator) * scale
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("columns", [4, 13, 16, 64])
+def test_error_is_at_most_half_a_grid_step(bits: int, columns: int) -> None:
+    values = rows(columns=columns)
+    encoded = encode(values, Coding(bits))
+    assert encoded.codes.shape == (300, packed_bytes(columns, bits))
+    step = (values.amax(1) - values.amin(1)) / (2**bits - 1)
+    # Low and span are float16: their rounding may move the ends of the grid by 2^-11 of the block's largest value.
+    slack = encoded.unit * 2**-10
+    assert ((decode(encoded) - values).abs().amax(1) <= step / 2 + slack).all()
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_constant_zero_and_tiny_rows_survive(bits: int) -> None:
+    values = torch.stack([torch.zeros(8), torch.full((8,), 0.25), torch.linspace(-1e-20, 1e-20, 8)])
+    found = decode(encode(values, Coding(bits)))
+    assert torch.equal(found[0], torch.zeros(8))
+    assert torch.allclose(found[1], values[1], rtol=2**-10)
+    assert found[2].abs().max() <= 1e-7
+    tiny = rows(scale=1e-30)
+    assert (decode(encode(tiny, Coding(8))) - tiny).abs().max() < 1e-31
+
+
+def test_no_rows_and_one_row_are_fine() -> None:
+    assert decode(encode(torch.empty(0, 16), Coding(4))).shape == (0, 16)
+    assert decode(encode(rows(1), Coding(4))).shape == (1, 16)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_adaptive_range_lowers_the_error_and_is_never_worse(bits: int) -> None:
+    values = rows(2000)
+    plain = (decode(encode(values, Coding(bits))) - values).norm(dim=1)
+    adaptive = (decode(encode(values, Coding(bits, 25, 0.6))) - values).norm(dim=1)
+    assert adaptive.sum() < 0.99 * plain.sum()
+    # The search compares unrounded ranges; float16 then moves each value by 2^-11 of the block's largest at most.
+    assert (adaptive <= plain + 16**0.5 * values.abs().max() * 2**-11).all()
+
+
+def test_blocks_do_not_change_the_result() -> None:
+    values = rows(20_000, 16)
+    whole = decode(encode(values, Coding(4, 10, 0.5)))
+    part = values[5000:6000].clone()
+    part[0] = values[values.abs().amax(1).argmax()]
+    found = decode(encode(part, Coding(4, 10, 0.5)))
+    assert torch.equal(found[1:], whole[5001:6000])
+
+
+def test_parameters_are_chosen_on_a_sample() -> None:
+    assert choose_coding(rows(), 8) == Coding(8)
+    assert choose_coding(rows(1000, 64), 2).steps > 0
+    two_valued = torch.where(rows(500) > 0, 1.0, -1.0)
+    assert choose_coding(two_valued, 4) == Coding(4)
+
+
+def test_bits_follow_the_expected_restores() -> None:
+    assert [bits_for_restores(r) for r in (0, 1, 2, 3, 4, 20, 21, 100)] == [2, 2, 3, 3, 4, 4, 8, 8]
