@@ -1,0 +1,149 @@
+"""Blocks of table rows as files: which rows, their weights in some coding, their optimizer state.
+
+A chunk is self-contained: its metadata says table, columns, coding and compression, so that any program can read
+it without the manifest. ``docs/checkpoint-format.md`` describes the same for readers in other languages.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import torch
+import zstandard
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.checkpoint.container import read_tensors, write_tensors
+from pipeline.checkpoint.quantise import Coding, EncodedRows, decode, encode
+from pipeline.checkpoint.rowids import decode_ids, encode_ids
+from pipeline.errors import ArtifactError
+
+FORMAT = "nightjar-rows-1"
+_FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Compressed only where it takes off at least this share; quantised codes hardly shrink.
+_WORTH = 0.05
+_STATE = "state."
+
+
+@dataclass(frozen=True)
+class TableCoding:
+    """How a table is stored. ``weight``: fp32, fp16 or a quantiser's Coding; ``state``: fp32 or bf16."""
+
+    weight: str | Coding
+    state: str = "fp32"
+    compress: bool = True
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows of one table: ``ids`` int64 [n] rising, ``weight`` float32 [n, columns] from column ``column`` on.
+
+    ``state``: optimizer state by name, float32 [n] (a figure a row) or [n, columns].
+    """
+
+    table: str
+    ids: NDArray[np.int64]
+    column: int
+    weight: Tensor
+    state: dict[str, Tensor]
+
+
+def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
+    """Write ``block`` as one safetensors file."""
+    tensors: dict[str, Tensor] = {}
+    metadata = {
+        "format": FORMAT,
+        "table": block.table,
+        "rows": str(len(block.ids)),
+        "column": str(block.column),
+        "columns": str(block.weight.shape[1]),
+    }
+    metadata |= _put_ids(tensors, block.ids)
+    metadata |= _put_weight(tensors, block.weight, coding.weight)
+    for name, state in block.state.items():
+        tensors[_STATE + name] = state.to(_FLOATS[coding.state])
+    if coding.compress:
+        metadata["compressed"] = json.dumps(_compress(tensors))
+    write_tensors(sink, tensors, metadata)
+
+
+def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
+    """The rows that ``write_block`` wrote, as float32. Raises ArtifactError naming ``where``."""
+    tensors, metadata = read_tensors(data, where)
+    try:
+        if metadata["format"] != FORMAT:
+            raise ValueError(f"format {metadata['format']!r}, expected {FORMAT!r}")
+        _decompress(tensors, json.loads(metadata.get("compressed", "{}")))
+        count, columns = int(metadata["rows"]), int(metadata["columns"])
+        block = RowBlock(
+            table=metadata["table"],
+            ids=_get_ids(tensors, metadata, count),
+            column=int(metadata["column"]),
+            weight=_get_weight(tensors, metadata, columns),
+            state={n.removeprefix(_STATE): t.float() for n, t in tensors.items() if n.startswith(_STATE)},
+        )
+        if block.weight.shape != (count, columns) or any(len(state) != count for state in block.state.values()):
+            raise ValueError(f"tensors do not hold {count} rows of {columns} columns")
+    except (KeyError, ValueError, TypeError, RuntimeError, zstandard.ZstdError) as error:
+        raise ArtifactError(
+            f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify names the damaged files"
+        ) from None
+    return block
+
+
+def _put_ids(tensors: dict[str, Tensor], ids: NDArray[np.int64]) -> dict[str, str]:
+    first = int(ids[0]) if len(ids) else 0
+    if len(ids) == 0 or int(ids[-1]) - first + 1 == len(ids):
+        return {"ids": "range", "first": str(first)}
+    tensors["ids"] = torch.from_numpy(encode_ids(ids))
+    return {"ids": "leb128-delta", "first": str(first)}
+
+
+def _get_ids(tensors: dict[str, Tensor], metadata: dict[str, str], count: int) -> NDArray[np.int64]:
+    if metadata["ids"] == "range":
+        return np.arange(int(metadata["first"]), int(metadata["first"]) + count, dtype=np.int64)
+    return decode_ids(tensors["ids"].numpy(), count)
+
+
+def _put_weight(tensors: dict[str, Tensor], weight: Tensor, coding: str | Coding) -> dict[str, str]:
+    if isinstance(coding, str):
+        tensors["weight"] = weight.to(_FLOATS[coding])
+        return {"weight": coding}
+    rows = encode(weight, coding)
+    tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
+    return {"weight": f"q{coding.bits}", "unit": rows.unit.hex(), "search": f"{coding.steps},{coding.shrink}"}
+
+
+def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: int) -> Tensor:
+    coding = metadata["weight"]
+    if coding in _FLOATS:
+        return tensors["weight"].float()
+    unit = float.fromhex(metadata["unit"])
+    parts = tensors["weight"], tensors["weight.low"], tensors["weight.span"]
+    return decode(EncodedRows(*parts, unit, int(coding.removeprefix("q")), columns))
+
+
+def _compress(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
+    """Replace what shrinks by its zstd bytes; the former dtype and shape by name. fp32 rows are left alone."""
+    packer = zstandard.ZstdCompressor(level=1)
+    done: dict[str, list[object]] = {}
+    for name, tensor in list(tensors.items()):
+        if tensor.dtype == torch.float32 or not tensor.numel():
+            continue
+        raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        packed = packer.compress(raw)  # type: ignore[arg-type]
+        if len(packed) <= len(raw) * (1 - _WORTH):
+            done[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            tensors[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    return done
+
+
+def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[object]]) -> None:
+    unpacker = zstandard.ZstdDecompressor()
+    for name, (dtype, shape) in compressed.items():
+        raw = unpacker.decompress(tensors[name].numpy())  # type: ignore[arg-type]
+        kind = getattr(torch, str(dtype))
+        tensors[name] = torch.frombuffer(bytearray(raw), dtype=kind).view(shape)  # type: ignore[arg-type]

@@ -1,0 +1,88 @@
+"""Safetensors files written straight from tensors' memory, and read back without a copy where they lie locally.
+
+The layout is safetensors' own (8 bytes of header length, JSON header, tensor bytes), so any of its readers opens
+the files. The library's writer serialises into one more buffer first; at checkpoint sizes that copy costs as much
+as the disk, so the header is written here and the tensors follow it unbuffered.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ArtifactError
+
+_NAMES = {
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_LONGEST_HEADER = 100 << 20
+
+
+def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write CPU ``tensors`` and string ``metadata`` as one safetensors file."""
+    header: dict[str, Any] = {"__metadata__": metadata}
+    place = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [place, place + size],
+        }
+        place += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    sink.write(len(text).to_bytes(8, "little") + text)
+    for tensor in tensors.values():
+        if tensor.numel():
+            sink.write(_bytes_of(tensor))
+
+
+def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors (sharing ``data``'s memory) and metadata of a safetensors file held in memory.
+
+    Raises ArtifactError naming ``where`` for anything that is not a whole safetensors file; nothing in it is executed.
+    """
+    view = memoryview(data).cast("B")
+    try:
+        length = int.from_bytes(view[:8], "little")
+        if len(view) < 8 or length > min(_LONGEST_HEADER, len(view) - 8):
+            raise ValueError(f"a header of {length} bytes in a file of {len(view)}")
+        header = json.loads(bytes(view[8 : 8 + length]))
+        metadata = header.pop("__metadata__", {})
+        body = view[8 + length :]
+        tensors = {name: _tensor(body, entry) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ArtifactError(
+            f"{where} is not a whole safetensors file: {error}", hint="nightjar ckpt verify names the damaged files"
+        ) from None
+    return tensors, metadata
+
+
+def _tensor(body: memoryview, entry: dict[str, Any]) -> Tensor:
+    start, stop = entry["data_offsets"]
+    dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
+    count = 1
+    for size in shape:
+        count *= size
+    if not 0 <= start <= stop <= len(body) or stop - start != count * dtype.itemsize:
+        raise ValueError(f"tensor bytes {start}..{stop} of {len(body)} for shape {shape}")
+    if not count:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(body[start:stop], dtype=dtype).view(shape)
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().contiguous().view(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]

@@ -1,0 +1,68 @@
+"""A chunk gives back the rows it was given, in every coding, and says what is wrong with a damaged one."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.checkpoint.chunks import RowBlock, TableCoding, read_block, write_block
+from pipeline.checkpoint.quantise import Coding
+from pipeline.errors import ArtifactError
+
+
+def block(ids: list[int] | range, columns: int = 8) -> RowBlock:
+    generator = torch.Generator().manual_seed(1)
+    weight = torch.randn(len(ids), columns, generator=generator)
+    state = {"adagrad_sum": torch.rand(len(ids), generator=generator)}
+    return RowBlock("C3", np.array(list(ids), np.int64), 4, weight, state)
+
+
+def stored(rows: RowBlock, coding: TableCoding) -> bytearray:
+    sink = io.BytesIO()
+    write_block(sink, rows, coding)
+    return bytearray(sink.getvalue())
+
+
+@pytest.mark.parametrize("ids", [range(0), range(5, 900), [0, 3, 4, 90, 70_000]])
+def test_fp32_comes_back_bit_for_bit(ids) -> None:
+    rows = block(ids)
+    found = read_block(stored(rows, TableCoding("fp32")), "x")
+    assert (found.table, found.column) == ("C3", 4)
+    assert np.array_equal(found.ids, rows.ids)
+    assert torch.equal(found.weight, rows.weight)
+    assert torch.equal(found.state["adagrad_sum"], rows.state["adagrad_sum"])
+
+
+@pytest.mark.parametrize(("weight", "error"), [("fp16", 2**-10), (Coding(8), 0.01), (Coding(4), 0.2), (Coding(2), 1.0)])
+def test_smaller_codings_come_back_close(weight, error: float) -> None:
+    rows = block(range(500))
+    found = read_block(stored(rows, TableCoding(weight, state="bf16")), "x")
+    assert (found.weight - rows.weight).abs().max() <= error * rows.weight.abs().max()
+    assert torch.allclose(found.state["adagrad_sum"], rows.state["adagrad_sum"], rtol=2**-8)
+
+
+def test_four_bits_take_an_eighth_and_compression_never_adds() -> None:
+    rows = block(range(4096), 64)
+    full = len(stored(rows, TableCoding("fp32")))
+    assert len(stored(rows, TableCoding(Coding(4), "bf16"))) < 0.16 * full
+    assert len(stored(rows, TableCoding(Coding(4), compress=True))) <= 1.01 * len(
+        stored(rows, TableCoding(Coding(4), compress=False))
+    )
+
+
+def test_rows_that_repeat_compress() -> None:
+    rows = RowBlock("C1", np.arange(0, 8000, 2), 0, torch.zeros(4000, 16), {})
+    assert len(stored(rows, TableCoding(Coding(8)))) < 2000
+
+
+def test_a_chunk_of_another_format_is_refused() -> None:
+    data = stored(block(range(10)), TableCoding("fp32"))
+    with pytest.raises(ArtifactError, match="x is not a chunk of table rows: format 'nightjar-rows-9'"):
+        read_block(data.replace(b"nightjar-rows-1", b"nightjar-rows-9"), "x")
+
+
+def test_a_wrong_row_count_is_noticed() -> None:
+    data = stored(block(range(10)), TableCoding("fp32"))
+    with pytest.raises(ArtifactError, match="do not hold 11 rows"):
+        read_block(data.replace(b'"rows":"10"', b'"rows":"11"'), "x")
