@@ -126,24 +126,24 @@ def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: i
     return decode(EncodedRows(*parts, unit, int(coding.removeprefix("q")), columns))
 
 
-def _compress(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
+def _compress(tensors: dict[str, Tensor]) -> dict[str, tuple[str, list[int]]]:
     """Replace what shrinks by its zstd bytes; the former dtype and shape by name. fp32 rows are left alone."""
     packer = zstandard.ZstdCompressor(level=1)
-    done: dict[str, list[object]] = {}
+    done: dict[str, tuple[str, list[int]]] = {}
     for name, tensor in list(tensors.items()):
         if tensor.dtype == torch.float32 or not tensor.numel():
             continue
         raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
         packed = packer.compress(raw)  # type: ignore[arg-type]
         if len(packed) <= len(raw) * (1 - _WORTH):
-            done[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            done[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             tensors[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     return done
 
 
-def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[object]]) -> None:
+def _decompress(tensors: dict[str, Tensor], compressed: dict[str, tuple[str, list[int]]]) -> None:
     unpacker = zstandard.ZstdDecompressor()
     for name, (dtype, shape) in compressed.items():
         raw = unpacker.decompress(tensors[name].numpy())  # type: ignore[arg-type]
-        kind = getattr(torch, str(dtype))
-        tensors[name] = torch.frombuffer(bytearray(raw), dtype=kind).view(shape)  # type: ignore[arg-type]
+        kind = getattr(torch, dtype)
+        tensors[name] = torch.frombuffer(bytearray(raw), dtype=kind).view(shape)
