@@ -1,0 +1,116 @@
+"""The checkpoints of one training run: which are committed, what each rests on, which may be removed.
+
+A checkpoint is an artifact in ``<directory>/step-<8 digits>``; its summary names ``step``, ``type`` (baseline |
+difference) and ``parents`` (names of the checkpoints it is restored on top of, baseline first).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.policy import Chain
+from pipeline.errors import ArtifactError
+
+BASELINE = "baseline"
+DIFFERENCE = "difference"
+
+
+def name_of(step: int) -> str:
+    """Name of the checkpoint taken after ``step`` steps."""
+    return f"step-{step:08d}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds."""
+
+    name: str
+    step: int
+    type: str
+    parents: tuple[str, ...]
+    bytes: int
+    created: float
+
+
+def entry_of(artifact: Artifact) -> Entry:
+    """The entry of a committed checkpoint."""
+    summary = artifact.summary
+    size = sum(file.bytes for file in artifact.files.values())
+    name = artifact.path.rsplit("/", 1)[-1]
+    return Entry(name, summary["step"], summary["type"], tuple(summary["parents"]), size, artifact.created)
+
+
+def committed(store: Store, directory: str) -> list[Artifact]:
+    """All committed checkpoints of ``directory``, oldest step first. A manifest that does not parse is left out."""
+    found = []
+    for name in store.names(directory):
+        if not name.startswith("step-"):
+            continue
+        try:
+            artifact = store.find(f"{directory}/{name}")
+        except ArtifactError:
+            continue
+        if artifact is not None:
+            found.append(artifact)
+    return sorted(found, key=lambda artifact: artifact.summary["step"])
+
+
+def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
+    """``artifact`` and what it rests on, in the order in which they are applied (baseline first).
+
+    Raises ArtifactError naming a parent that is not there any more.
+    """
+    directory = artifact.path.rsplit("/", 1)[0]
+    order = []
+    for parent in artifact.summary["parents"]:
+        found = store.find(f"{directory}/{parent}")
+        if found is None:
+            raise ArtifactError(
+                f"checkpoint {artifact.path} rests on {parent}, which is missing",
+                hint="an older checkpoint is used if there is one; nightjar ckpt ls shows what is left",
+            )
+        order.append(found)
+    return [*order, artifact]
+
+
+def newest_chain(entries: list[Entry]) -> Chain | None:
+    """The chain that the next difference would extend: from the newest baseline on; None where there is none.
+
+    ``entries``: oldest step first.
+    """
+    starts = [i for i, entry in enumerate(entries) if entry.type == BASELINE]
+    if not starts:
+        return None
+    base, *rest = entries[starts[-1] :]
+    shares = tuple(entry.bytes / max(1, base.bytes) for entry in rest)
+    return Chain((base.name, *(entry.name for entry in rest)), shares)
+
+
+def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:
+    """Names that must stay: the newest ``keep_last``, one every ``keep_every`` steps, ``pinned`` ones, all their parents.
+
+    ``pinned``: names that something outside (a published model) refers to.
+    """
+    wanted = {entry.name for entry in entries[-keep_last:]} | set(pinned)
+    if keep_every:
+        slots: dict[int, str] = {}
+        for entry in entries:
+            slots.setdefault(entry.step // keep_every, entry.name)
+        wanted |= {name for slot, name in slots.items() if slot > 0}
+    parents = {parent for entry in entries if entry.name in wanted for parent in entry.parents}
+    # The next difference will rest on the newest baseline, whatever else is kept.
+    chain = newest_chain(entries)
+    growing = set(chain.paths[:1]) if chain else set()
+    return (wanted | parents | growing) & {entry.name for entry in entries}
+
+
+def remove(store: Store, directory: str, entries: list[Entry]) -> None:
+    """Remove checkpoints, the ones that rest on others first; each stops existing before its files go."""
+    for entry in sorted(entries, key=lambda entry: -entry.step):
+        path = store.full(f"{directory}/{entry.name}")
+        if store.fs.exists(f"{path}/{MANIFEST}"):
+            store.fs.rm_file(f"{path}/{MANIFEST}")
+        if store.fs.exists(path):
+            store.fs.rm(path, recursive=True)

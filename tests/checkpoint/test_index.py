@@ -1,0 +1,64 @@
+"""Listing, chains and retention of checkpoints."""
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint.index import Entry, committed, entry_of, kept, name_of, newest_chain, remove, restore_order
+from pipeline.errors import ArtifactError
+
+
+def entry(step: int, *parents: int) -> Entry:
+    kind = "difference" if parents else "baseline"
+    return Entry(name_of(step), step, kind, tuple(name_of(p) for p in parents), 100 if not parents else 30, float(step))
+
+
+ENTRIES = [entry(10), entry(20, 10), entry(30, 10), entry(40), entry(50, 40), entry(60, 40)]
+
+
+def write(store: Store, step: int, *parents: int) -> None:
+    names = [name_of(p) for p in parents]
+    with store.draft(f"ck/{name_of(step)}", kind="checkpoint", key="k", config={}, inputs={}) as draft:
+        draft.write_json("state.json", {"step": step})
+        draft.commit({"step": step, "type": "difference" if parents else "baseline", "parents": names})
+
+
+def test_the_newest_chain_begins_at_the_newest_baseline() -> None:
+    chain = newest_chain(ENTRIES)
+    assert chain is not None
+    assert chain.paths == (name_of(40), name_of(50), name_of(60))
+    assert chain.shares == (0.3, 0.3)
+    assert newest_chain([]) is None
+
+
+def test_nothing_that_a_kept_checkpoint_needs_may_go() -> None:
+    assert kept(ENTRIES, 1, None) == {name_of(60), name_of(40)}
+    assert kept(ENTRIES, 1, None, pinned=[name_of(30)]) == {name_of(s) for s in (10, 30, 40, 60)}
+    assert kept(ENTRIES[:3], 1, None) == {name_of(30), name_of(10)}
+
+
+def test_one_in_every_so_many_steps_stays() -> None:
+    assert kept(ENTRIES, 1, 25) == {name_of(s) for s in (30, 10, 60, 40, 50)}
+
+
+def test_a_new_baseline_frees_the_old_chain() -> None:
+    assert kept([*ENTRIES, entry(70)], 1, None) == {name_of(70)}
+
+
+def test_only_committed_checkpoints_are_listed_and_parents_are_found(tmp_path) -> None:
+    store = Store(str(tmp_path))
+    write(store, 10)
+    write(store, 20, 10)
+    (tmp_path / "ck" / name_of(30)).mkdir()
+    listed = committed(store, "ck")
+    assert [entry_of(a).step for a in listed] == [10, 20]
+    assert [a.summary["step"] for a in restore_order(store, listed[1])] == [10, 20]
+
+
+def test_a_deleted_parent_is_named(tmp_path) -> None:
+    store = Store(str(tmp_path))
+    write(store, 10)
+    write(store, 20, 10)
+    remove(store, "ck", [entry(10)])
+    with pytest.raises(ArtifactError, match="rests on step-00000010, which is missing"):
+        restore_order(store, committed(store, "ck")[0])
+    assert not (tmp_path / "ck" / name_of(10)).exists()
