@@ -89,7 +89,7 @@ def newest_chain(entries: list[Entry]) -> Chain | None:
 
 
 def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:
-    """Names that must stay: the newest ``keep_last``, one every ``keep_every`` steps, ``pinned`` ones, all their parents.
+    """Names that stay: the newest ``keep_last``, one every ``keep_every`` steps, ``pinned`` ones, all their parents.
 
     ``pinned``: names that something outside (a published model) refers to.
     """
