@@ -8,6 +8,7 @@ from pipeline.embeddings.optimizer import DenseTableAdagrad, dense_table_optimiz
 from pipeline.embeddings.rows import LocalShard, RowAccess, RowValues, initial_rows
 from pipeline.embeddings.sharding import shard_model, to_sharding_plan
 from pipeline.embeddings.tables import ADAGRAD_SUM, TableSpec, dense_parameters, dense_table_parameters
+from pipeline.embeddings.touched import TouchedRows, shard_key
 
 __all__ = [
     "ADAGRAD_SUM",
@@ -16,6 +17,7 @@ __all__ = [
     "RowAccess",
     "RowValues",
     "TableSpec",
+    "TouchedRows",
     "apply_fused_optimizer",
     "build_collection",
     "check_rows",
@@ -26,6 +28,7 @@ __all__ = [
     "initial_rows",
     "pooled_stack",
     "set_sparse_lr",
+    "shard_key",
     "shard_model",
     "to_sharding_plan",
 ]

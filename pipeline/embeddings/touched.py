@@ -1,0 +1,116 @@
+"""Which rows training has touched since they were last saved (Check-N-Run, NSDI'22, section 3.2).
+
+Every row of this rank's shards has a byte, set in the forward lookup; the ids are those the kernel itself looks
+up, after TorchRec's input exchange, so every sharding is covered. Replicas of a data-parallel table see only their
+own rank's ids while the averaged gradient changes the rows of all, so their marks are united over the ranks when
+they are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.embeddings.rows import LocalShard
+from pipeline.embeddings.tables import Kernel, kernels
+
+ShardKey = tuple[str, int, int]
+
+
+def shard_key(shard: LocalShard) -> ShardKey:
+    """What names a shard on its rank: table, first row, first column."""
+    return shard.table, shard.row, shard.column
+
+
+@dataclass(frozen=True)
+class _Marks:
+    """The marks of one kernel: a uint8 for every row of its tables, one table after the other; views by table."""
+
+    all: Tensor
+    views: list[Tensor]
+    replicated: bool
+
+
+class TouchedRows:
+    """Marks the rows of a sharded model that lookups in training mode touch.
+
+    Use ``mask`` at a step boundary, ``clear`` once what it named is safely copied. ``detach`` ends the marking.
+    """
+
+    def __init__(self, dmp: DistributedModelParallel) -> None:
+        self._masks: dict[ShardKey, Tensor] = {}
+        self._marks: list[_Marks] = []
+        self._hooks = []
+        for kernel in kernels(dmp):
+            marks = _marks_of(kernel)
+            self._marks.append(marks)
+            self._hooks.append(kernel.module.register_forward_pre_hook(_Marker(kernel, marks), with_kwargs=True))
+            for table, view in zip(kernel.tables, marks.views, strict=True):
+                place = table.local_metadata
+                row, column = place.shard_offsets if place is not None else (0, 0)
+                self._masks[(table.name, row, column)] = view
+
+    def mask(self, key: ShardKey) -> Tensor:
+        """uint8 [rows] of the shard ``key``: 1 where the row was touched. A view; ``clear`` zeroes it."""
+        return self._masks[key]
+
+    def shards(self) -> list[ShardKey]:
+        """The shards that are marked, in a fixed order."""
+        return sorted(self._masks)
+
+    def unite(self) -> None:
+        """Unite the marks of data-parallel replicas over the ranks. Collective; call it before reading masks."""
+        if dist.get_world_size() == 1:
+            return
+        for marks in self._marks:
+            if marks.replicated:
+                dist.all_reduce(marks.all, op=dist.ReduceOp.MAX)
+
+    def clear(self) -> None:
+        """Forget all marks."""
+        for marks in self._marks:
+            marks.all.zero_()
+
+    def fill(self) -> None:
+        """Mark every row, as after a change that went around the lookups (a restore into other rows, a reset)."""
+        for marks in self._marks:
+            marks.all.fill_(1)
+
+    def detach(self) -> None:
+        """Stop marking."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _marks_of(kernel: Kernel) -> _Marks:
+    weights = kernel.module.split_embedding_weights()
+    sizes = [weight.shape[0] for weight in weights]
+    every = torch.zeros(sum(sizes), dtype=torch.uint8, device=weights[0].device)
+    return _Marks(every, list(every.split(sizes)), replicated=not kernel.fused)
+
+
+class _Marker:
+    """The hook: marks the ids of one kernel's lookup, feature by feature."""
+
+    def __init__(self, kernel: Kernel, marks: _Marks) -> None:
+        self._views = [marks.views[table] for table in _table_of_feature(kernel)]
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not module.training:
+            return
+        indices = kwargs["indices"] if "indices" in kwargs else args[0]
+        offsets = kwargs["offsets"] if "offsets" in kwargs else args[1]
+        batch = (offsets.numel() - 1) // len(self._views)
+        ends = offsets[::batch].tolist() if batch else [0] * (len(self._views) + 1)
+        for feature, view in enumerate(self._views):
+            if ends[feature] < ends[feature + 1]:
+                view[indices[ends[feature] : ends[feature + 1]]] = 1
+
+
+def _table_of_feature(kernel: Kernel) -> list[int]:
+    return [table for table, config in enumerate(kernel.tables) for _ in config.feature_names]
