@@ -221,10 +221,27 @@ class TrainConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """Full checkpoints: one every ``every_steps`` steps (None: only at the end), the newest ``keep_last`` kept."""
+    """Checkpoints: when, how small, how many stay. One is always taken at the end.
+
+    ``every_steps``/``every_minutes``: interval, whichever comes first (None: never). ``policy``: intermittent |
+    one_shot | consecutive | full. ``quantise``: auto (bits by ``expected_restores``) | 2 | 3 | 4 | 8 | fp16 | fp32, and by
+    table in ``tables``; ``state``: fp32 | bf16 for the tables' optimizer state. ``max_chain``: differences on one
+    baseline. ``when_busy``: wait | skip, where the last one is still being written. ``keep_every``: steps.
+    """
 
     every_steps: int | None = None
+    every_minutes: float | None = None
+    policy: str = "intermittent"
+    quantise: str = "fp32"
+    expected_restores: int = 3
+    state: str = "fp32"
+    tables: dict[str, str] = field(default_factory=dict)
+    max_chain: int = 20
+    when_busy: str = "wait"
+    chunk_mib: float = 16.0
     keep_last: int = 2
+    keep_every: int | None = None
+    grace_seconds: float = 30.0
 
 
 @dataclass(kw_only=True)
@@ -298,6 +315,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "train.dense_optimizer": ("adam", "adagrad"),
     "train.precision": ("auto", "bf16", "fp32"),
     "train.pipeline": ("sparse_dist", "base"),
+    "checkpoint.policy": ("intermittent", "one_shot", "consecutive", "full"),
+    "checkpoint.quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
+    "checkpoint.state": ("fp32", "bf16"),
+    "checkpoint.when_busy": ("wait", "skip"),
     "ingest.compression": ("zstd", "lz4", "snappy"),
     "launch.name": ("local",),
 }
@@ -327,7 +348,13 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("train.prefetch_batches", 1, None),
     ("train.log_every_steps", 1, None),
     ("checkpoint.every_steps", 1, None),
+    ("checkpoint.every_minutes", 0.001, None),
+    ("checkpoint.expected_restores", 0, None),
+    ("checkpoint.max_chain", 1, None),
+    ("checkpoint.chunk_mib", 0.001, 1024),
     ("checkpoint.keep_last", 1, None),
+    ("checkpoint.keep_every", 1, None),
+    ("checkpoint.grace_seconds", 1, None),
     ("evaluate.global_batch", 1, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),

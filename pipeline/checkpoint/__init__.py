@@ -1,10 +1,20 @@
-"""Full checkpoints: rows by (table, global row), dense parts by name, committed last, read by any world size."""
+"""Quantised incremental checkpoints: rows by (table, global row), committed last, read by any world size."""
 
 from __future__ import annotations
 
-from pipeline.checkpoint.catalogue import checkpoint_path, latest, prune
-from pipeline.checkpoint.read import restore
+from pipeline.checkpoint.checkpointer import Checkpointer, Model, latest
+from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.restore import Target, restore, restore_newest
 from pipeline.checkpoint.state import TrainState
-from pipeline.checkpoint.write import save
 
-__all__ = ["TrainState", "checkpoint_path", "latest", "prune", "restore", "save"]
+__all__ = [
+    "Checkpointer",
+    "Model",
+    "Target",
+    "TrainState",
+    "committed",
+    "latest",
+    "restore",
+    "restore_newest",
+    "restore_order",
+]

@@ -1,0 +1,244 @@
+"""The checkpoints of one training run: what to write, when a baseline, what to keep; the training loop's only door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint.chunks import RowBlock, TableCoding
+from pipeline.checkpoint.index import (
+    BASELINE,
+    DIFFERENCE,
+    Entry,
+    committed,
+    entry_of,
+    kept,
+    name_of,
+    newest_chain,
+    remove,
+)
+from pipeline.checkpoint.policy import parents, wants_baseline
+from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
+from pipeline.checkpoint.ranks import exchange, this_rank, together
+from pipeline.checkpoint.restore import Target, restore_newest
+from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
+from pipeline.checkpoint.state import TrainState, flatten_optimizer
+from pipeline.checkpoint.writer import Job, Outcome, Writer
+from pipeline.config import CheckpointConfig
+from pipeline.embeddings import RowAccess, TouchedRows
+from pipeline.errors import ArtifactError
+
+_SAMPLE_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is saved and restored: tables, touched marks, dense parameters and their optimizer."""
+
+    rows: RowAccess
+    touched: TouchedRows
+    dense: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer | None
+
+
+@dataclass
+class Figures:
+    """What the checkpoints of this session cost. Seconds of training stopped, bytes written by all ranks."""
+
+    count: int = 0
+    bytes_written: int = 0
+    bytes_full_equivalent: int = 0
+    stalled: float = 0.0
+    writing: float = 0.0
+    skipped: int = 0
+    failed: int = 0
+
+
+@dataclass
+class Checkpointer:
+    """Takes and restores the checkpoints in ``directory`` of ``store``. All methods are collective.
+
+    ``key``: the training key they belong to. ``pinned``: names of checkpoints that must stay whatever happens.
+    """
+
+    store: Store
+    directory: str
+    config: CheckpointConfig
+    model: Model
+    key: str
+    resolved: dict[str, Any]
+    inputs: dict[str, str]
+    say: Callable[[str], None]
+    pinned: Iterable[str] = ()
+    on_phase: Callable[[str], None] = field(default=lambda phase: None)
+
+    def __post_init__(self) -> None:
+        group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
+        self._writer = Writer(self.store, group, self.on_phase)
+        self._buffers = HostBuffers()
+        self._entries: list[Entry] = []
+        self._pending: dict[tuple[str, int, int], Tensor] = {}
+        self._codings: dict[str, Coding] = {}
+        self.figures = Figures()
+        self.newest: str | None = None
+        self.restores = 0
+
+    def resume(self) -> TrainState | None:
+        """Restore the newest whole checkpoint; None where there is none. Its restores are counted for the choice of bits."""
+        model = self.model
+        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched)
+        found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
+        if found is None:
+            return None
+        artifact, state = found
+        # Differences after a damaged chain must not rest on it: what is newer than the restored one goes.
+        entries = [entry_of(each) for each in committed(self.store, self.directory)]
+        self._entries = [entry for entry in entries if entry.step <= state.step]
+        newer = [entry for entry in entries if entry.step > state.step]
+        together("removing damaged checkpoints", lambda: self._remove(newer) if this_rank() == 0 else None)
+        self.newest = artifact.path
+        self.restores = int(artifact.summary.get("restores", 0)) + 1
+        return state
+
+    def save(self, state: TrainState, *, wait: bool = False) -> bool:
+        """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
+
+        Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
+        is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError.
+        """
+        began = time.monotonic()
+        if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
+            self.figures.skipped += 1
+            return False
+        self._collect(raising=False)
+        self._writer.submit(self._job(state))
+        if wait:
+            self._collect(raising=True)
+        self.figures.stalled += time.monotonic() - began
+        return True
+
+    def close(self) -> None:
+        """Wait for the checkpoint in flight; ArtifactError if it fails."""
+        began = time.monotonic()
+        self._collect(raising=True)
+        self.figures.stalled += time.monotonic() - began
+
+    def _job(self, state: TrainState) -> Job:
+        """Decide what to write and copy it."""
+        self.model.touched.unite()
+        chain = newest_chain(self._entries)
+        baseline = wants_baseline(self.config.policy, chain, self.config.max_chain)
+        blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers)
+        self._mark_saved(baseline)
+        record, tensors = self._dense(state)
+        names = () if baseline or chain is None else parents(self.config.policy, chain)
+        summary = {
+            "step": state.step,
+            "samples": state.samples,
+            "type": BASELINE if baseline else DIFFERENCE,
+            "parents": list(names),
+            "policy": self.config.policy,
+            "restores": self.restores,
+            "bytes_full": self._full_bytes(tensors),
+        }
+        return Job(
+            path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
+            blocks=blocks, codings=self._table_codings(blocks), dense=tensors, state=record,
+            tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
+            summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
+        )  # fmt: skip
+
+    def _mark_saved(self, baseline: bool) -> None:
+        """Clear what the next difference need not hold; kept aside in case this write fails."""
+        touched = self.model.touched
+        self._pending = {key: touched.mask(key).clone() for key in touched.shards()}
+        if baseline or self.config.policy == "consecutive":
+            touched.clear()
+
+    def _dense(self, state: TrainState) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Copies of the dense parameters, their optimizer and the random state, with the JSON part."""
+        model = self.model
+        tensors = {f"param/{name}": value for name, value in model.dense.items()}
+        record: dict[str, Any] = {"train": state.to_json(), "optimizer": None}
+        if model.optimizer is not None:
+            parts, record["optimizer"] = flatten_optimizer(model.optimizer, model.dense)
+            tensors |= {f"optimizer/{name}": value for name, value in parts.items()}
+        if state.rng is not None:
+            tensors["rng"] = state.rng
+        return record, {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+
+    def _full_bytes(self, dense: dict[str, Tensor]) -> int:
+        """Bytes of a full float32 checkpoint of the model: weights, row-wise sums, dense part."""
+        tables = sum(4 * table.rows * (table.dim + 1) for table in self.model.rows.tables.values())
+        return tables + sum(value.nbytes for value in dense.values())
+
+    def _table_codings(self, blocks: list[RowBlock]) -> dict[str, TableCoding]:
+        return {block.table: self._coding(block) for block in blocks}
+
+    def _coding(self, block: RowBlock) -> TableCoding:
+        """How a table's rows are stored; range-search parameters are chosen once a table, on a sample of its rows."""
+        wanted = self.config.tables.get(block.table, self.config.quantise)
+        if wanted in ("fp32", "fp16"):
+            return TableCoding(wanted, self.config.state)
+        bits = self._bits() if wanted == "auto" else int(wanted)
+        known = self._codings.get(block.table)
+        if known is None or known.bits != bits:
+            step = max(1, len(block.ids) // _SAMPLE_ROWS)
+            known = self._codings[block.table] = choose_coding(block.weight[::step][:_SAMPLE_ROWS], bits)
+        return TableCoding(known, self.config.state)
+
+    def _bits(self) -> int:
+        """The paper's rule; more restores than expected raise it to 8."""
+        expected = self.config.expected_restores
+        return 8 if self.restores > expected else bits_for_restores(expected)
+
+    def _collect(self, raising: bool) -> None:
+        """Take in the outcome of the write in flight: count it, prune, or put its rows back and tell."""
+        outcome = self._writer.wait()
+        if outcome is None:
+            return
+        if outcome.artifact is None:
+            self._put_back(outcome, raising)
+            return
+        artifact = outcome.artifact
+        self._entries.append(entry_of(artifact))
+        self.newest = artifact.path
+        self.figures.count += 1
+        self.figures.bytes_written += sum(file.bytes for file in artifact.files.values())
+        self.figures.bytes_full_equivalent += artifact.summary["bytes_full"]
+        self.figures.writing += outcome.seconds
+        self._prune()
+
+    def _put_back(self, outcome: Outcome, raising: bool) -> None:
+        self.figures.failed += 1
+        for key, marks in self._pending.items():
+            self.model.touched.mask(key).bitwise_or_(marks)
+        error = outcome.error
+        if raising or not isinstance(error, ArtifactError):
+            raise error if error is not None else RuntimeError("the checkpoint writer ended without an outcome")
+        if this_rank() == 0:
+            self.say(f"checkpoint not written, its rows go into the next one: {error.message}")
+
+    def _prune(self) -> None:
+        stay = kept(self._entries, self.config.keep_last, self.config.keep_every, self.pinned)
+        gone = [entry for entry in self._entries if entry.name not in stay]
+        self._entries = [entry for entry in self._entries if entry.name in stay]
+        together("pruning checkpoints", lambda: self._remove(gone) if this_rank() == 0 else None)
+
+    def _remove(self, entries: list[Entry]) -> None:
+        if entries:
+            self.on_phase("prune")
+        remove(self.store, self.directory, entries)
+
+
+def latest(store: Store, directory: str) -> Artifact | None:
+    """The newest committed checkpoint under ``directory``; None where there is none."""
+    found = committed(store, directory)
+    return found[-1] if found else None

@@ -1,0 +1,272 @@
+"""Restoring a checkpoint, and what it rests on, into any world size and sharding.
+
+Rows are applied in the order of the chain, baseline first, each file verified as it is read. A damaged chain is
+never half applied and called good: the caller falls back to an older checkpoint (``restore_newest``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import Tensor
+
+from pipeline.artifacts import Artifact, FileEntry, Store
+from pipeline.checkpoint.chunks import RowBlock, read_block
+from pipeline.checkpoint.container import read_tensors
+from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.ranks import together
+from pipeline.checkpoint.state import TrainState, load_optimizer
+from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, KIND, STATE
+from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
+from pipeline.errors import ArtifactError
+
+_OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
+_OLDER = "an older checkpoint is used if there is one; nightjar ckpt verify names all damage"
+_READERS = 2
+
+
+@dataclass
+class Report:
+    """What a restore did: the checkpoints applied, rows by table, and in words what did not fit or was left out."""
+
+    checkpoints: list[str] = field(default_factory=list)
+    rows: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
+
+    ``touched`` gets the rows of differences marked, so that the next difference holds them too.
+    """
+
+    rows: RowAccess
+    dense: dict[str, Tensor]
+    optimizer: torch.optim.Optimizer | None = None
+    states: bool = True
+    touched: TouchedRows | None = None
+
+
+@torch.no_grad()
+def restore(store: Store, artifact: Artifact, target: Target, report: Report | None = None) -> TrainState:
+    """Read checkpoint ``artifact`` and its chain into ``target``. Collective: every rank reads what its shards need.
+
+    The caller sets the random state from ``TrainState.rng``. ArtifactError on all ranks for a missing or corrupt file,
+    and naming every table and parameter that differs.
+    """
+    result: list[TrainState] = []
+    report = report or Report()
+
+    def read() -> None:
+        _restore_rows(store, restore_order(store, artifact), target, report)
+        result.append(_restore_dense(store, artifact, target))
+
+    together(f"restoring {artifact.path}", read)
+    return result[0]
+
+
+def restore_newest(
+    store: Store, directory: str, target: Target, say: Callable[[str], None]
+) -> tuple[Artifact, TrainState] | None:
+    """Restore the newest checkpoint under ``directory`` that is whole; None where there is none at all.
+
+    Collective. Each one that is damaged is told to ``say`` and passed over; ArtifactError where all are damaged.
+    """
+    failures: list[ArtifactError] = []
+    for artifact in reversed(committed(store, directory)):
+        try:
+            return artifact, restore(store, artifact, target)
+        except ArtifactError as error:
+            failures.append(error)
+            say(f"checkpoint {artifact.path} cannot be used, going back to the one before it: {error.message}")
+    if failures:
+        raise ArtifactError(
+            f"none of the {len(failures)} checkpoints in {store.url_of(directory)} is whole: {failures[0].message}",
+            hint="force=true trains from the start",
+        )
+    return None
+
+
+def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
+    """The bytes of file ``name`` of ``artifact``; ArtifactError if it is missing or differs from the manifest."""
+    path = f"{artifact.path}/{name}"
+    expected = artifact.files.get(name)
+    if expected is None:
+        raise ArtifactError(f"{store.url_of(artifact.path)} has no file {name}, expected in a {KIND}", hint=_OLDER)
+    data = bytearray(expected.bytes)
+    try:
+        with store.open(path) as source:
+            view, count = memoryview(data), 0
+            while count < len(view) and (got := source.readinto(view[count:])):
+                count += got
+            count += len(source.read(1))
+    except FileNotFoundError:
+        raise ArtifactError(f"{store.url_of(path)} is missing from its artifact", hint=_OLDER) from None
+    except OSError as error:
+        raise ArtifactError(f"{store.url_of(path)} cannot be read: {error}", hint=_OLDER) from error
+    found = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
+    if found != expected:
+        raise ArtifactError(
+            f"{store.url_of(path)} is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
+            f"expected {expected.bytes} and {expected.checksum}",
+            hint=_OLDER,
+        )
+    return data
+
+
+def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:
+    """The parsed, verified index of a checkpoint: {"format", "tables", "files"}."""
+    index: dict[str, Any] = json.loads(read_verified(store, artifact, INDEX))
+    if index["format"] != FORMAT:
+        where = store.url_of(artifact.path)
+        raise ArtifactError(f"checkpoint {where} has format {index['format']}, expected {FORMAT}", hint="force=true")
+    return index
+
+
+def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]]) -> Iterator[RowBlock]:
+    """The blocks of ``extents`` in order, verified, read ahead by threads."""
+
+    def read(extent: dict[str, Any]) -> RowBlock:
+        name = extent["file"]
+        block = read_block(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
+        if block.table != extent["table"] or len(block.ids) != extent["rows"]:
+            raise ArtifactError(
+                f"{store.url_of(artifact.path)}/{name} holds other rows than its index says", hint=_OLDER
+            )
+        return block
+
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-restore") as pool:
+        waiting = [pool.submit(read, extent) for extent in extents[: _READERS + 1]]
+        for following in [*extents[_READERS + 1 :], *([None] * len(waiting))]:
+            block = waiting.pop(0).result()
+            if following is not None:
+                waiting.append(pool.submit(read, following))
+            yield block
+
+
+def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: Report) -> None:
+    shards = target.rows.local_shards()
+    for shard in shards:
+        for state in shard.state.values():
+            state.zero_()
+    if target.touched is not None:
+        target.touched.clear()
+    for artifact in chain:
+        index = read_index(store, artifact)
+        _check_tables(index["tables"], target.rows.tables, store.url_of(artifact.path))
+        if artifact is chain[0]:
+            _check_cover(index["files"], shards, store.url_of(artifact.path))
+        wanted = [extent for extent in index["files"] if any(_meets(extent, shard) for shard in shards)]
+        # Lowest columns first: they overwrite a row's state, further columns add their share to it.
+        wanted.sort(key=lambda extent: (extent["table"], extent["column"], extent["first"]))
+        for block in read_blocks(store, artifact, wanted):
+            for shard in shards:
+                count = _apply(block, shard, target, mark=artifact is not chain[0])
+                report.rows[block.table] = report.rows.get(block.table, 0) + count
+        report.checkpoints.append(artifact.path)
+
+
+def _meets(extent: dict[str, Any], shard: LocalShard) -> bool:
+    return (
+        extent["table"] == shard.table
+        and extent["first"] < shard.row + shard.rows
+        and extent["last"] >= shard.row
+        and extent["column"] < shard.column + shard.columns
+        and extent["column"] + extent["columns"] > shard.column
+    )
+
+
+def _apply(block: RowBlock, shard: LocalShard, target: Target, mark: bool) -> int:
+    """Copy what ``block`` and ``shard`` have in common; the number of rows.
+
+    A row's Adagrad sum belongs to a column range: the mean of its squared gradients there. Where ranges differ, a
+    shard gets the mean over its columns: exact when ranges join, the best known when they split.
+    """
+    if block.table != shard.table:
+        return 0
+    low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
+    left, right = (
+        max(block.column, shard.column),
+        min(block.column + block.weight.shape[1], shard.column + shard.columns),
+    )
+    if low >= high or left >= right:
+        return 0
+    ids = block.ids[low:high] - shard.row
+    together_ = int(ids[-1] - ids[0]) + 1 == len(ids)
+    places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
+    values = block.weight[low:high, left - block.column : right - block.column]
+    shard.weight[places, left - shard.column : right - shard.column] = values.to(shard.weight.device)
+    if target.states:
+        share = (right - left) / shard.columns
+        for name, state in shard.state.items():
+            part = block.state[name][low:high].to(state.device)
+            state[places] = part * share if left == shard.column else state[places] + part * share
+    if mark and target.touched is not None:
+        target.touched.mask(shard_key(shard))[places] = 1
+    return int(high - low)
+
+
+def _check_tables(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], where: str) -> None:
+    """ArtifactError that names every table that differs."""
+    complaints = []
+    for name in [*tables, *(name for name in stored if name not in tables)]:
+        if name not in stored:
+            complaints.append(f"table {name!r} of the model is not in it")
+        elif name not in tables:
+            complaints.append(f"its table {name!r} is not in the model")
+        elif (stored[name]["rows"], stored[name]["dim"]) != (tables[name].rows, tables[name].dim):
+            then, now = stored[name], tables[name]
+            complaints.append(
+                f"table {name!r} is {then['rows']} rows x {then['dim']} in it, {now.rows} x {now.dim} in the model"
+            )
+    if complaints:
+        raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=_OTHER_MODEL)
+
+
+def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], where: str) -> None:
+    """ArtifactError where a baseline does not hold every value of a local shard."""
+    for shard in shards:
+        cells = sum(
+            (min(e["last"] + 1, shard.row + shard.rows) - max(e["first"], shard.row))
+            * (min(e["column"] + e["columns"], shard.column + shard.columns) - max(e["column"], shard.column))
+            for e in extents
+            if _meets(e, shard)
+        )
+        if cells != shard.rows * shard.columns:
+            raise ArtifactError(
+                f"checkpoint {where} holds {cells} of the {shard.rows * shard.columns} values of rows {shard.row} to "
+                f"{shard.row + shard.rows - 1} of table {shard.table!r}",
+                hint=_OLDER,
+            )
+
+
+def _restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
+    where = store.url_of(artifact.path)
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
+    record = json.loads(read_verified(store, artifact, STATE))
+    stored = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+    complaints = []
+    for name in [*target.dense, *(name for name in stored if name not in target.dense)]:
+        now = tuple(target.dense[name].shape) if name in target.dense else None
+        then = tuple(stored[name].shape) if name in stored else None
+        if now != then:
+            complaints.append(f"parameter {name!r} is {then or 'not there'} in it, {now or 'not there'} in the model")
+    if complaints:
+        raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=_OTHER_MODEL)
+    for name, parameter in target.dense.items():
+        parameter.copy_(stored[name])
+    if target.optimizer is not None:
+        if record["optimizer"] is None:
+            raise ArtifactError(f"checkpoint {where} holds no dense optimizer", hint="force=true")
+        prefix = "optimizer/"
+        parts = {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
+        load_optimizer(target.optimizer, target.dense, parts, record["optimizer"])
+    return TrainState(**record["train"], rng=tensors.get("rng"))

@@ -1,0 +1,71 @@
+"""The short stop of training: copies of rows into host memory at a step boundary, taken in milliseconds.
+
+What is copied is consistent (no batch is in flight there); encoding and writing go on behind it while training
+continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from snapshot to snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pipeline.checkpoint.chunks import RowBlock
+from pipeline.embeddings import LocalShard, RowAccess, TouchedRows, shard_key
+
+
+@dataclass
+class HostBuffers:
+    """One growing piece of host memory that snapshots are cut from, one after the other."""
+
+    memory: Tensor = field(default_factory=lambda: torch.empty(0))
+    used: int = 0
+
+    def reserve(self, values: int) -> None:
+        """Begin anew with room for ``values`` float32; what was cut before is overwritten from now on."""
+        self.used = 0
+        if values > self.memory.numel():
+            # Page-locked only where a device copies into it; locking is slow, so memory only ever grows.
+            self.memory = torch.empty(values, pin_memory=torch.cuda.is_available())
+
+    def cut(self, *shape: int) -> Tensor:
+        """The next float32 tensor of ``shape``."""
+        size = int(np.prod(shape))
+        part = self.memory[self.used : self.used + size].view(shape)
+        self.used += size
+        return part
+
+
+@torch.no_grad()
+def take_snapshot(access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers) -> list[RowBlock]:
+    """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before."""
+    picked = [
+        (shard, None if touched is None else touched.mask(shard_key(shard)).nonzero().squeeze(1))
+        for shard in access.local_shards()
+        if shard.owner
+    ]
+    buffers.reserve(sum(_values(shard, rows) for shard, rows in picked))
+    return [_copy(shard, rows, buffers) for shard, rows in picked]
+
+
+def _values(shard: LocalShard, rows: Tensor | None) -> int:
+    count = shard.rows if rows is None else len(rows)
+    return count * (shard.columns + sum(state[:1].numel() for state in shard.state.values()))
+
+
+def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
+    count = shard.rows if rows is None else len(rows)
+    ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
+    weight = _gather(shard.weight, rows, buffers.cut(count, shard.columns))
+    state = {name: _gather(value, rows, buffers.cut(count, *value.shape[1:])) for name, value in shard.state.items()}
+    return RowBlock(shard.table, ids.astype(np.int64), shard.column, weight, state)
+
+
+def _gather(source: Tensor, rows: Tensor | None, into: Tensor) -> Tensor:
+    if rows is None:
+        return into.copy_(source)
+    if source.device.type == "cpu":
+        return torch.index_select(source, 0, rows, out=into)
+    return into.copy_(source.index_select(0, rows))

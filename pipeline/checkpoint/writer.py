@@ -1,0 +1,207 @@
+"""Behind the training loop: encode a snapshot's rows, write them chunk by chunk, commit when all ranks are done.
+
+One thread on every rank; the ranks meet on a process group of their own, so training's collectives are never
+disturbed. A chunk is encoded, written and forgotten before the next, so memory beyond the snapshot is one chunk.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.artifacts import Artifact, Draft, FileEntry, Store
+from pipeline.checkpoint.chunks import RowBlock, TableCoding, write_block
+from pipeline.checkpoint.container import write_tensors
+from pipeline.checkpoint.ranks import this_rank, together
+from pipeline.errors import ArtifactError
+
+KIND = "checkpoint"
+FORMAT = 2
+INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
+
+    ``tables``: {name: {"rows", "dim"}} of the model; ``codings`` by table; ``chunk_bytes``: of rows before encoding.
+    """
+
+    path: str
+    key: str
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    blocks: list[RowBlock]
+    codings: dict[str, TableCoding]
+    dense: dict[str, Tensor]
+    state: dict[str, Any]
+    tables: dict[str, dict[str, int]]
+    summary: dict[str, Any]
+    chunk_bytes: int
+
+
+@dataclass
+class Outcome:
+    """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share."""
+
+    artifact: Artifact | None = None
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+@dataclass
+class Writer:
+    """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
+
+    ``on_phase`` is told where the writer stands ("encode", "chunk", "commit", ...); tests kill it there.
+    """
+
+    store: Store
+    group: dist.ProcessGroup | None = None
+    on_phase: Callable[[str], None] = field(default=lambda phase: None)
+    _thread: threading.Thread | None = None
+    _outcome: Outcome = field(default_factory=Outcome)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is being written (on this rank)."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, job: Job) -> None:
+        """Start writing ``job``; the one before must have been collected with ``wait``."""
+        if self._thread is not None:
+            raise RuntimeError("a checkpoint is in flight: wait for it first")
+        self._outcome = Outcome()
+        self._thread = threading.Thread(target=self._run, args=(job,), name="nightjar-checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> Outcome | None:
+        """The outcome of the job in flight, once it is there; None where there is none."""
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread = None
+        return self._outcome
+
+    def _run(self, job: Job) -> None:
+        began = time.monotonic()
+        try:
+            self._outcome.artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
+        except Exception as error:  # handed to the training loop, which decides
+            self._outcome.error = error
+        self._outcome.seconds = time.monotonic() - began
+
+
+def write_checkpoint(
+    store: Store, job: Job, group: dist.ProcessGroup | None, on_phase: Callable[[str], None]
+) -> Artifact:
+    """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
+    draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
+    leader = this_rank() == 0
+
+    def write() -> dict[str, Any]:
+        extents = _write_rows(draft, job, on_phase)
+        if leader:
+            on_phase("dense")
+            _retry(draft, DENSE, lambda: _write_dense(draft, job.dense))
+            _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
+        on_phase("written")
+        return {"extents": extents, "files": {name: asdict(entry) for name, entry in draft.files.items()}}
+
+    try:
+        together(f"clearing {job.path}", lambda: draft.discard() if leader else None, group)
+        parts = together(f"writing {job.path}", write, group)
+        committed = together(
+            f"committing {job.path}", lambda: _commit(draft, job, parts, on_phase).to_json() if leader else None, group
+        )[0]
+    except BaseException:
+        if leader:
+            _discard_quietly(draft)
+        raise
+    files = {name: FileEntry(**entry) for name, entry in committed.pop("files").items()}
+    return Artifact(path=job.path, files=files, **committed)
+
+
+def _write_rows(draft: Draft, job: Job, on_phase: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Write this rank's rows; the index entries of its files."""
+    extents = []
+    for number, chunk in enumerate(_chunks(job.blocks, job.chunk_bytes)):
+        name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
+        on_phase("encode")
+        _retry(draft, name, lambda name=name, chunk=chunk: _write_chunk(draft, name, chunk, job, on_phase))  # type: ignore[misc]
+        first, last = (int(chunk.ids[0]), int(chunk.ids[-1]))
+        place = {"column": chunk.column, "columns": chunk.weight.shape[1]}
+        extents.append(
+            {"file": name, "table": chunk.table, "first": first, "last": last, "rows": len(chunk.ids), **place}
+        )
+    return extents
+
+
+def _write_chunk(draft: Draft, name: str, chunk: RowBlock, job: Job, on_phase: Callable[[str], None]) -> None:
+    with draft.open(name) as sink:
+        write_block(sink, chunk, job.codings[chunk.table])
+        on_phase("chunk")
+
+
+def _chunks(blocks: list[RowBlock], limit: int) -> Iterator[RowBlock]:
+    """The blocks cut by rows into pieces of about ``limit`` bytes of float32; views. Empty ones are left out."""
+    for block in blocks:
+        values = block.weight.shape[1] + sum(s[:1].numel() for s in block.state.values())
+        step = max(1, limit // (4 * max(1, values)))
+        for at in range(0, len(block.ids), step):
+            part = slice(at, at + step)
+            state = {name: value[part] for name, value in block.state.items()}
+            yield RowBlock(block.table, block.ids[part], block.column, block.weight[part], state)
+
+
+def _write_dense(draft: Draft, dense: dict[str, Tensor]) -> None:
+    with draft.open(DENSE) as sink:
+        write_tensors(sink, dense, {"format": f"nightjar-dense-{FORMAT}"})
+
+
+def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
+    """Write file ``name``, again after an error of a remote store; a full disk or a refusal is final at once."""
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            write()
+            return
+        except ArtifactError:
+            raise
+        except OSError as error:
+            draft.files.pop(name, None)
+            if attempt == _ATTEMPTS or draft.store.is_local:
+                raise ArtifactError(
+                    f"cannot write {draft.store.url_of(draft.path)}/{name} after {attempt} tries: {error}",
+                    hint="the checkpoint before it is untouched; check the store, then start the run again",
+                ) from error
+            time.sleep(0.5 * 2**attempt)
+
+
+def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: Callable[[str], None]) -> Artifact:
+    """Gather all ranks' files into the index and the manifest: the moment the checkpoint begins to exist."""
+    for part in parts:
+        draft.files.update({name: FileEntry(**entry) for name, entry in part["files"].items()})
+    extents = [extent for part in parts for extent in part["extents"]]
+    _retry(draft, INDEX, lambda: draft.write_json(INDEX, {"format": FORMAT, "tables": job.tables, "files": extents}))
+    on_phase("before commit")
+    size = sum(entry.bytes for entry in draft.files.values())
+    rows = sum(extent["rows"] for extent in extents)
+    artifact = draft.commit({**job.summary, "bytes": size, "rows": rows})
+    on_phase("after commit")
+    return artifact
+
+
+def _discard_quietly(draft: Draft) -> None:
+    """Remove what was written; a store that fails here too must not hide the first error."""
+    try:
+        draft.discard()
+    except Exception:
+        return
