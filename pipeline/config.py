@@ -224,16 +224,18 @@ class CheckpointConfig:
     """Checkpoints: when, how small, how many stay. One is always taken at the end.
 
     ``every_steps``/``every_minutes``: interval, whichever comes first (None: never). ``policy``: intermittent |
-    one_shot | consecutive | full. ``quantise``: auto (bits by ``expected_restores``) | 2 | 3 | 4 | 8 | fp16 | fp32, and by
-    table in ``tables``; ``state``: fp32 | bf16 for the tables' optimizer state. ``max_chain``: differences on one
-    baseline. ``when_busy``: wait | skip, where the last one is still being written. ``keep_every``: steps.
+    one_shot | consecutive | full. ``quantise``: auto (bits by ``expected_restores``) | 2 | 3 | 4 | 8 | fp16 | fp32, by
+    table in ``tables``; the last one of a run is a baseline in ``final_quantise``. ``state``: fp32 | bf16 for the tables'
+    optimizer state. ``max_chain``: differences on one baseline. ``when_busy``: wait | skip, where the last one is
+    still being written. ``keep_every``: steps.
     """
 
     every_steps: int | None = None
     every_minutes: float | None = None
     policy: str = "intermittent"
-    quantise: str = "fp32"
-    expected_restores: int = 3
+    quantise: str = "auto"
+    final_quantise: str = "fp32"
+    expected_restores: int = 20
     state: str = "fp32"
     tables: dict[str, str] = field(default_factory=dict)
     max_chain: int = 20
@@ -317,6 +319,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "train.pipeline": ("sparse_dist", "base"),
     "checkpoint.policy": ("intermittent", "one_shot", "consecutive", "full"),
     "checkpoint.quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
+    "checkpoint.final_quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
     "checkpoint.state": ("fp32", "bf16"),
     "checkpoint.when_busy": ("wait", "skip"),
     "ingest.compression": ("zstd", "lz4", "snappy"),

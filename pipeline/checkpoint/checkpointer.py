@@ -91,7 +91,7 @@ class Checkpointer:
         self.restores = 0
 
     def resume(self) -> TrainState | None:
-        """Restore the newest whole checkpoint; None where there is none. Its restores are counted for the choice of bits."""
+        """Restore the newest whole checkpoint; None where there is none. Restores are counted for the choice of bits."""
         model = self.model
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched)
         found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
@@ -107,18 +107,19 @@ class Checkpointer:
         self.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
 
-    def save(self, state: TrainState, *, wait: bool = False) -> bool:
+    def save(self, state: TrainState, *, wait: bool = False, final: bool = False) -> bool:
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
 
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
-        is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError.
+        is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError. ``final``: the
+        result of the run, a baseline in ``final_quantise``.
         """
         began = time.monotonic()
         if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
             self.figures.skipped += 1
             return False
         self._collect(raising=False)
-        self._writer.submit(self._job(state))
+        self._writer.submit(self._job(state, final))
         if wait:
             self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
@@ -130,11 +131,11 @@ class Checkpointer:
         self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
 
-    def _job(self, state: TrainState) -> Job:
+    def _job(self, state: TrainState, final: bool) -> Job:
         """Decide what to write and copy it."""
         self.model.touched.unite()
         chain = newest_chain(self._entries)
-        baseline = wants_baseline(self.config.policy, chain, self.config.max_chain)
+        baseline = final or wants_baseline(self.config.policy, chain, self.config.max_chain)
         blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers)
         self._mark_saved(baseline)
         record, tensors = self._dense(state)
@@ -150,7 +151,7 @@ class Checkpointer:
         }
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
-            blocks=blocks, codings=self._table_codings(blocks), dense=tensors, state=record,
+            blocks=blocks, codings=self._table_codings(blocks, final), dense=tensors, state=record,
             tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
         )  # fmt: skip
@@ -179,12 +180,12 @@ class Checkpointer:
         tables = sum(4 * table.rows * (table.dim + 1) for table in self.model.rows.tables.values())
         return tables + sum(value.nbytes for value in dense.values())
 
-    def _table_codings(self, blocks: list[RowBlock]) -> dict[str, TableCoding]:
-        return {block.table: self._coding(block) for block in blocks}
+    def _table_codings(self, blocks: list[RowBlock], final: bool) -> dict[str, TableCoding]:
+        default = self.config.final_quantise if final else self.config.quantise
+        return {block.table: self._coding(block, self.config.tables.get(block.table, default)) for block in blocks}
 
-    def _coding(self, block: RowBlock) -> TableCoding:
+    def _coding(self, block: RowBlock, wanted: str) -> TableCoding:
         """How a table's rows are stored; range-search parameters are chosen once a table, on a sample of its rows."""
-        wanted = self.config.tables.get(block.table, self.config.quantise)
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, self.config.state)
         bits = self._bits() if wanted == "auto" else int(wanted)
