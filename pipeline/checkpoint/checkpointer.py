@@ -91,7 +91,7 @@ class Checkpointer:
         self.restores = 0
 
     def resume(self) -> TrainState | None:
-        """Restore the newest whole checkpoint; None where there is none. Restores are counted for the choice of bits."""
+        """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model = self.model
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched)
         found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
