@@ -91,13 +91,15 @@ class DataConfig:
     """Where the click logs are and what their columns mean.
 
     ``format``: criteo | csv | parquet | synthetic. ``path``: file, directory or glob on any fsspec URL.
-    ``columns`` names the columns of a file without a header row. ``day``/``timestamp`` are optional columns.
+    ``columns`` names the columns of a file without a header row; ``quote`` may surround a CSV field (null: none
+    does). ``day``/``timestamp`` are optional columns.
     """
 
     name: str = MISSING
     format: str = MISSING
     path: str | None = None
     separator: str = ","
+    quote: str | None = '"'
     header: bool = True
     columns: list[str] = field(default_factory=list)
     strip: bool = False
