@@ -65,7 +65,10 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         data, ingest = full["data"], full["ingest"]
         del data["path"]  # raw_fingerprint stands for it: the same file elsewhere is the same data
         del ingest["block_mib"]  # how much is read at a time does not change the bytes
-        return {"data": data, "ingest": ingest, "seed": config.seed}
+        if config.data.format == "synthetic":
+            return {"data": data, "ingest": ingest, "seed": config.seed}
+        del data["synthetic"]  # real logs depend neither on the generator's settings nor on the seed
+        return {"data": data, "ingest": ingest}
     if name == "plan":
         return {
             "plan": full["plan"],

@@ -68,6 +68,7 @@ class Chain:
         """
         try:
             with handled():
+                self._forget_result()
                 self._require_one_host()
                 self._find_upstream()
                 for step in self.selected:
@@ -85,6 +86,12 @@ class Chain:
         result = assemble(str(self.config.run), self.outcomes, self.artifacts, error)
         self.store.write_json(f"{run_directory(str(self.config.run))}/result.json", result)
         return result
+
+    def _forget_result(self) -> None:
+        """Remove an earlier outcome: should this launcher be killed, nobody takes that one for its own."""
+        path = f"{run_directory(str(self.config.run))}/result.json"
+        if self.store.exists(path):
+            self.store.fs.rm(self.store.full(path))
 
     def _require_one_host(self) -> None:
         launched = [step.name for step in self.selected if step.name in DISTRIBUTED]

@@ -12,7 +12,7 @@ from pipeline.errors import NightjarError
 
 # stage -> part of result.json -> its keys; None: the whole summary is that part.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "ingest": {"ingest": ("rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s")},
+    "ingest": {"ingest": ("rows", "rows_quarantined", "bytes_in", "rows_per_s")},
     "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
     "train": {
         "train": (
