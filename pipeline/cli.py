@@ -139,7 +139,7 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     from pipeline.artifacts import Store
     from pipeline.launch import Chain, Interrupted, StageFault
     from pipeline.launch.chain import Console
-    from pipeline.stages import prepare, run_stage
+    from pipeline.stages import prepare, run_stage, shown_plan
 
     store = Store(config.store)
     console = Console(say=_say, write=_write, columns=_columns())
@@ -154,6 +154,8 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
         return _complain(fault.message + (f"\n  log: {fault.log}" if fault.log else ""), 1 if fault.report else 8), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
+    if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
+        _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
 
@@ -161,11 +163,12 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     """Run every job, one after another, and print a table of what came out."""
     worst, lines = 0, []
+    common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = _one_run(config)
         figures = result.get("eval", {})
         shown = "  ".join(f"{name} {figures[name]:.5f}" for name in ("ne", "auc") if name in figures)
-        lines.append((str(config.run), shown or ("done" if code == 0 else f"exit code {code}"), " ".join(job)))
+        lines.append((str(config.run), shown or ("done" if code == 0 else f"exit code {code}"), " ".join(o for o in job if o not in common)))
         worst = worst or code
         if code > 128:
             break
@@ -175,9 +178,9 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from pipeline.worker import run
+    from pipeline.worker import work
 
-    return run(
+    return work(
         options.stage,
         options.config,
         options.launcher,

@@ -7,6 +7,7 @@ the groups, options and keys behind ``nightjar run`` and its sister commands.
 from __future__ import annotations
 
 import os
+import typing
 from collections.abc import Sequence
 
 from pipeline.errors import ConfigError
@@ -54,7 +55,15 @@ def query(line: str) -> list[str]:
     rest = words[2] if len(words) > 2 else ""
     with hydra_session() as (hydra, _):
         found = BashCompletion(hydra.config_loader)._query(config_name=ROOT, line=rest)
-    return [choice for choice in found if not choice.startswith("hydra")]
+    ours = [choice for choice in found if not choice.startswith("hydra")]
+    return sorted({f"{choice[:-1]}=" if _is_list(choice) else choice for choice in ours})
+
+
+def _is_list(choice: str) -> bool:
+    """Whether ``choice`` ends in the dot that Hydra puts behind a list, which is set as a whole."""
+    from pipeline.overrides import field_type
+
+    return choice.endswith(".") and typing.get_origin(field_type(choice[:-1])) is list
 
 
 def answer(arguments: Sequence[str], commands: Sequence[str], composing: Sequence[str]) -> str:

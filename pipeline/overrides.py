@@ -7,6 +7,7 @@ names the nearest match; ``translate`` turns what Hydra and OmegaConf still rais
 from __future__ import annotations
 
 import difflib
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
@@ -174,6 +175,10 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
             return _about_key(str(cause.full_key), cause, overrides)
         cause = cause.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
+    if in_file:
+        found = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
+        return ConfigError(f"{in_file['file']}.yaml: {found.message}", hint=f"mend {in_file['file']}.yaml")
     return ConfigError("; ".join(lines[:3]) or type(error).__name__, hint="nightjar run --cfg job shows the whole tree")
 
 

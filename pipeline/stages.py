@@ -181,6 +181,13 @@ def read_plan(store: Store, artifact: Artifact) -> Plan:
     return Plan.from_json(store.read_json(f"{artifact.path}/plan.json"))
 
 
+def shown_plan(store: Store, path: str) -> str:
+    """The table of the committed plan at ``path``, for a ``nightjar plan`` that had nothing to do."""
+    from pipeline.planning import render_plan
+
+    return render_plan(read_plan(store, store.get(path, "plan")))
+
+
 def is_first_rank() -> bool:
     """Whether this process is rank 0 (or alone)."""
     import torch.distributed as dist

@@ -21,51 +21,59 @@ from collections.abc import Callable
 from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.launch import Report, Step, read_steps, write_report
+from pipeline.launch import Report, read_steps, write_report
+from pipeline.launch.step import run_directory
 from pipeline.stages import StageIO, run_stage
 
 PR_SET_PDEATHSIG = 1
 CHECK_SECONDS = 1.0
 
 
-def load(config_url: str) -> tuple[Config, Store]:
-    """Configuration and store of the run at ``<store>/runs/<run>/config.yaml``; the store is the one it lies in."""
+def locate(config_url: str) -> tuple[Store, str]:
+    """Store and run name of ``<store>/runs/<run>/config.yaml``."""
+    root, found, tail = config_url.rpartition("/runs/")
+    run, _, file = tail.partition("/")
+    if not found or file != "config.yaml":
+        raise ConfigError(f"{config_url!r} is not <store>/runs/<run>/config.yaml", hint="nightjar run starts workers")
+    return Store(root), run
+
+
+def load(store: Store, run: str) -> Config:
+    """The resolved configuration of ``run``; ArtifactError where it is missing, ConfigError where it does not fit."""
     from pipeline.compose import from_yaml
 
-    root, found, tail = config_url.rpartition("/runs/")
-    if not found or not tail.endswith("/config.yaml"):
-        raise ConfigError(f"{config_url!r} is not <store>/runs/<run>/config.yaml", hint="nightjar run starts workers")
-    store = Store(root)
+    path = f"{run_directory(run)}/config.yaml"
     try:
-        with store.open(f"runs/{tail}") as source:
-            return from_yaml(source.read().decode()), store
+        with store.open(path) as source:
+            return from_yaml(source.read().decode())
     except FileNotFoundError:
-        raise ArtifactError(f"{config_url} does not exist", hint="nightjar run writes it") from None
+        raise ArtifactError(f"{store.url_of(path)} does not exist", hint="nightjar run writes it") from None
 
 
-def run(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store], StageIO]) -> int:
+def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store], StageIO]) -> int:
     """Do ``stage`` on this rank; returns the exit code. Ends the process at once where the stage failed.
 
     ``make_io`` gives the stage its voice; only rank 0's reaches the user.
     """
     end_with_parents(launcher)
     rank = int(os.environ.get("RANK", "0"))  # torchrun's contract
-    config, store = load(config_url)
-    step = next(step for step in read_steps(store, str(config.run)) if step.name == stage)
+    store, run = locate(config_url)
     try:
+        config = load(store, run)
+        step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:
             run_stage(step, config, store, make_io(config, store))
     except Exception as error:
-        _fail(store, str(config.run), stage, Report.of(_plain(error, step), rank))
+        _fail(store, run, stage, Report.of(_plain(error, stage), rank))
     if rank == 0:
-        write_report(store, str(config.run), stage, Report(status="done"))
+        write_report(store, run, stage, Report(status="done"))
     return 0
 
 
-def _plain(error: Exception, step: Step) -> Exception:
+def _plain(error: Exception, stage: str) -> Exception:
     """A full disk met outside the store's own writes (a log line, a spill file) is one of the family too."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ArtifactError(f"no space left on the disk while writing {step.path}", hint="free space there")
+        return ArtifactError(f"no space left on the disk while running the {stage} stage", hint="free space there")
     return error
 
 
