@@ -90,7 +90,7 @@ def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
 def flat_hashes(frame: pl.DataFrame, feature: SparseSpec) -> pl.Series:
     """The feature's lookups in row order as UInt64; a row without an id is one null."""
     hashes = frame[f"hash:{feature.name}"]
-    return hashes.explode() if feature.multi else hashes
+    return hashes.explode(empty_as_null=True) if feature.multi else hashes
 
 
 class Partial:
@@ -129,7 +129,7 @@ class Partial:
     def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec) -> None:
         hashes, ids = flat_hashes(frame, feature), frame[f"id:{feature.name}"]
         if feature.multi:
-            ids = ids.explode()
+            ids = ids.explode(empty_as_null=True)
         missing = hashes.null_count()
         self.missing[feature.name] += missing
         self.lookups[feature.name] += len(hashes)

@@ -109,9 +109,7 @@ def _equals(values: pl.Series, word: str) -> pl.Series:
         return pl.Series([False]).new_from_index(0, len(values))
 
 
-def _number(
-    values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: _Rejected
-) -> pl.Series:
+def _number(values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: _Rejected) -> pl.Series:
     """``values`` as finite Float64, null where missing."""
     if text is None:
         rejected.add(np.ones(len(values), bool), f"{column} is a list", lambda _: f"{column} is a list, not a number")

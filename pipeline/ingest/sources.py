@@ -25,6 +25,8 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, Reject, read_lines, text_blocks
 
+BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
+
 
 @dataclass(frozen=True, kw_only=True)
 class RawBlock:
@@ -88,7 +90,7 @@ def _common_folder(paths: list[str]) -> str:
 
 def file_blocks(config: Config, spec: DataSpec, files: Files) -> Iterator[RawBlock]:
     """Every file's rows in blocks of about ``ingest.block_mib`` MiB of uncompressed data."""
-    block_bytes = config.ingest.block_mib << 20
+    block_bytes = config.ingest.block_mib * BLOCK_UNIT
     for path, label in zip(files.paths, files.labels, strict=True):
         with _readable(label), files.fs.open(path, "rb") as source:
             if config.data.format == "parquet":
@@ -137,7 +139,7 @@ def _text_file_blocks(
         buffered.read(3)
     has_header = data.format == "csv" and data.header
     layout = text_layout(data, buffered.readline() if has_header else None)
-    if has_header and layout.names == ("",):
+    if has_header and not any(layout.names) and not buffered.peek(1 << 20).strip():
         return
     require_columns(spec, layout.names, label, header=has_header)
     wanted = list(spec.columns)

@@ -106,7 +106,7 @@ def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -
     offsets = np.concatenate([[0], np.cumsum(np.maximum(lengths, 1).astype(np.int64))])
     columns = [as_lists(rows, offsets).alias(feature.name)]
     if feature.weighted:
-        weights = frame[f"weight:{feature.name}"].explode().fill_null(1.0)
+        weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)
         columns.append(as_lists(weights, offsets).alias(weight_column(feature.name)))
     return columns
 
