@@ -74,12 +74,14 @@ class LinkBandwidths(BasicCommsBandwidths):
 
 
 class Engine:
-    """One search space (tables, choices, topology) and the searches over it."""
+    """One search space (tables, choices, kernels, topology) and the searches over it."""
 
-    def __init__(self, config: Config, tables: list[Table], choices: Mapping[str, Choice]) -> None:
+    def __init__(
+        self, config: Config, tables: list[Table], choices: Mapping[str, Choice], kernels: tuple[str, ...]
+    ) -> None:
         self._tables = tables
         self._batch = -(-config.train.global_batch // config.world_size)
-        self._constraints = {t.name: _constraints(t, choices[t.name]) for t in tables}
+        self._constraints = {t.name: _constraints(t, choices[t.name], kernels) for t in tables}
         self.topology = build_topology(config)
         self._enumerator = Enumerator(self.topology, self._batch, self._constraints)
         self._collection = meta_collection(tables)
@@ -169,9 +171,10 @@ def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
     return collection
 
 
-def _constraints(table: Table, choice: Choice) -> ParameterConstraints:
+def _constraints(table: Table, choice: Choice, kernels: tuple[str, ...]) -> ParameterConstraints:
     return ParameterConstraints(
         sharding_types=list(choice.sharding),
+        compute_kernels=list(kernels),
         min_partition=choice.columns,
         pooling_factors=[table.pooling],
         is_weighted=table.weighted,

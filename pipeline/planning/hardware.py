@@ -14,6 +14,12 @@ GIB = 2**30
 BYTES_PER_MS = 1e6  # 1 GB/s in bytes per millisecond
 
 
+# TorchRec's kernels that need no host memory, and those that keep a table in DDR for a GPU to read.
+DEVICE_KERNELS = ("fused", "dense")
+HOST_KERNELS = ("fused_uvm_caching", "fused_uvm")
+TIER_OF_KERNEL = {"fused": "hbm", "dense": "hbm", "fused_uvm_caching": "hbm_cached", "fused_uvm": "ddr"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
     """Bytes of each tier that one rank may fill with tables, ``plan.reserve`` already taken off."""
@@ -42,6 +48,11 @@ def capacity(config: Config) -> Capacity:
     hardware = config.hardware
     hbm = hardware.hbm_gib if hardware.device == "cuda" else 0.0
     return Capacity(hbm=int(hbm * share * GIB), ddr=int(hardware.ddr_gib * share * GIB))
+
+
+def tier_of(hardware: HardwareConfig, kernel: str) -> str:
+    """The tier that a table under TorchRec's ``kernel`` lives in; a CPU knows DDR only."""
+    return TIER_OF_KERNEL[kernel] if hardware.device == "cuda" else "ddr"
 
 
 def check_hardware(hardware: HardwareConfig) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table, choices, tables_of
-from pipeline.planning.hardware import GIB, capacity, check_hardware
+from pipeline.planning.hardware import DEVICE_KERNELS, GIB, HOST_KERNELS, capacity, check_hardware, tier_of
 from pipeline.planning.quiet import quiet
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 # fair load, and where that does not fit, those above a twentieth.
 SEARCH_PAIRS = 4_096
 HEAVY_SHARES = (0.5, 0.05)
-TIERS = {"fused": "hbm", "dense": "hbm", "fused_uvm_caching": "hbm_cached", "fused_uvm": "ddr"}
 
 
 def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
@@ -28,18 +27,28 @@ def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
     """
     check_hardware(config.hardware)
     tables = tables_of(config, schema, profile)
-    pairs = len(tables) * config.world_size
-    rounds = [choices(config, tables, heavy) for heavy in (HEAVY_SHARES if pairs > SEARCH_PAIRS else (0.0,))]
+    rounds = _rounds(config, tables)
     with quiet():
         from pipeline.planning.engine import Engine
         from pipeline.planning.shortfall import plan_error
 
-        for offered in rounds:
-            engine = Engine(config, tables, offered)
+        for offered, kernels in rounds:
+            engine = Engine(config, tables, offered, kernels)
             placed = engine.search()
             if placed:
                 return _assemble(config, tables, offered, placed, engine.options())
         raise plan_error(config, tables, offered, engine)
+
+
+def _rounds(config: Config, tables: list[Table]) -> list[tuple[dict[str, Choice], tuple[str, ...]]]:
+    """What each search may use, narrowest first: DDR behind a GPU only where HBM alone does not do."""
+    heavies = HEAVY_SHARES if len(tables) * config.world_size > SEARCH_PAIRS else (0.0,)
+    kernels: list[tuple[str, ...]] = [DEVICE_KERNELS]
+    if config.hardware.device == "cuda":
+        hbm = capacity(config).hbm * config.world_size
+        kernels = [DEVICE_KERNELS] if sum(table.bytes for table in tables) <= hbm else []
+        kernels.append(DEVICE_KERNELS + HOST_KERNELS)
+    return [(choices(config, tables, heavy), some) for some in kernels for heavy in heavies]
 
 
 def _assemble(
@@ -57,7 +66,7 @@ def _assemble(
             rows=table.rows,
             dim=table.dim,
             pooling=table.pooling,
-            tier=_tier(config, option),
+            tier=tier_of(config.hardware, option.compute_kernel),
             sharding=option.sharding_type,
             kernel=option.compute_kernel,
             shards=_shards(option),
@@ -74,10 +83,6 @@ def _assemble(
         memory=_memory(placed, config.world_size),
         predicted_step_ms=round(max(_rank_ms(placed, config.world_size)), 6),
     )
-
-
-def _tier(config: Config, option: ShardingOption) -> str:
-    return TIERS[option.compute_kernel] if config.hardware.device == "cuda" else "ddr"
 
 
 def _shards(option: ShardingOption) -> tuple[ShardPlan, ...]:
@@ -112,14 +117,12 @@ def _memory(options: list[ShardingOption], world_size: int) -> list[dict[str, in
     return used
 
 
-def _reason(
-    config: Config, table: Table, choice: Choice, option: ShardingOption, options: list[ShardingOption]
-) -> str:
+def _reason(config: Config, table: Table, choice: Choice, option: ShardingOption, options: list[ShardingOption]) -> str:
     """One sentence for people: why this sharding, and why this tier if it is not the fastest."""
     text = _sharding_reason(config, table, choice, option, options)
-    tier = _tier(config, option)
+    tier = tier_of(config.hardware, option.compute_kernel)
     if config.hardware.device == "cuda" and tier != "hbm":
-        text += "; HBM has no room for all tables, so this one stays in DDR" + (
+        text += "; HBM has no room for every table, so this one stays in DDR" + (
             " behind a cache" if tier == "hbm_cached" else ""
         )
     return text
@@ -137,7 +140,7 @@ def _sharding_reason(
     if option.sharding_type == TABLE_WISE:
         return f"{table.bytes / GIB:.2f} GiB fit one rank, and whole tables balance the ranks"
     room = capacity(config)
-    if table.bytes > max(room.hbm, room.ddr):
+    if table.bytes > (room.hbm if tier_of(config.hardware, option.compute_kernel) == "hbm" else room.ddr):
         return f"{table.bytes / GIB:.2f} GiB do not fit one rank: split over {option.num_shards} shards"
     whole = [o for o in options if o.sharding_type == TABLE_WISE and o.compute_kernel == option.compute_kernel]
     if whole:

@@ -87,7 +87,7 @@ def ladders(by_table: dict[str, list[ShardingOption]]) -> list[list[ShardingOpti
 
 
 def thinnest(by_table: dict[str, list[ShardingOption]]) -> list[dict[str, ShardingOption]]:
-    """For each kernel, every table's option with the smallest largest shard (its own best where it lacks the kernel)."""
+    """For each kernel, every table's option with the smallest largest shard (of any kernel where it lacks this one)."""
     kernels = sorted({o.compute_kernel for options in by_table.values() for o in options} - {"dense"})
     found = []
     for kernel in kernels or ["dense"]:

@@ -8,8 +8,8 @@ GIB = 2**30
 SHOWN_TABLES = 40
 SHOWN_RANKS = 8
 # Heading, and width of the column; the first column takes what is left of the line.
-COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 10), ("sharding", 17), ("ranks", 5), ("ms", 8))
-SHORT_TIERS = {"hbm_cached": "hbm+cache"}
+COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))
+SHORT = {"hbm_cached": "hbm+cache", "table_column_wise": "table_col_wise"}
 
 
 def plan_summary(plan: Plan) -> dict:
@@ -63,8 +63,8 @@ def _cells(table: TablePlan) -> list[str]:
         f"{table.rows:,}" if table.rows < 1e9 else f"{table.rows}",
         str(table.dim),
         f"{stored_bytes(table) / GIB:.3f}",
-        SHORT_TIERS.get(table.tier, table.tier),
-        table.sharding,
+        SHORT.get(table.tier, table.tier),
+        SHORT.get(table.sharding, table.sharding),
         _ranks(table_ranks(table)),
         f"{table.cost_ms:.3f}",
     ]

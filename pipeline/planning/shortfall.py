@@ -23,13 +23,18 @@ def plan_error(config: Config, tables: list[Table], offered: dict[str, Choice], 
     options = engine.options()
     room = capacity(config)
     extra = missing_bytes(engine, options, room)
-    need = sum(min(o.total_storage.hbm + o.total_storage.ddr for o in found) for found in options.values())
+    need = least_bytes(options)
     message = (
         f"the tables do not fit hardware {config.hardware.name!r}: with optimizer state and buffers they need "
         f"{need / GIB:.2f} GiB, {_room(config, room)}; {_short(config, extra)}; "
         f"{_largest(tables, offered, options)}"
     )
     return PlanError(message, hint=_hint(config, tables, offered, extra, room, options))
+
+
+def least_bytes(options: dict[str, list[ShardingOption]]) -> int:
+    """Bytes over all ranks and tiers when every table takes its least: weights, optimizer state, buffers."""
+    return sum(min(o.total_storage.hbm + o.total_storage.ddr for o in found) for found in options.values())
 
 
 def missing_bytes(engine: Engine, options: dict[str, list[ShardingOption]], room: Capacity) -> dict[str, int]:
@@ -76,8 +81,9 @@ def _places(engine: Engine, spread: list[ShardingOption]) -> bool:
 
 def _room(config: Config, room: Capacity) -> str:
     parts = [f"{room.of(tier) / GIB:.2f} GiB {tier.upper()}" for tier in tiers(config.hardware)]
-    ranks = f"{config.world_size} rank" + ("s" if config.world_size > 1 else "")
-    return f"{ranks} offer {' and '.join(parts)} each ({config.plan.reserve:.0%} reserved)"
+    ranks = f"{config.world_size} ranks offer" if config.world_size > 1 else "1 rank offers"
+    each = " each" if config.world_size > 1 else ""
+    return f"{ranks} {' and '.join(parts)}{each} ({config.plan.reserve:.0%} reserved)"
 
 
 def _short(config: Config, extra: dict[str, int]) -> str:
@@ -109,7 +115,9 @@ def _hint(
     options: dict[str, list[ShardingOption]],
 ) -> str:
     """The overrides that would mend it, the cheapest first."""
-    hints = _split_hints(config, tables, offered, room, options)
+    stuck = _split_hints(config, tables, offered, room, options)
+    hints = list(stuck)
+    need = least_bytes(options)
     reserve = 1.0 - config.plan.reserve
     for tier, missing in sorted(extra.items(), key=lambda item: item[1]):
         gib = math.ceil(10 * (tier_gib(config.hardware, tier) + missing / GIB / reserve)) / 10
@@ -118,11 +126,21 @@ def _hint(
         return ", or ".join(hints)
     have = sum(room.of(tier) for tier in tiers(config.hardware))
     ratio = (have + min(extra.values())) / have
-    hints.append(f"hardware.hosts={max(config.hardware.hosts + 1, math.ceil(config.hardware.hosts * ratio))}")
-    dim = int(config.model.embedding_dim / ratio) // COLUMN_STEP * COLUMN_STEP
-    if COLUMN_STEP <= dim < config.model.embedding_dim:
-        hints.append(f"model.embedding_dim={dim}")
+    if not stuck:
+        hints.append(f"hardware.hosts={max(config.hardware.hosts + 1, math.ceil(config.hardware.hosts * ratio))}")
+    if sum(table.bytes for table in tables) <= have * config.world_size:
+        hints.append(f"train.global_batch={max(config.world_size, int(config.train.global_batch / ratio / 2))}")
+    else:
+        dim = _fitting_dim(config, tables, min(have * config.world_size / need, 1 / ratio))
+        hints += [f"model.embedding_dim={dim}"] if dim else []
     return ", or ".join(hints)
+
+
+def _fitting_dim(config: Config, tables: list[Table], share: float) -> int:
+    """The widest dim that needs at most ``share`` of today's bytes, 0 if none does; optimizer state does not shrink."""
+    rows = sum(table.rows for table in tables)
+    widest = int((rows * (config.model.embedding_dim + 1) * share) / rows - 1) // COLUMN_STEP * COLUMN_STEP
+    return widest if COLUMN_STEP <= widest < config.model.embedding_dim else 0
 
 
 def _split_hints(
