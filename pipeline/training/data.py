@@ -21,7 +21,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from pipeline.errors import DataError
-from pipeline.training.parquet import Columns, Group, Ragged, SplitReader
+from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, join, join_ragged, take
 
 
 @dataclass
@@ -189,22 +189,33 @@ class BatchReader:
 
     def _epoch(self, pool: ThreadPoolExecutor, epoch: int, batch: int) -> Iterator[Batch]:
         """Walk over the windows; a batch is given out once the window that holds its last position is there."""
-        parts: list[tuple[np.ndarray, _Rows]] = []
+        parts: list[tuple[np.ndarray, Columns]] = []
         for start, rows, columns, order in self._windows(pool, epoch, batch * self.order.global_batch):
-            while batch < self.batches_per_epoch:
-                positions, own, total = self.order.positions(batch, self.split.rows)
-                inside = np.flatnonzero((positions >= start) & (positions < start + rows))
-                if len(inside):
-                    parts.append((inside, self._builder.take(columns, order[positions[inside] - start])))
-                if positions.max() >= start + rows:
-                    break
-                yield self._builder.build(parts, own, total)
-                parts, batch = [], batch + 1
+            cuts = self._cuts(batch, start, start + rows)
+            # One gather for the whole window: each source column stays in the cache while it is read at random.
+            mine = take(columns, order[np.concatenate([cut.positions[cut.inside] - start for cut in cuts])])
+            at = 0
+            for cut in cuts:
+                parts.append((cut.inside, mine.slice(at, at + len(cut.inside))))
+                at += len(cut.inside)
+                if cut.complete:
+                    yield self._builder.build(parts, cut.own, cut.total)
+                    parts, batch = [], batch + 1
+
+    def _cuts(self, batch: int, start: int, stop: int) -> list[_Cut]:
+        """What this rank's batches from ``batch`` on take of the stream positions [start, stop)."""
+        cuts = []
+        while batch < self.batches_per_epoch and batch * self.order.global_batch < stop:
+            positions, own, total = self.order.positions(batch, self.split.rows)
+            inside = np.flatnonzero((positions >= start) & (positions < stop))
+            cuts.append(_Cut(positions, inside, own, total, bool(positions.max() < stop)))
+            batch += 1
+        return cuts
 
     def _windows(
         self, pool: ThreadPoolExecutor, epoch: int, position: int
     ) -> Iterator[tuple[int, int, Columns, np.ndarray]]:
-        """(first position, rows, columns, row order) of each window that reaches beyond ``position``, one read ahead."""
+        """(first position, rows, columns, row order) of windows that reach beyond ``position``; one is read ahead."""
         start, pending = 0, None
         for number, groups in enumerate(self.order.windows(self.split.groups, epoch)):
             rows = sum(group.rows for group in groups)
@@ -233,32 +244,23 @@ class _Window:
         """The decoded columns; waits for them."""
         parts = [part.result() for part in self._parts]
         for name in parts[0] if parts else ():
-            self._columns.ragged[name] = _join([part[name] for part in parts])
+            self._columns.ragged[name] = join_ragged([part[name] for part in parts])
         return self._columns
 
 
-def _join(parts: list[Ragged]) -> Ragged:
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
-    weights = [part.weights for part in parts if part.weights is not None]
-    return Ragged(
-        np.concatenate([[0], np.cumsum(lengths)]),
-        np.concatenate([part.values for part in parts]),
-        np.concatenate(weights) if weights else None,
-    )
+@dataclass(frozen=True)
+class _Cut:
+    """A batch's stream ``positions`` and which of them lie ``inside`` a window; ``complete``: none comes later."""
 
-
-@dataclass
-class _Rows:
-    """Rows taken out of a window, in batch order: ``ragged`` holds (lengths, values, weights) by feature."""
-
-    labels: np.ndarray
-    dense: np.ndarray
-    single: np.ndarray
-    ragged: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray | None]]
+    positions: np.ndarray
+    inside: np.ndarray
+    own: int
+    total: int
+    complete: bool
 
 
 class _Builder:
-    """Turns taken rows into a Batch. Single-valued features cost one gather each and share cached lengths."""
+    """Turns taken rows into a Batch. Single-valued features need one copy and share cached lengths."""
 
     def __init__(self, split: SplitReader, order: Order) -> None:
         self.order = order
@@ -271,21 +273,9 @@ class _Builder:
         self.offsets = torch.arange(count + 1, dtype=torch.int32)
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
-    def take(self, columns: Columns, rows: np.ndarray) -> _Rows:
-        """The given ``rows`` of a window's columns."""
-        # mode="clip" spares NumPy a buffered copy; the indices are our own permutation.
-        single = np.empty((len(columns.single), len(rows)), np.int32)
-        for source, target in zip(columns.single, single, strict=True):
-            np.take(source, rows, out=target, mode="clip")
-        dense = np.empty((len(columns.dense), len(rows)), np.float32)
-        for values, target in zip(columns.dense, dense, strict=True):
-            np.take(values, rows, out=target, mode="clip")
-        ragged = {name: _take_ragged(column, rows) for name, column in columns.ragged.items()}
-        return _Rows(columns.labels[rows], np.ascontiguousarray(dense.T), single, ragged)
-
-    def build(self, parts: list[tuple[np.ndarray, _Rows]], own: int, total: int) -> Batch:
-        """The batch of ``own`` real rows of a global batch of ``total``, from parts that hold positions ``inside``."""
-        rows = parts[0][1] if len(parts) == 1 else _merge(parts, self.order.local_batch)
+    def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int) -> Batch:
+        """The batch of ``own`` real rows of a global batch of ``total``, each part with its places in the batch."""
+        rows = parts[0][1] if len(parts) == 1 else _merge(parts)
         labels = torch.from_numpy(rows.labels)
         weights = self.full_weights
         if total < self.order.global_batch or own < self.order.local_batch:
@@ -293,23 +283,24 @@ class _Builder:
             weights[:own] = self.order.world_size / total
             labels[own:] = 0.0
         sparse = self._ragged(rows) if self.multi else self._single(rows)
-        return Batch(torch.from_numpy(rows.dense), sparse, labels, weights)
+        return Batch(torch.from_numpy(np.ascontiguousarray(rows.dense.T)), sparse, labels, weights)
 
-    def _single(self, rows: _Rows) -> KeyedJaggedTensor:
+    def _single(self, rows: Columns) -> KeyedJaggedTensor:
         return KeyedJaggedTensor(
             keys=self.keys,
-            values=torch.from_numpy(rows.single).view(-1),
+            values=torch.from_numpy(np.ascontiguousarray(rows.single)).view(-1),
             lengths=self.ones,
             offsets=self.offsets,
             stride=self.order.local_batch,
         )
 
-    def _ragged(self, rows: _Rows) -> KeyedJaggedTensor:
+    def _ragged(self, rows: Columns) -> KeyedJaggedTensor:
         lengths, values, weights = [], [], []
         ones = np.ones(self.order.local_batch, np.int32)
         for name in self.keys:
             if name in self.multi:
-                length, value, weight = rows.ragged[name]
+                column = rows.ragged[name]
+                length, value, weight = np.diff(column.offsets).astype(np.int32), column.values, column.weights
             else:
                 length, value, weight = ones, rows.single[self.single_at[name]], None
             lengths.append(length)
@@ -325,33 +316,6 @@ class _Builder:
         )
 
 
-def _take_ragged(column: Ragged, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    starts = column.offsets[rows]
-    lengths = column.offsets[rows + 1] - starts
-    ends = np.cumsum(lengths)
-    picks = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts - (ends - lengths), lengths)
-    weights = None if column.weights is None else column.weights[picks]
-    return lengths.astype(np.int32), column.values[picks], weights
-
-
-def _merge(parts: list[tuple[np.ndarray, _Rows]], size: int) -> _Rows:
+def _merge(parts: list[tuple[np.ndarray, Columns]]) -> Columns:
     """Parts of a batch that came from several windows, put back into batch order."""
-    first = parts[0][1]
-    merged = _Rows(
-        np.empty(size, np.float32),
-        np.empty((size, first.dense.shape[1]), np.float32),
-        np.empty((len(first.single), size), np.int32),
-        {},
-    )
-    for inside, rows in parts:
-        merged.labels[inside] = rows.labels
-        merged.dense[inside] = rows.dense
-        merged.single[:, inside] = rows.single
-    back = np.argsort(np.concatenate([inside for inside, _ in parts]))
-    for name in first.ragged:
-        lengths = np.concatenate([rows.ragged[name][0] for _, rows in parts])
-        values = np.concatenate([rows.ragged[name][1] for _, rows in parts])
-        weights = [w for _, rows in parts if (w := rows.ragged[name][2]) is not None]
-        joined = Ragged(np.concatenate([[0], np.cumsum(lengths)]), values, np.concatenate(weights) if weights else None)
-        merged.ragged[name] = _take_ragged(joined, back)
-    return merged
+    return take(join([part for _, part in parts]), np.argsort(np.concatenate([inside for inside, _ in parts])))

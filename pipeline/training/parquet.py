@@ -38,6 +38,20 @@ class Ragged:
     values: np.ndarray
     weights: np.ndarray | None
 
+    def slice(self, start: int, stop: int) -> Ragged:
+        """The rows [start, stop)."""
+        low, high = self.offsets[start], self.offsets[stop]
+        weights = None if self.weights is None else self.weights[low:high]
+        return Ragged(self.offsets[start : stop + 1] - low, self.values[low:high], weights)
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Copies of the given ``rows``, in that order."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        picks = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(offsets, self.values[picks], None if self.weights is None else self.weights[picks])
+
 
 @dataclass
 class Columns:
@@ -47,6 +61,43 @@ class Columns:
     dense: np.ndarray
     single: np.ndarray
     ragged: dict[str, Ragged]
+
+    def slice(self, start: int, stop: int) -> Columns:
+        """Views of the rows [start, stop)."""
+        ragged = {name: column.slice(start, stop) for name, column in self.ragged.items()}
+        return Columns(self.labels[start:stop], self.dense[:, start:stop], self.single[:, start:stop], ragged)
+
+
+def take(columns: Columns, rows: np.ndarray) -> Columns:
+    """Copies of the given ``rows``, in that order."""
+    labels = columns.labels[rows]
+    dense = np.empty((len(columns.dense), len(rows)), np.float32)
+    single = np.empty((len(columns.single), len(rows)), np.int32)
+    # mode="clip" spares NumPy a buffered copy; the indices are always in range.
+    for source, target in zip([*columns.dense, *columns.single], [*dense, *single], strict=True):
+        np.take(source, rows, out=target, mode="clip")
+    return Columns(labels, dense, single, {name: column.take(rows) for name, column in columns.ragged.items()})
+
+
+def join(parts: list[Columns]) -> Columns:
+    """The rows of all ``parts``, one after the other."""
+    return Columns(
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.dense for part in parts], axis=1),
+        np.concatenate([part.single for part in parts], axis=1),
+        {name: join_ragged([part.ragged[name] for part in parts]) for name in parts[0].ragged},
+    )
+
+
+def join_ragged(parts: list[Ragged]) -> Ragged:
+    """The rows of all ``parts``, one after the other."""
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    weights = [part.weights for part in parts if part.weights is not None]
+    return Ragged(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate([part.values for part in parts]),
+        np.concatenate(weights) if weights else None,
+    )
 
 
 class SplitReader:
