@@ -125,7 +125,10 @@ class IngestConfig:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """The ranking model. ``name``: dlrm. The last width of ``bottom_mlp`` is replaced by ``embedding_dim``."""
+    """The ranking model. ``name``: dlrm.
+
+    ``bottom_mlp`` and ``top_mlp`` are hidden widths: ``embedding_dim`` follows the first, 1 the second.
+    """
 
     name: str = "dlrm"
     embedding_dim: int = 16
