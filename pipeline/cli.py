@@ -137,8 +137,9 @@ def _run(options: argparse.Namespace) -> int:
 def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
     from pipeline.artifacts import Store
-    from pipeline.launch import Chain, Interrupted, StageFault
+    from pipeline.launch import Chain, Interrupted, StageError
     from pipeline.launch.chain import Console
+    from pipeline.launch.result import record_failure
     from pipeline.stages import prepare, run_stage, shown_plan
 
     store = Store(config.store)
@@ -146,11 +147,15 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
     try:
         steps = prepare(config, store)
+    except NightjarError as error:
+        record_failure(store, str(config.run), error)
+        return _complain(str(error), error.exit_code), {}
+    try:
         io = _stage_io(config, store, console.columns)
         result = Chain(config, store, steps, lambda step: run_stage(step, config, store, io), console).run()
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}
-    except StageFault as fault:
+    except StageError as fault:
         return _complain(fault.message + (f"\n  log: {fault.log}" if fault.log else ""), 1 if fault.report else 8), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
@@ -168,7 +173,13 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
         code, result = _one_run(config)
         figures = result.get("eval", {})
         shown = "  ".join(f"{name} {figures[name]:.5f}" for name in ("ne", "auc") if name in figures)
-        lines.append((str(config.run), shown or ("done" if code == 0 else f"exit code {code}"), " ".join(o for o in job if o not in common)))
+        lines.append(
+            (
+                str(config.run),
+                shown or ("done" if code == 0 else f"exit code {code}"),
+                " ".join(o for o in job if o not in common),
+            )
+        )
         worst = worst or code
         if code > 128:
             break

@@ -18,7 +18,8 @@ _nightjar_complete() {{
   # COMP_WORDS may be split at '='; the word to complete is what follows the last blank.
   word="${{line##* }}"
   if (( COMP_CWORD == 1 )); then
-    COMPREPLY=($(compgen -W "{commands}" -S " " -- "$word"))
+    COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+    COMPREPLY=("${{COMPREPLY[@]/%/ }}")
     return
   fi
   case " {composing} " in *" $command "*) ;; *) return ;; esac

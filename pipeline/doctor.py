@@ -159,7 +159,9 @@ def lookup() -> list[Finding]:
     if bf16 or device_bf16:
         findings.append(Finding("ok", "bf16", "computed natively: train.precision=auto takes it"))
     else:
-        findings.append(Finding("warn", "bf16", "not computed natively here", "none needed: train.precision=auto is fp32"))
+        findings.append(
+            Finding("warn", "bf16", "not computed natively here", "none needed: train.precision=auto is fp32")
+        )
     findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
     return findings
 

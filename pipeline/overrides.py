@@ -123,7 +123,7 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
         return f"{parent}.{near[0]}" if parent else near[0]
     everything = [path for path in leaves(Config) if not is_dataclass(_strip_none(field_type(path)))]
     same_name = [path for path in everything if path.rpartition(".")[2] == name]
-    return (same_name or difflib.get_close_matches(key, everything, n=1) or [None])[0]
+    return next(iter(same_name or difflib.get_close_matches(key, everything, n=1)), None)
 
 
 def field_type(path: str) -> Any:

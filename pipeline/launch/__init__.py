@@ -1,6 +1,6 @@
 """Launching: stages as TorchX AppDefs, the runner adapter and the chain. Importing it is cheap: no torch, no TorchX."""
 
-from pipeline.launch.chain import Chain, Console, Interrupted, Outcome, StageFault
+from pipeline.launch.chain import Chain, Console, Interrupted, Outcome, StageError
 from pipeline.launch.status import Report, read_report, write_report
 from pipeline.launch.step import Step, read_steps, write_steps
 
@@ -10,7 +10,7 @@ __all__ = [
     "Interrupted",
     "Outcome",
     "Report",
-    "StageFault",
+    "StageError",
     "Step",
     "read_report",
     "read_steps",

@@ -36,7 +36,7 @@ class Console:
     columns: int = 0
 
 
-class StageFault(Exception):
+class StageError(Exception):
     """A launched stage died without an error of the family; ``report`` is what a rank said, if any."""
 
     def __init__(self, message: str, report: Report | None, log: str) -> None:
@@ -51,7 +51,12 @@ class Chain:
     """
 
     def __init__(
-        self, config: Config, store: Store, steps: list[Step], run_inline: Callable[[Step], Artifact], console: Console
+        self,
+        config: Config,
+        store: Store,
+        steps: list[Step],
+        run_inline: Callable[[Step], Artifact | None],
+        console: Console,
     ) -> None:
         self.config, self.store, self.run_inline, self.console = config, store, run_inline, console
         self.all = {step.name: step for step in steps}
@@ -64,7 +69,7 @@ class Chain:
         """Run the selected stages; returns the content of ``result.json``.
 
         Whatever stops the chain is written there first and raised then: a NightjarError of the stage,
-        Interrupted for a signal, StageFault or any other exception for an unexpected fault.
+        Interrupted for a signal, StageError or any other exception for an unexpected fault.
         """
         try:
             with handled():
@@ -94,10 +99,10 @@ class Chain:
             self.store.fs.rm(self.store.full(path))
 
     def _require_one_host(self) -> None:
-        launched = [step.name for step in self.selected if step.name in DISTRIBUTED]
-        if launched and self.config.hardware.hosts > 1:
+        hardware = self.config.hardware
+        if hardware.hosts > 1 and any(step.name in DISTRIBUTED for step in self.selected):
             raise ConfigError(
-                f"launch=local runs one host, but hardware={self.config.hardware.name} has {self.config.hardware.hosts}",
+                f"launch=local runs one host, but hardware={hardware.name} has {hardware.hosts}",
                 hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
             )
 
@@ -156,7 +161,9 @@ class Chain:
 
     def _inline(self, step: Step) -> Artifact:
         with deadline(step.name, self.config.launch.deadline_minutes):
-            return self.run_inline(step)
+            artifact = self.run_inline(step)
+        assert artifact is not None  # this process is rank 0
+        return artifact
 
     def _launched(self, step: Step) -> Artifact:
         """Submit the stage, again after an unexplained death, up to ``launch.attempts`` times."""
@@ -164,7 +171,7 @@ class Chain:
         for attempt in range(1, attempts + 1):
             try:
                 return self._attempt(step)
-            except StageFault as fault:
+            except StageError as fault:
                 if attempt == attempts:
                     raise
                 self.console.say(f"{step.name:<10} {fault.message}; attempt {attempt + 1} of {attempts}")
@@ -223,4 +230,4 @@ class Chain:
             message = f"the {step.name} stage {state} without a word{exit_hint(text)}"
         else:
             message = f"the {step.name} stage failed on rank {report.rank}: {report.message}"
-        return StageFault(message, report, log)
+        return StageError(message, report, log)

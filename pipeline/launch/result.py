@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import Artifact
+from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES
 from pipeline.errors import NightjarError
+from pipeline.launch.step import run_directory
 
 # stage -> part of result.json -> its keys; None: the whole summary is that part.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -55,6 +57,12 @@ def assemble(
     if error:
         result["error"] = {"message": message_of(error), "exit_code": exit_code_of(error)}
     return result
+
+
+def record_failure(store: Store, run: str, error: BaseException) -> None:
+    """Write the ``result.json`` of a run that failed before its first stage; quiet where the store refuses it."""
+    with contextlib.suppress(NightjarError, OSError):
+        store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error))
 
 
 def message_of(error: BaseException) -> str:

@@ -60,7 +60,7 @@ def clear_report(store: Store, run: str, stage: str) -> None:
 
 
 def write_report(store: Store, run: str, stage: str, report: Report) -> str:
-    """Write ``report`` unless one is there. Returns the line for the error stream where the store refused it, else ""."""
+    """Write ``report`` unless one is there. Returns "", or where the store refuses it the line for the error stream."""
     try:
         if not store.exists(status_path(run, stage)):
             store.write_json(status_path(run, stage), asdict(report))

@@ -202,6 +202,9 @@ def test_a_signal_ends_the_chain_with_its_exit_code(store: Store, stages: Stages
 
 
 def test_a_deadline_stops_a_stage_in_the_launchers_own_process() -> None:
-    with pytest.raises(LaunchError, match="ingest stage was stopped at its deadline") as caught, deadline("ingest", 0.001):
+    with (
+        pytest.raises(LaunchError, match="ingest stage was stopped at its deadline") as caught,
+        deadline("ingest", 0.001),
+    ):
         time.sleep(30)
     assert "launch.deadline_minutes=" in caught.value.hint

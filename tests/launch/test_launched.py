@@ -25,7 +25,12 @@ SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run
 
 def nightjar(*arguments: str, **options: object) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, **options
+        [sys.executable, "-m", "pipeline.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
     )
 
 
@@ -41,7 +46,9 @@ def wait_for_worker(launcher: subprocess.Popen) -> list[psutil.Process]:
     limit = time.monotonic() + 60
     while time.monotonic() < limit and launcher.poll() is None:
         children = psutil.Process(launcher.pid).children(recursive=True)
-        if any("worker" in _arguments(child) and "torch.distributed.run" not in _arguments(child) for child in children):
+        if any(
+            "worker" in _arguments(child) and "torch.distributed.run" not in _arguments(child) for child in children
+        ):
             return children
         time.sleep(0.05)
     raise AssertionError("no worker was started")
