@@ -2,7 +2,7 @@
 
 from torchx.specs import AppDef
 
-from components._stage import stage_component
+from pipeline.component import stage_component
 
 
 def plan(*overrides: str) -> AppDef:

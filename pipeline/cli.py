@@ -140,6 +140,7 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     from pipeline.launch import Chain, Interrupted, StageError
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
+    from pipeline.report import write_report
     from pipeline.stages import prepare, run_stage, shown_plan
 
     store = Store(config.store)
@@ -161,30 +162,25 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
     if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
         _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
+    write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
 
 
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     """Run every job, one after another, and print a table of what came out."""
-    worst, lines = 0, []
+    from pipeline.report import compare
+
+    worst, results, notes = 0, [], []
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = _one_run(config)
-        figures = result.get("eval", {})
-        shown = "  ".join(f"{name} {figures[name]:.5f}" for name in ("ne", "auc") if name in figures)
-        lines.append(
-            (
-                str(config.run),
-                shown or ("done" if code == 0 else f"exit code {code}"),
-                " ".join(o for o in job if o not in common),
-            )
-        )
+        results.append(result or {"run": config.run, "status": f"exit {code}"})
+        notes.append(" ".join(override for override in job if override not in common))
         worst = worst or code
         if code > 128:
             break
-    width = max(len(run) for run, _, _ in lines)
-    _say("\n".join(["", "sweep:", *(f"  {run:<{width}}  {shown}  {job}" for run, shown, job in lines)]))
+    _say(f"\nsweep:\n{compare(results, notes)}")
     return worst
 
 
@@ -202,7 +198,8 @@ def _worker(options: argparse.Namespace) -> int:
 def _stage_io(config: Config, store: Any, columns: int) -> Any:
     from pipeline.stages import StageIO
 
-    return StageIO(say=_say, interval=_reporter(config, store, columns).interval)
+    reporter = _reporter(config, store, columns)
+    return StageIO(say=_say, interval=reporter.interval, close=reporter.close)
 
 
 def _reporter(config: Config, store: Any, columns: int) -> Any:

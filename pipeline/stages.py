@@ -33,10 +33,11 @@ NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
 
 @dataclass(frozen=True)
 class StageIO:
-    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop."""
+    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line."""
 
     say: Callable[[str], None]
     interval: Callable[[dict[str, Any]], None]
+    close: Callable[[], None]
 
 
 def steps(config: Config, store: Store) -> list[Step]:
@@ -106,7 +107,10 @@ def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact
     Raises ArtifactError where an input is not committed, and what the stage's room raises.
     """
     inputs = {name: store.get(path, name) for name, path in step.inputs.items()}
-    return _FUNCTIONS[step.name](step, config, store, inputs, io)
+    try:
+        return _FUNCTIONS[step.name](step, config, store, inputs, io)
+    finally:
+        io.close()
 
 
 def _draft(store: Store, step: Step) -> Any:
@@ -160,7 +164,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
 
 def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
-    from pipeline.evaluation import evaluate
+    from pipeline.evaluation import evaluate, reliability
     from pipeline.training import predict
 
     final = inputs["train"].summary.get("final")
@@ -173,6 +177,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("metrics.json", figures)
+        draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
         return draft.commit(figures)
 
 

@@ -83,8 +83,8 @@ def _fail(store: Store, run: str, stage: str, report: Report) -> None:
     with contextlib.suppress(OSError):
         if report.exit_code == 1:
             traceback.print_exc()
-        if line:
-            sys.stderr.write(f"{line}\n")
+        hint = f"\n  hint: {report.hint}" if report.hint else ""
+        sys.stderr.write(f"nightjar: {report.message}{hint}\n{line}\n")
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(report.exit_code)

@@ -1,11 +1,15 @@
 """What the stage components share: compose the configuration, write the run's records, return the AppDef."""
 
-import sys
-from typing import Sequence
+from __future__ import annotations
 
-from torchx.specs import AppDef
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pipeline.errors import NightjarError
+
+if TYPE_CHECKING:
+    from torchx.specs import AppDef
 
 
 def stage_component(stage: str, overrides: Sequence[str], nproc: int = 0) -> AppDef:
@@ -16,6 +20,7 @@ def stage_component(stage: str, overrides: Sequence[str], nproc: int = 0) -> App
     from pipeline.artifacts import Store
     from pipeline.compose import compose
     from pipeline.launch.appdefs import stage_app
+    from pipeline.launch.status import clear_report
     from pipeline.launch.step import run_directory
     from pipeline.stages import prepare
 
@@ -26,6 +31,7 @@ def stage_component(stage: str, overrides: Sequence[str], nproc: int = 0) -> App
         step = next(step for step in prepare(config, store) if step.name == stage)
         for name, path in step.inputs.items():
             store.get(path, name)
+        clear_report(store, str(config.run), stage)
     except NightjarError as error:
         sys.stderr.write(f"nightjar: {error}\n")
         sys.exit(error.exit_code)
