@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 class Spill:
-    """Typed blocks in order, as uncompressed Arrow IPC, one after another in an unbuffered ``file``.
+    """Typed blocks in order, as Arrow IPC one after another in an unbuffered ``file``.
 
-    lz4 would halve the disk space and costs more time than it saves.
+    lz4 takes as long as no compression here (less to write and read back) and a third of the disk.
     """
 
     def __init__(self, file: io.FileIO, folder: str) -> None:
@@ -30,7 +30,7 @@ class Spill:
 
     def write(self, frame: pl.DataFrame) -> None:
         """Append a block."""
-        data = frame.write_ipc(None).getbuffer()
+        data = frame.write_ipc(None, compression="lz4").getbuffer()
         try:
             written = 0
             while written < data.nbytes:
