@@ -309,3 +309,10 @@ def test_progress_and_fingerprint(run_ingest, tmp_path, monkeypatch):
     first = raw_fingerprint(csv_config(path))
     write_rows(path, 400)
     assert raw_fingerprint(csv_config(path)) != first
+
+
+@pytest.mark.parametrize("name", ["adult", "criteo", "csv", "parquet", "synthetic"])
+def test_every_data_yaml_matches_the_schema(name):
+    config = yaml_config(name)
+    assert config.data.name == name
+    assert config.data.format in ("csv", "criteo", "parquet", "synthetic")
