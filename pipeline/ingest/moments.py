@@ -57,30 +57,26 @@ def signed_log(column: pl.Expr) -> pl.Expr:
 
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
     """Moments of each expression (float64, nulls left out) over ``frame``."""
-    fields: list[pl.Expr] = []
-    for i, value in enumerate(expressions):
-        whole = value.cast(pl.Int64, strict=False)
-        fields += [
-            (value.count()).alias(f"count{i}"), value.min().alias(f"min{i}"), value.max().alias(f"max{i}"),
-            (value == value.floor()).all().alias(f"whole{i}"), whole.sum().alias(f"sum{i}"),
-            (whole * whole).sum().alias(f"squares{i}"),
-        ]  # fmt: skip
-    row = frame.select(fields).row(0, named=True)
-    return [_moments(frame, value, row, i) for i, value in enumerate(expressions)]
+    values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
+    column = pl.all()
+    counts, lows, highs = (values.select(part).row(0) for part in (column.count(), column.min(), column.max()))
+    ints = values.cast(pl.Int64, strict=False)
+    totals, squares = ints.sum().row(0), ints.select(column * column).sum().row(0)
+    result = []
+    for i, count in enumerate(counts):
+        moments = Moments(count, lows[i], highs[i]) if count else Moments()
+        # Whole numbers small enough for 64-bit sums are the rule (counts) and much faster.
+        if count * max(abs(lows[i] or 0), abs(highs[i] or 0), 1.0) ** 2 < 2.0**62 and _whole(values, ints, i):
+            moments.total, moments.squares = (totals[i] or 0) << _SHIFT, (squares[i] or 0) << _SHIFT
+        else:
+            floats = values[:, i].drop_nulls().to_numpy()
+            moments.total, moments.squares = exact_sum(floats), exact_sum(floats * floats)
+        result.append(moments)
+    return result
 
 
-def _moments(frame: pl.DataFrame, value: pl.Expr, row: dict[str, float], i: int) -> Moments:
-    count = int(row[f"count{i}"])
-    if not count:
-        return Moments()
-    low, high = float(row[f"min{i}"]), float(row[f"max{i}"])
-    moments = Moments(count=count, minimum=low, maximum=high)
-    if row[f"whole{i}"] and count * max(abs(low), abs(high), 1.0) ** 2 < 2.0**62:
-        moments.total, moments.squares = int(row[f"sum{i}"]) << _SHIFT, int(row[f"squares{i}"]) << _SHIFT
-    else:
-        values = frame.select(value.alias("value"))["value"].drop_nulls().to_numpy()
-        moments.total, moments.squares = exact_sum(values), exact_sum(values * values)
-    return moments
+def _whole(values: pl.DataFrame, ints: pl.DataFrame, i: int) -> bool:
+    return bool((ints[:, i].cast(pl.Float64) == values[:, i]).all())
 
 
 def exact_sum(values: np.ndarray) -> int:

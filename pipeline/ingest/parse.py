@@ -37,9 +37,14 @@ class _Rejected:
         self.bad |= mask
 
 
+def _shown(value: str | None) -> str:
+    """``value`` quoted, as a message shows it: no longer than 60 characters."""
+    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
+
+
 @dataclass(frozen=True)
 class Parsed:
-    """Typed rows, the rows of the raw frame they came from, and those that did not parse."""
+    """Typed rows, and the rows that did not parse in the order of their lines."""
 
     frame: pl.DataFrame
     rejects: list[Reject]
@@ -97,7 +102,7 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(
         bad.to_numpy(), f"{spec.label} is neither {spec.positive!r} nor {spec.negative!r}",
-        lambda i: f"{spec.label} is {text[i]!r}, {expected}",
+        lambda i: f"{spec.label} is {_shown(text[i])}, {expected}",
     )  # fmt: skip
     return positive.cast(pl.Float32).alias(LABEL)
 
@@ -124,7 +129,7 @@ def _number(values: pl.Series, text: pl.Series | None, column: str, spec: DataSp
     absent = _absent(text, spec)
     rejected.add(
         ~(finite | absent).to_numpy(), f"{column} is not a finite number",
-        lambda i: f"{column} is {text[i]!r}, expected a finite number",
+        lambda i: f"{column} is {_shown(text[i])}, expected a finite number",
     )  # fmt: skip
     return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
 
@@ -184,7 +189,7 @@ def _split_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: _Rejected)
     mask[wrong["row"].to_numpy()] = True
     rejected.add(
         mask, f"a weight of {feature.column} is not a finite number",
-        lambda i: f"{feature.column} has weight {first[i]!r}, expected a finite number",
+        lambda i: f"{feature.column} has weight {_shown(first[i])}, expected a finite number",
     )  # fmt: skip
     return flat.drop("text")
 
@@ -211,7 +216,9 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
         day = frame.select(whole.floor().cast(pl.Int32, strict=False).fill_null(date))["number"]
     bad = day.is_null().to_numpy()
-    rejected.add(bad, f"{column} is no day", lambda i: f"{column} is {text[i]!r}, expected a number or YYYY-MM-DD")
+    rejected.add(
+        bad, f"{column} is no day", lambda i: f"{column} is {_shown(text[i])}, expected a number or YYYY-MM-DD"
+    )
     return day.fill_null(0).alias(DAY)
 
 

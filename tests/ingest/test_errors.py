@@ -118,3 +118,11 @@ def test_nothing_is_left_behind(run_ingest, tmp_path, monkeypatch):
     refused(run_ingest, csv_config(path), "one class only")
     assert not list(spills.iterdir())
     assert not [p for p in tmp_path.glob("store*/**/*") if p.is_file()]
+
+
+def test_long_values_are_cut_in_reasons(run_ingest, tmp_path):
+    path = write_rows(tmp_path / "a.csv")
+    with path.open("a") as sink:
+        sink.write("1," + "9" * 5000 + "x,a\n")
+    dataset = run_ingest(csv_config(path))
+    assert len(dataset.quarantine[0]["reason"]) < 120

@@ -116,11 +116,15 @@ def test_statistics_and_vocabulary_come_from_train_rows_only(run_ingest, tmp_pat
     assert profile.label_rate == {"train": 0.5, "test": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("field", "days"),
-    [("timestamp", [86_400, 2 * 86_400 + 5, 3 * 86_400]), ("timestamp", ["1970-01-02 10:00:00", "1970-01-03", "1970-01-04"]),
-     ("day", ["1970-01-02", "1970-01-03", "1970-01-04"]), ("timestamp", [86_400_000_000, 2e12, 3e12])],
-)  # fmt: skip
+DAYS = (
+    ("timestamp", [86_400, 2 * 86_400 + 5, 3 * 86_400]),
+    ("timestamp", ["1970-01-02 10:00:00", "1970-01-03", "1970-01-04"]),
+    ("day", ["1970-01-02", "1970-01-03", "1970-01-04"]),
+    ("timestamp", [86_400_000_000, 2e12, 3e12]),
+)
+
+
+@pytest.mark.parametrize(("field", "days"), DAYS)
 def test_days_come_from_numbers_dates_and_timestamps(run_ingest, tmp_path, field, days):
     path = tmp_path / "a.csv"
     lines = ["label,x,c,t"] + [f"{i % 2},{i},a,{days[i % 3]}" for i in range(30)] + ["1,1,a,tomorrow"]
@@ -155,7 +159,7 @@ def test_multi_valued_and_weighted_features(run_ingest, tmp_path):
     config = csv_config(path, sparse=sparse, missing=["", "?"], split=SplitConfig(test_share=0.0))
     dataset = run_ingest(config)
     rows = dataset.split("train")
-    ids = {id_: row for id_, row in dataset.vocab("c").select("id", "row").rows()}
+    ids = dict(dataset.vocab("c").select("id", "row").rows())
     assert rows["c"].to_list() == [[ids["a"], ids["b"], ids["a"]], [0], [ids["b"]], [ids["a"]]]
     assert rows["t__weight"].to_list() == [[2, 1], [1], [0.5], [-1]]
     assert [len(bag) for bag in rows["t"]] == [2, 1, 1, 1]
@@ -305,3 +309,10 @@ def test_progress_and_fingerprint(run_ingest, tmp_path, monkeypatch):
     first = raw_fingerprint(csv_config(path))
     write_rows(path, 400)
     assert raw_fingerprint(csv_config(path)) != first
+
+
+@pytest.mark.parametrize("name", ["adult", "criteo", "csv", "parquet", "synthetic"])
+def test_every_data_yaml_matches_the_schema(name):
+    config = yaml_config(name)
+    assert config.data.name == name
+    assert config.data.format in ("csv", "criteo", "parquet", "synthetic")
