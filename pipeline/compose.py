@@ -71,7 +71,7 @@ def compose(arguments: Sequence[str], config_dir: str | None = None) -> Config:
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
     """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
     parsed = complaints.parse(arguments)
-    complaints.check_overrides(parsed, group_options(hydra, extra))
+    complaints.check_overrides(parsed, group_options([*complaints.parse(extra), *parsed]))
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
     try:
@@ -83,25 +83,23 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
     return tree
 
 
-def group_options(hydra: Hydra, extra: Sequence[str] = ()) -> dict[str, list[str]]:
-    """Options of every top-level group of the tree, the user's own directory included."""
-    loader = hydra.config_loader
-    names = set(loader.list_groups("")) | _user_groups(extra)
-    return {
-        name: sorted(set(loader.get_group_options(name, config_name=ROOT, overrides=list(extra))))
-        for name in sorted(names)
-        if name != "hydra"
-    }
+def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
+    """Options of every top-level group: the YAML files of ``conf/`` and of the directories added to the search path.
 
-
-def _user_groups(extra: Sequence[str]) -> set[str]:
-    """Group directories below the directories that ``extra`` adds to the search path."""
-    found = set()
-    for override in complaints.parse(extra):
-        for url in cast(list[Any], override.value()):
-            directory = Path(str(url).removeprefix("file://"))
-            found |= {path.name for path in directory.iterdir() if path.is_dir()}
-    return found
+    Read from the directories, because asking Hydra composes the tree once for every group. Empty where the
+    search path holds something else than directories: then only Hydra itself can tell.
+    """
+    places = [conf_directory()]
+    for override in overrides:
+        if override.key_or_group == "hydra.searchpath":
+            urls = [str(url) for url in cast(list[Any], override.value())]
+            if any("://" in url and not url.startswith("file://") for url in urls):
+                return {}
+            places += [Path(url.removeprefix("file://")) for url in urls]
+    found: dict[str, set[str]] = {}
+    for path in (path for place in places for path in place.glob("*/*.y*ml")):
+        found.setdefault(path.parent.name, set()).add(path.stem)
+    return {name: sorted(options) for name, options in sorted(found.items())}
 
 
 def _resolve(tree: DictConfig) -> Config:
