@@ -158,7 +158,7 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Peak memory", units.size(train.get("peak_rss_bytes"))),
         ("Checkpoints written", units.count(saved.get("count"))),
         ("Checkpoint bytes", units.size(saved.get("bytes_written"))),
-        ("Same as full checkpoints", units.size(saved.get("bytes_full_equivalent"))),
+        ("Had all been full", units.size(saved.get("bytes_full_equivalent"))),
         ("Stalled by checkpoints", units.percent(saved.get("stall_share"))),
         ("Held-out rows", units.count(scores.get("samples"))),
         ("Gate", "; ".join([str(gate.get("verdict", "")), *map(str, gate.get("reasons", []))]) if gate else "-"),

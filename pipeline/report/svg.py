@@ -17,6 +17,7 @@ WIDTH, HEIGHT = 380, 236
 LEFT, RIGHT, TOP, BOTTOM = 50, 14, 14, 36
 MOST_POINTS = 480
 MOST_HOVERS = 120
+NOTE_HEIGHT = 12
 
 Point = tuple[float, float]
 
@@ -51,8 +52,8 @@ def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence
     body = [
         *frame.grid(),
         *([f'<path class="area" d="{area}"/>'] if y.from_zero else []),
-        f'<path class="curve" d="{path}"/>' if len(shown) > 1 else single,
         *_references(frame, references),
+        f'<path class="curve" d="{path}"/>' if len(shown) > 1 else single,
         *_hovers(frame, shown),
     ]
     return _svg(body, label)
@@ -185,12 +186,16 @@ class Frame:
 
 
 def _references(frame: Frame, lines: Sequence[Line]) -> list[str]:
-    out = []
-    for line in lines:
+    """Dashed lines, labelled at the left, where a falling curve leaves room; close ones above and below."""
+    out: list[str] = []
+    last = -math.inf
+    for line in sorted(lines, key=lambda line: -line.y):
         row = frame.y(line.y)
-        above = row - 5 if row - 5 > TOP + 6 else row + 13
+        baseline = row - 4 if row - 4 - last >= NOTE_HEIGHT else max(row + 11, last + NOTE_HEIGHT)
+        baseline = max(baseline, TOP + NOTE_HEIGHT)
+        last = baseline
         out.append(f'<path class="reference" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
-        out.append(_text(WIDTH - RIGHT - 3, above, line.label, "end", "note"))
+        out.append(_text(LEFT + 4, baseline, line.label, "start", "note"))
     return out
 
 
