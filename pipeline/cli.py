@@ -256,8 +256,8 @@ def _write_text(text: str) -> None:
 
 def _write(data: bytes) -> None:
     if data:
+        sys.stdout.buffer.write(data)
         sys.stdout.flush()
-        os.write(sys.stdout.fileno(), data)
 
 
 def _complain(text: str, code: int) -> int:

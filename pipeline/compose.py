@@ -70,8 +70,7 @@ def compose(arguments: Sequence[str], config_dir: str | None = None) -> Config:
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
     """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
-    parsed = complaints.parse(arguments)
-    complaints.check_overrides(parsed, group_options([*complaints.parse(extra), *parsed]))
+    parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
     try:
@@ -81,6 +80,13 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
     with open_dict(tree):
         del tree["hydra"]
     return tree
+
+
+def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> list[Override]:
+    """The parsed ``arguments``; ConfigError for one that does not parse or names no key, group or option."""
+    parsed = complaints.parse(arguments)
+    complaints.check_overrides(parsed, group_options([*complaints.parse(extra), *parsed]))
+    return parsed
 
 
 def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:

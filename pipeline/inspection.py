@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Sequence
 
 from pipeline import overrides as complaints
-from pipeline.compose import ROOT, compose_tree, hydra_session
+from pipeline.compose import ROOT, checked_overrides, hydra_session
 from pipeline.errors import ConfigError
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -20,16 +19,19 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
     """
     from hydra._internal.utils import get_args_parser
 
+    if options.info not in (*INFO, None):
+        raise ConfigError(f"--info is {options.info!r}, expected one of: {', '.join(INFO)}", hint="--info config")
     with hydra_session(options.config_dir) as (hydra, extra):
-        compose_tree(hydra, arguments, extra)  # for its messages
-        overrides = [*extra, *complaints.mend_additions(complaints.parse(arguments))]
-        if options.help:
-            hydra.app_help(ROOT, get_args_parser(), argparse.Namespace(overrides=overrides, resolve=options.resolve))
-        elif options.cfg:
-            hydra.show_cfg(ROOT, overrides, options.cfg, options.package, options.resolve)
-        elif options.info in INFO:
-            hydra.show_info(options.info, ROOT, overrides)
-            logging.shutdown()
-        else:
-            raise ConfigError(f"--info is {options.info!r}, expected one of: {', '.join(INFO)}", hint="--info config")
+        parsed = checked_overrides(arguments, extra)
+        overrides = [*extra, *complaints.mend_additions(parsed)]
+        try:
+            if options.help:
+                given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
+                hydra.app_help(ROOT, get_args_parser(), given)
+            elif options.cfg:
+                hydra.show_cfg(ROOT, overrides, options.cfg, options.package, options.resolve)
+            else:
+                hydra.show_info(options.info, ROOT, overrides)
+        except complaints.config_errors() as error:
+            raise complaints.translate(error, parsed) from None
     return 0

@@ -3,19 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 COLUMNS = ["data=csv", "data.name=bad", "+data.sparse.colour={}", "+data.dense.price={}", "run=b"]
-
-
-def nightjar(*arguments: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120
-    )
 
 
 def write_rows(path: Path, label: object, header: str = "label,colour,price", rows: int = 200) -> Path:
@@ -24,7 +17,7 @@ def write_rows(path: Path, label: object, header: str = "label,colour,price", ro
     return path
 
 
-def expect(done: subprocess.CompletedProcess, code: int, store: Path, *words: str) -> None:
+def expect(done: Any, code: int, store: Path, *words: str) -> None:
     """One message with a hint and all ``words``, exit ``code``, and nothing in ``store`` but the run's records."""
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -41,19 +34,19 @@ def expect_recorded(store: Path, code: int) -> None:
     assert (result["status"], result["error"]["exit_code"]) == ("failed", code)
 
 
-def test_an_unknown_override(tmp_path: Path) -> None:
+def test_an_unknown_override(nightjar, tmp_path: Path) -> None:
     done = nightjar("run", "train.lrr=1", f"store={tmp_path}/s")
     expect(done, 2, tmp_path, "train.lrr is unknown; did you mean train.lr?", "hint: train.lr=1")
     assert not (tmp_path / "s").exists()
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_a_missing_file(nightjar, tmp_path: Path) -> None:
     done = nightjar("run", *COLUMNS, f"data.path={tmp_path}/none.csv", f"store={tmp_path}/s")
     expect(done, 3, tmp_path / "s", "nothing exists at", "none.csv")
     expect_recorded(tmp_path / "s", 3)
 
 
-def test_a_wrong_column(tmp_path: Path) -> None:
+def test_a_wrong_column(nightjar, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.csv", lambda number: number % 2, "label,color,price")
     done = nightjar("run", *COLUMNS, f"data.path={data}", f"store={tmp_path}/s")
     expect(done, 3, tmp_path / "s", "has no column 'colour'", "data.sparse.colour.column=color")
@@ -61,20 +54,20 @@ def test_a_wrong_column(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "label,colour,price\n"], ids=["no bytes", "header only"])
-def test_empty_data(tmp_path: Path, text: str) -> None:
+def test_empty_data(nightjar, tmp_path: Path, text: str) -> None:
     (tmp_path / "data.csv").write_text(text)
     done = nightjar("run", *COLUMNS, f"data.path={tmp_path}/data.csv", f"store={tmp_path}/s")
     expect(done, 3, tmp_path / "s", "holds no rows")
     expect_recorded(tmp_path / "s", 3)
 
 
-def test_labels_that_are_not_0_or_1(tmp_path: Path) -> None:
+def test_labels_that_are_not_0_or_1(nightjar, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.csv", lambda number: 7)
     done = nightjar("run", *COLUMNS, f"data.path={data}", f"store={tmp_path}/s")
     expect(done, 3, tmp_path / "s", "label is neither '1' nor '0'", "label is '7'")
 
 
-def test_a_single_wrong_label_is_put_aside_with_its_line_and_reason(tmp_path: Path) -> None:
+def test_a_single_wrong_label_is_put_aside_with_its_line_and_reason(nightjar, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.csv", lambda number: 7 if number == 3 else number % 2)
     done = nightjar("ingest", *COLUMNS, f"data.path={data}", f"store={tmp_path}/s")
     assert done.returncode == 0
@@ -85,18 +78,18 @@ def test_a_single_wrong_label_is_put_aside_with_its_line_and_reason(tmp_path: Pa
     assert json.loads((tmp_path / "s/runs/b/result.json").read_text())["ingest"]["rows_quarantined"] == 1
 
 
-def test_one_class_only(tmp_path: Path) -> None:
+def test_one_class_only(nightjar, tmp_path: Path) -> None:
     data = write_rows(tmp_path / "data.csv", lambda number: 1)
     done = nightjar("run", *COLUMNS, f"data.path={data}", f"store={tmp_path}/s")
     expect(done, 3, tmp_path / "s", "one class only")
 
 
-def test_an_input_that_is_not_committed(tmp_path: Path) -> None:
+def test_an_input_that_is_not_committed(nightjar, tmp_path: Path) -> None:
     done = nightjar("train", f"store={tmp_path}", "run=b")
     expect(done, 7, tmp_path, "no committed artifact", "nightjar ingest with the same overrides makes it")
 
 
-def test_a_store_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_written(nightjar, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = nightjar("run", f"store={tmp_path}/file/s", "data.synthetic.rows=500")
     assert done.returncode == 7, done.stderr
@@ -115,6 +108,6 @@ def tiny_disk(tmp_path: Path):
 
 
 @pytest.mark.parametrize("inline", ["[ingest,plan,partition]", "[]"], ids=["in the launcher", "under torchrun"])
-def test_a_full_disk_while_ingesting(tiny_disk: Path, inline: str) -> None:
+def test_a_full_disk_while_ingesting(nightjar, tiny_disk: Path, inline: str) -> None:
     done = nightjar("run", "data.synthetic.rows=50000", f"launch.inline={inline}", "run=b", f"store={tiny_disk}/s")
     expect(done, 7, tiny_disk / "s", "no space left", "store=<another fsspec URL>")

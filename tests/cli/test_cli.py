@@ -15,20 +15,20 @@ from pipeline import cli
 ROOT = Path(__file__).parents[2]
 
 
-def nightjar(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess:
+def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", "pipeline.cli", *arguments],
-        cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
 
 
 def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     started = time.perf_counter()
-    done = nightjar("--help")
+    done = command("--help")
     seconds = time.perf_counter() - started
     assert done.returncode == 0
-    for command in cli.COMMANDS:
-        assert f"    {command}" in done.stdout
+    for name in cli.COMMANDS:
+        assert f"    {name}" in done.stdout
     assert "exit codes: 0 done" in done.stdout
     assert seconds < 1.5  # 0.1 s on a quiet machine; this one may be busy
     code = "import sys, pipeline.cli, pipeline.launch; pipeline.cli._parser().format_help(); print(*sys.modules)"
@@ -39,14 +39,14 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "train"])
-def test_help_of_a_composing_command_shows_groups_and_keys(command: str) -> None:
+def test_help_of_a_composing_command_shows_groups_and_keys(nightjar, command: str) -> None:
     done = nightjar(command, "--help")
     assert done.returncode == 0
     assert "hardware: a100x16x8" in done.stdout
     assert "global_batch: " in done.stdout
 
 
-def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied() -> None:
+def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied(nightjar) -> None:
     assert "lr: 0.5" in nightjar("run", "--cfg", "job", "train.lr=0.5").stdout
     part = nightjar("run", "train.lr=0.5", "--cfg", "job", "--package", "train").stdout
     assert part.startswith("# @package train")
@@ -55,19 +55,19 @@ def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied() -> None:
 
 
 def test_info_says_where_the_configuration_comes_from() -> None:
-    assert "Config search path" in nightjar("run", "--info", "searchpath").stdout
-    assert "nightjar_schema" in nightjar("run", "--info", "defaults").stdout
-    wrong = nightjar("run", "--info", "nonsense")
+    assert "Config search path" in command("run", "--info", "searchpath").stdout
+    assert "nightjar_schema" in command("run", "--info", "defaults").stdout
+    wrong = command("run", "--info", "nonsense")
     assert (wrong.returncode, "expected one of: all, config" in wrong.stderr) == (2, True)
 
 
 def test_looking_leaves_no_files_behind(tmp_path: Path) -> None:
     for flags in (["--help"], ["--cfg", "job"], ["--info"]):
-        assert nightjar("run", *flags, cwd=tmp_path).returncode == 0
+        assert command("run", *flags, cwd=tmp_path).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_unknown_commands_flags_and_leftovers_are_refused() -> None:
+def test_unknown_commands_flags_and_leftovers_are_refused(nightjar) -> None:
     assert nightjar("nonsense").returncode == 2
     done = nightjar("run", "--nonsense")
     assert (done.returncode, done.stderr) == (
@@ -77,13 +77,13 @@ def test_unknown_commands_flags_and_leftovers_are_refused() -> None:
     assert nightjar("doctor", "extra").returncode == 2
 
 
-def test_overrides_and_flags_may_stand_in_any_order() -> None:
+def test_overrides_and_flags_may_stand_in_any_order(nightjar) -> None:
     done = nightjar("run", "train.lr=0.5", "--cfg", "job", "seed=7")
     assert "seed: 7" in done.stdout
     assert "lr: 0.5" in done.stdout
 
 
-def test_a_sweep_gives_every_job_its_own_run_and_ends_with_a_table(tmp_path: Path) -> None:
+def test_a_sweep_gives_every_job_its_own_run_and_ends_with_a_table(nightjar, tmp_path: Path) -> None:
     done = nightjar("ingest", "-m", "data.synthetic.rows=500,700", f"store={tmp_path}")
     assert done.returncode == 0, done.stderr
     table = done.stdout.split("sweep:")[1]
@@ -94,14 +94,14 @@ def test_a_sweep_gives_every_job_its_own_run_and_ends_with_a_table(tmp_path: Pat
     assert "store=" not in table
 
 
-def test_a_wrong_job_of_a_sweep_stops_it_before_anything_starts(tmp_path: Path) -> None:
+def test_a_wrong_job_of_a_sweep_stops_it_before_anything_starts(nightjar, tmp_path: Path) -> None:
     done = nightjar("ingest", "-m", "data.synthetic.rows=500,abc", f"store={tmp_path}")
     assert done.returncode == 2
     assert "data.synthetic.rows is 'abc', expected a whole number" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_result_shows_a_run_and_names_the_known_ones(tmp_path: Path) -> None:
+def test_result_shows_a_run_and_names_the_known_ones(nightjar, tmp_path: Path) -> None:
     assert nightjar("ingest", "data.synthetic.rows=500", "run=mine", f"store={tmp_path}").returncode == 0
     shown = nightjar("result", "mine", f"store={tmp_path}", "--json")
     assert json.loads(shown.stdout)["run"] == "mine"
@@ -120,7 +120,7 @@ def test_an_unexpected_fault_has_exit_code_1_and_asks_for_a_report(monkeypatch, 
     assert "unexpected ZeroDivisionError: x" in capsys.readouterr().err
 
 
-def test_doctor_prints_one_line_a_finding_or_json(tmp_path: Path) -> None:
+def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> None:
     done = nightjar("doctor", "--json", "--store", str(tmp_path))
     findings = json.loads(done.stdout)
     assert done.returncode == (2 if any(finding["level"] == "fail" for finding in findings) else 0)
