@@ -100,7 +100,8 @@ def _header(data: ReportData) -> str:
     if data.plan is not None:
         said.append(f"{data.plan.world_size} {data.plan.device} rank{'s' * (data.plan.world_size != 1)}")
     if data.finished is not None:
-        said.append(f"finished {time.strftime('%Y-%m-%d %H:%M', time.gmtime(data.finished))} UTC")
+        verb = "finished" if status == "done" else "last artifact"
+        said.append(f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.gmtime(data.finished))} UTC")
     return (
         f'<header><h1>{escape(str(data.result.get("run", "")))}</h1><span class="pill {escape(status)}">'
         f"{escape(status)}</span><p>{escape(' · '.join(['Nightjar run report', *said]))}</p></header>"

@@ -56,7 +56,7 @@ def compare(results: Sequence[Mapping[str, Any]], notes: Sequence[str] | None = 
     names = [str(result.get("run", units.ABSENT)) for result in results]
     width = min(max(len(name) for name in ["run", *names]), 22)
     best = min((ne for result in results if (ne := _figure(result, "eval", "ne")) is not None), default=None)
-    heading = f"{'run':<{width}}  {'status':<7} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
+    heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
     for index, (name, result) in enumerate(zip(names, results, strict=True)):
         line = _compared(name if len(name) <= width else f"{name[: width - 2]}..", width, result, best)
@@ -68,7 +68,7 @@ def _compared(name: str, width: int, result: Mapping[str, Any], best: float | No
     ne = _figure(result, "eval", "ne")
     mark = "*" if ne is not None and ne == best else " "
     return (
-        f"{name:<{width}}  {result.get('status', units.ABSENT):<7} {units.decimal(ne, 5):>8}{mark} "
+        f"{name:<{width}}  {result.get('status', units.ABSENT):<8} {units.decimal(ne, 5):>8}{mark} "
         f"{units.decimal(_figure(result, 'eval', 'auc'), 5):>8} {units.decimal(_figure(result, 'eval', 'logloss')):>8} "
         f"{units.count(_figure(result, 'train', 'samples_per_s')):>10} {total_seconds(result):>8.1f}"
     )
