@@ -1,0 +1,31 @@
+"""Sharded embedding tables: built from a dataset's schema, placed by a plan, read and written by row."""
+
+from __future__ import annotations
+
+from pipeline.embeddings.checks import check_rows, feature_counts
+from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
+from pipeline.embeddings.optimizer import DenseTableAdagrad, dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings.rows import LocalShard, RowAccess, RowValues, initial_rows
+from pipeline.embeddings.sharding import shard_model, to_sharding_plan
+from pipeline.embeddings.tables import ADAGRAD_SUM, TableSpec, dense_parameters, dense_table_parameters
+
+__all__ = [
+    "ADAGRAD_SUM",
+    "DenseTableAdagrad",
+    "LocalShard",
+    "RowAccess",
+    "RowValues",
+    "TableSpec",
+    "apply_fused_optimizer",
+    "build_collection",
+    "check_rows",
+    "dense_parameters",
+    "dense_table_optimizer",
+    "dense_table_parameters",
+    "feature_counts",
+    "initial_rows",
+    "pooled_stack",
+    "set_sparse_lr",
+    "shard_model",
+    "to_sharding_plan",
+]

@@ -1,0 +1,157 @@
+"""Rows, not shards: every read and write of table contents goes by (table name, global row number)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.embeddings.tables import ADAGRAD_SUM, Kernel, TableSpec, kernels, sharded_collections
+
+INIT_BLOCK_ROWS = 8192
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
+
+    ``weight`` [rows, columns] and ``state`` (``adagrad_sum`` [rows]) are float32 views of the live
+    storage. ``owner``: false on all ranks but one that hold a data-parallel replica.
+    """
+
+    table: str
+    row: int
+    rows: int
+    column: int
+    columns: int
+    owner: bool
+    weight: Tensor
+    state: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class RowValues:
+    """Copies of some rows: columns [column, column + columns) as ``weight`` [n, columns], ``state`` by name [n]."""
+
+    column: int
+    columns: int
+    weight: Tensor
+    state: dict[str, Tensor] = field(default_factory=dict)
+
+
+def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
+    """Initial values of rows [start, stop): uniform in +-1 / sqrt(table.rows), [stop - start, dim].
+
+    A function of (seed, table, global row) alone: each block of ``INIT_BLOCK_ROWS`` rows has a
+    counter-based generator of its own, so any range costs at most two blocks more than itself.
+    """
+    bound = 1.0 / math.sqrt(table.rows)
+    parts = []
+    for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
+        digest = hashlib.blake2b(f"{seed}|{table.name}|{block}".encode(), digest_size=16).digest()
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        first = block * INIT_BLOCK_ROWS
+        size = min(INIT_BLOCK_ROWS, table.rows - first)
+        values = generator.random((size, table.dim), dtype=np.float32)
+        parts.append(values[max(start - first, 0) : stop - first])
+    flat = np.concatenate(parts) if parts else np.empty((0, table.dim), dtype=np.float32)
+    return torch.from_numpy(flat).mul_(2 * bound).sub_(bound)
+
+
+class RowAccess:
+    """The rows of all tables of a sharded model that lie on this rank."""
+
+    def __init__(self, dmp: DistributedModelParallel) -> None:
+        self._dmp = dmp
+        configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
+        self.tables = {c.name: TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
+
+    def local_shards(self) -> list[LocalShard]:
+        """Every non-empty shard of this rank, ordered by (table, row, column).
+
+        Views stay valid as long as the model; a table with a device cache is flushed first.
+        """
+        shards = [shard for kernel in kernels(self._dmp) for shard in self._shards_of(kernel)]
+        return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
+
+    def _shards_of(self, kernel: Kernel) -> list[LocalShard]:
+        if kernel.fused:
+            kernel.module.flush()
+            sums = [states[0] for states in kernel.module.split_optimizer_states()]
+        else:
+            sums = list(getattr(kernel.module, ADAGRAD_SUM).split([rows for rows, _ in kernel.module.embedding_specs]))
+        order = {name: i for i, name in enumerate(self.tables)}
+        rank, world = dist.get_rank(), dist.get_world_size()
+        shards = []
+        for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), sums, strict=True):
+            place = table.local_metadata
+            row, column = place.shard_offsets if place is not None else (0, 0)
+            owner = place is not None or order[table.name] % world == rank
+            rows, columns = weight.shape
+            if rows:
+                parts = {ADAGRAD_SUM: state.detach()}
+                shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
+        return shards
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
+        for shard in self.local_shards():
+            spec = self.tables[shard.table]
+            for start in range(shard.row, shard.row + shard.rows, INIT_BLOCK_ROWS):
+                stop = min(start + INIT_BLOCK_ROWS, shard.row + shard.rows)
+                values = initial_rows(seed, spec, start, stop)[:, shard.column : shard.column + shard.columns]
+                shard.weight[start - shard.row : stop - shard.row].copy_(values)
+            for state in shard.state.values():
+                state.zero_()
+
+    def _holding(self, table: str, rows: Tensor) -> list[tuple[LocalShard, Tensor]]:
+        """Local shards that hold all of ``rows`` and the rows' places in them; ValueError where there is none."""
+        holders = []
+        for shard in self.local_shards():
+            if shard.table == table:
+                places = rows.to(shard.weight.device) - shard.row
+                if bool(((places >= 0) & (places < shard.rows)).all()):
+                    holders.append((shard, places))
+        if not holders:
+            raise ValueError(f"this rank does not hold all the asked rows of table {table!r}")
+        return holders
+
+    def read(self, table: str, rows: Tensor) -> list[RowValues]:
+        """Copies of the global ``rows`` (int64 [n]) of ``table``, one entry per column range on this rank.
+
+        ValueError where one of the rows is not local.
+        """
+        return [
+            RowValues(
+                shard.column,
+                shard.columns,
+                shard.weight[places],
+                {name: state[places] for name, state in shard.state.items()},
+            )
+            for shard, places in self._holding(table, rows)
+        ]
+
+    @torch.no_grad()
+    def write(self, table: str, rows: Tensor, values: list[RowValues]) -> None:
+        """Overwrite the global ``rows`` of ``table`` with ``values`` (as ``read`` returns them, or wider columns).
+
+        ValueError where a row is not local or a local column range is not given. Replicas are
+        written on this rank only: call it on every rank.
+        """
+        for shard, places in self._holding(table, rows):
+            end = shard.column + shard.columns
+            given = [v for v in values if v.column <= shard.column and v.column + v.columns >= end]
+            if not given:
+                raise ValueError(f"columns {shard.column} to {end - 1} of table {table!r} are not given")
+            part = given[0]
+            cut = part.weight[:, shard.column - part.column : end - part.column]
+            shard.weight[places] = cut.to(shard.weight)
+            for name, state in part.state.items():
+                shard.state[name][places] = state.to(shard.state[name])

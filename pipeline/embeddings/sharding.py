@@ -1,0 +1,141 @@
+"""From our plan to TorchRec's, and from a model to its sharded form."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import (
+    EmbeddingModuleShardingPlan,
+    ParameterSharding,
+    ShardingPlan,
+    ShardingType,
+)
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+
+from pipeline.contracts import Plan, TablePlan
+from pipeline.embeddings.optimizer import DenseTableAdagrad
+from pipeline.embeddings.tables import kernels
+from pipeline.errors import PlanError
+
+_REPLAN = "nightjar plan force=true makes the plan again"
+
+
+def _check_table(name: str, table: TablePlan, plan: Plan) -> None:
+    if table.sharding not in {kind.value for kind in ShardingType}:
+        raise PlanError(f"table {name!r} has sharding {table.sharding!r}, which TorchRec does not know", hint=_REPLAN)
+    if plan.device == "cpu" and table.kernel not in ("dense", "fused", "fused_uvm", "fused_uvm_caching"):
+        raise PlanError(
+            f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
+            hint=f"plan.tables.{name}=ddr",
+        )
+    if table.sharding == ShardingType.DATA_PARALLEL.value:
+        return
+    cells = sum(shard.rows * shard.columns for shard in table.shards)
+    inside = all(
+        0 <= s.row <= s.row + s.rows <= table.rows
+        and 0 <= s.column < s.column + s.columns <= table.dim
+        and 0 <= s.rank < plan.world_size
+        for s in table.shards
+    )
+    if cells != table.rows * table.dim or not inside:
+        raise PlanError(
+            f"the shards of table {name!r} hold {cells} values, expected all {table.rows} x {table.dim} of it "
+            f"on ranks 0 to {plan.world_size - 1}",
+            hint=_REPLAN,
+        )
+    ranks = [shard.rank for shard in table.shards]
+    if table.sharding == ShardingType.ROW_WISE.value and ranks != list(range(plan.world_size)):
+        raise PlanError(
+            f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {plan.world_size} in order",
+            hint=_REPLAN,
+        )
+
+
+def _parameter_sharding(table: TablePlan, plan: Plan) -> ParameterSharding:
+    if table.sharding == ShardingType.DATA_PARALLEL.value:
+        return ParameterSharding(
+            sharding_type=table.sharding, compute_kernel="dense", ranks=list(range(plan.world_size)), sharding_spec=None
+        )
+    shards = [
+        ShardMetadata(
+            shard_offsets=[shard.row, shard.column],
+            shard_sizes=[shard.rows, shard.columns],
+            placement=f"rank:{shard.rank}/cpu"
+            if plan.device == "cpu"
+            else f"rank:{shard.rank}/{plan.device}:{shard.rank % plan.ranks_per_host}",
+        )
+        for shard in table.shards
+    ]
+    return ParameterSharding(
+        sharding_type=table.sharding,
+        # A CPU run takes every UVM kernel for plain host memory; saying so keeps the tables in one kernel.
+        compute_kernel="fused" if plan.device == "cpu" else table.kernel,
+        ranks=[shard.rank for shard in table.shards],
+        sharding_spec=EnumerableShardingSpec(shards),
+    )
+
+
+def to_sharding_plan(plan: Plan, module_path: str) -> ShardingPlan:
+    """TorchRec's form of ``plan`` for the collection at ``module_path``; all sharding types.
+
+    On CPU every table but the data-parallel ones gets the fused kernel. PlanError for shards that do
+    not cover their table, and for kernels the device has not.
+    """
+    module_plan = EmbeddingModuleShardingPlan()
+    for name, table in plan.tables.items():
+        _check_table(name, table, plan)
+        module_plan[name] = _parameter_sharding(table, plan)
+    return ShardingPlan(plan={module_path: module_plan})
+
+
+def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.device) -> EmbeddingBagCollection:
+    if plan.world_size != dist.get_world_size():
+        raise PlanError(
+            f"the plan is for {plan.world_size} ranks, but {dist.get_world_size()} are running",
+            hint=f"hardware.hosts and hardware.ranks_per_host must give {dist.get_world_size()}; then nightjar plan",
+        )
+    if plan.device != device.type:
+        raise PlanError(
+            f"the plan is for device {plan.device!r}, but the run is on {device.type!r}",
+            hint=f"hardware.device={device.type}",
+        )
+    collection = model.get_submodule(module_path)
+    if not isinstance(collection, EmbeddingBagCollection):
+        raise TypeError(f"{module_path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
+    found = {c.name: (c.num_embeddings, c.embedding_dim) for c in collection.embedding_bag_configs()}
+    planned = {name: (table.rows, table.dim) for name, table in plan.tables.items()}
+    for name in [*found, *planned]:
+        if found.get(name) != planned.get(name):
+            raise PlanError(
+                f"table {name!r} is (rows, dim) {planned.get(name)} in the plan, but {found.get(name)} in the model",
+                hint=_REPLAN,
+            )
+    return collection
+
+
+def shard_model(
+    model: nn.Module, plan: Plan, module_path: str, device: torch.device, *, static_graph: bool = False
+) -> DistributedModelParallel:
+    """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
+
+    Call ``apply_fused_optimizer`` on the collection before. TorchRec fills the shards anew on CPU:
+    call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one rank DDP is left out.
+    PlanError where plan, model and world do not match.
+    """
+    collection = _check_model(model, plan, module_path, device)
+    lr = float(next(collection.parameters())._optimizer_kwargs[0]["lr"])  # type: ignore[attr-defined]
+    dmp = DistributedModelParallel(
+        module=model,
+        device=device,
+        plan=to_sharding_plan(plan, module_path),
+        sharders=[EmbeddingBagCollectionSharder()],  # type: ignore[list-item]
+        init_data_parallel=plan.world_size > 1,
+    )
+    dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
+    dmp.dense_table_adagrad = DenseTableAdagrad(dense, lr) if dense else None
+    return dmp

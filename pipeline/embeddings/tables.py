@@ -1,0 +1,67 @@
+"""Walking the tables of a sharded model: TorchRec keeps its kernels in plain lists that ``modules()`` does not see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+ADAGRAD_SUM = "adagrad_sum"
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table: ``rows`` rows of ``dim`` float32 values."""
+
+    name: str
+    rows: int
+    dim: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
+
+    ``fused``: the kernel itself applies the optimizer in the backward pass; else ``DenseTableAdagrad`` does.
+    """
+
+    module: Any
+    tables: list[Any]
+    fused: bool
+
+
+def sharded_collections(dmp: DistributedModelParallel) -> dict[str, ShardedEmbeddingBagCollection]:
+    """Every sharded collection of the model by its path."""
+    named = dmp.module.named_modules()
+    return {name: module for name, module in named if isinstance(module, ShardedEmbeddingBagCollection)}
+
+
+def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
+    """Every kernel of this rank, in a fixed order."""
+    for collection in sharded_collections(dmp).values():
+        for lookup in collection._lookups:
+            inner = lookup.module if isinstance(lookup, DistributedDataParallel) else lookup
+            for embedding in inner._emb_modules:
+                fused = hasattr(embedding, "fused_optimizer")
+                yield Kernel(embedding.emb_module, list(embedding._config.embedding_tables), fused)
+
+
+def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
+    """The parameters outside the tables, by a name that does not depend on world size, DDP or torch.compile."""
+    prefixes = tuple(f"{path}." for path in sharded_collections(dmp))
+    named = ((name.replace("_orig_mod.", ""), p) for name, p in dmp.module.named_parameters())
+    return {name: p for name, p in named if not name.startswith(prefixes)}
+
+
+def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:
+    """The flat storage of the data-parallel tables (what ``DenseTableAdagrad`` trains), by the tables' names joined."""
+    return {
+        "/".join(table.name for table in kernel.tables): kernel.module.weights
+        for kernel in kernels(dmp)
+        if not kernel.fused
+    }

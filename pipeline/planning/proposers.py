@@ -1,0 +1,113 @@
+"""Proposers of our own beside TorchRec's: a short ladder that scales to 1,000 tables, and a bound on long ones."""
+
+from __future__ import annotations
+
+from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Topology
+
+
+class Bounded(Proposer):
+    """Another proposer, stopped after ``limit`` proposals: a deterministic stand-in for a time limit."""
+
+    def __init__(self, proposer: Proposer, limit: int) -> None:
+        self._proposer = proposer
+        self._limit = limit
+        self._given = 0
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Start again over ``search_space``."""
+        self._given = 0
+        self._proposer.load(search_space, enumerator)
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The inner proposer's next plan, None once the limit is reached."""
+        return self._proposer.propose() if self._given < self._limit else None
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """Counts the proposal and passes the feedback on."""
+        self._given += 1
+        self._proposer.feedback(partitionable, plan, perf_rating, storage_constraint)
+
+
+class LadderProposer(Proposer):
+    """The k largest tables take their least memory a rank, the others their fastest option, for k = 0, 1, 2, 4, ...
+
+    One ladder for each kernel (fused, UVM with a cache, UVM), and each from two starts: every type, or
+    unsplit tables. The last rung spreads every table as thinly as it goes, so a plan is found wherever
+    the most even one fits.
+    """
+
+    def __init__(self) -> None:
+        self._proposals: list[list[ShardingOption]] = []
+        self._next = 0
+
+    def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
+        """Lay out all rungs: about 6 log2(tables) of them on a GPU, 2 log2(tables) on a CPU."""
+        by_table: dict[str, list[ShardingOption]] = {}
+        for option in search_space:
+            by_table.setdefault(option.name, []).append(option)
+        self._next = 0
+        self._proposals = ladders(by_table)
+
+    def propose(self) -> list[ShardingOption] | None:
+        """The next rung, None after the last."""
+        return self._proposals[self._next] if self._next < len(self._proposals) else None
+
+    def feedback(
+        self,
+        partitionable: bool,
+        plan: list[ShardingOption] | None = None,
+        perf_rating: float | None = None,
+        storage_constraint: Topology | None = None,
+    ) -> None:
+        """The ladder is fixed; feedback only climbs it."""
+        self._next += 1
+
+
+def ladders(by_table: dict[str, list[ShardingOption]]) -> list[list[ShardingOption]]:
+    """All rungs, each with one option for every table in ``by_table``'s order."""
+    starts = [
+        {name: min(options, key=slowest_shard) for name, options in by_table.items()},
+        {name: min(options, key=lambda o: (o.num_shards, slowest_shard(o))) for name, options in by_table.items()},
+    ]
+    largest = sorted(by_table, key=lambda name: -_bytes(by_table[name][0]))
+    rungs = [0, *(2**i for i in range(len(largest).bit_length()) if 2**i < len(largest)), len(largest)]
+    proposals = []
+    for thin in thinnest(by_table):
+        for start in starts:
+            for k in rungs:
+                chosen = set(largest[:k])
+                proposals.append([thin[name] if name in chosen else start[name] for name in by_table])
+    return proposals
+
+
+def thinnest(by_table: dict[str, list[ShardingOption]]) -> list[dict[str, ShardingOption]]:
+    """For each kernel, every table's option with the smallest largest shard (of any kernel where it lacks this one)."""
+    kernels = sorted({o.compute_kernel for options in by_table.values() for o in options} - {"dense"})
+    found = []
+    for kernel in kernels or ["dense"]:
+        chosen = {}
+        for name, options in by_table.items():
+            same = [option for option in options if option.compute_kernel == kernel] or options
+            chosen[name] = min(same, key=lambda o: (largest_shard(o), slowest_shard(o)))
+        found.append(chosen)
+    return found
+
+
+def slowest_shard(option: ShardingOption) -> float:
+    """Predicted ms of the option's slowest shard."""
+    return max(shard.perf.total for shard in option.shards if shard.perf)
+
+
+def largest_shard(option: ShardingOption) -> int:
+    """Bytes (HBM and DDR together) of the option's largest shard."""
+    return max(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
+
+
+def _bytes(option: ShardingOption) -> int:
+    return option.tensor.numel() * option.tensor.element_size()

@@ -1,0 +1,84 @@
+"""Real gloo ranks for tests: one spawn runs many cases, because importing TorchRec takes seconds."""
+
+import os
+import sys
+import traceback
+
+import torch
+import torch.multiprocessing as mp
+
+from pipeline.contracts import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+
+ROWS = {"b": 23, "a": 10, "long": 41}
+DIM = 8
+
+
+def schema(rows=ROWS, weighted=False):
+    columns = tuple(SparseColumn(name=n, rows=r, multi=weighted, weighted=weighted) for n, r in rows.items())
+    return DatasetSchema(dense=(), sparse=columns, rows={}, files={}, groups={})
+
+
+def shards_for(sharding, index, rows, dim, world, local):
+    """Shards as a planner would place them; table ``index`` starts on rank ``index`` modulo the world."""
+    home = index % world
+    host = (index % (world // local)) * local
+    if sharding == "table_wise":
+        return [ShardPlan(rank=home, row=0, rows=rows, column=0, columns=dim)]
+    if sharding in ("column_wise", "table_column_wise"):
+        half, base = dim // 2, 0 if sharding == "column_wise" else host
+        span = world if sharding == "column_wise" else local
+        return [
+            ShardPlan(rank=base + (index + i) % span, row=0, rows=rows, column=i * half, columns=half) for i in range(2)
+        ]
+    if sharding == "row_wise":
+        return row_shards(rows, 0, world, 0, dim)
+    if sharding == "table_row_wise":
+        return row_shards(rows, host, local, 0, dim)
+    if sharding == "grid_shard":
+        hosts = world // local
+        part = dim // hosts
+        return [s for h in range(hosts) for s in row_shards(rows, h * local, local, h * part, part)]
+    return []
+
+
+def row_shards(rows, first, count, column, columns):
+    block = -(-rows // count)
+    cuts = [min(i * block, rows) for i in range(count + 1)]
+    return [
+        ShardPlan(rank=first + i, row=cuts[i], rows=cuts[i + 1] - cuts[i], column=column, columns=columns)
+        for i in range(count)
+    ]
+
+
+def plan_for(shardings, world, local=None, rows=ROWS, dim=DIM):
+    """A plan with one sharding for all tables, or one per table."""
+    local = local or world
+    kinds = [shardings] * len(rows) if isinstance(shardings, str) else shardings
+    tables = {}
+    for i, ((name, count), kind) in enumerate(zip(rows.items(), kinds, strict=True)):
+        shards = tuple(shards_for(kind, i, count, dim, world, local))
+        kernel = "dense" if kind == "data_parallel" else "fused"
+        tables[name] = TablePlan(
+            rows=count, dim=dim, pooling=1.0, tier="ddr", sharding=kind, kernel=kernel, shards=shards,
+            cost_ms=0.0, reason="",
+        )  # fmt: skip
+    return Plan(hardware="test", device="cpu", world_size=world, ranks_per_host=local, global_batch=8, tables=tables)
+
+
+def _rank(rank, world, local, folder, function, args):
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    try:
+        function(folder, *args)
+    except BaseException:
+        traceback.print_exc(file=sys.stderr)
+        raise
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def spawn(function, world, folder, *args, local=None):
+    """Run ``function(folder, *args)`` on ``world`` gloo ranks, ``local`` of them on each pretended host."""
+    folder.mkdir(parents=True, exist_ok=True)
+    mp.spawn(_rank, args=(world, local or world, folder, function, args), nprocs=world)

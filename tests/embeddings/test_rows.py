@@ -1,0 +1,127 @@
+"""Row access, initial values, learning rates, order of features, row number checks."""
+
+import time
+
+import pytest
+import torch
+from torchrec.sparse.jagged_tensor import KeyedTensor
+
+from pipeline.embeddings import (
+    RowValues,
+    TableSpec,
+    check_rows,
+    dense_parameters,
+    dense_table_parameters,
+    feature_counts,
+    initial_rows,
+    pooled_stack,
+    set_sparse_lr,
+)
+from pipeline.errors import GuardError, PlanError
+from tests.embeddings.cases import batch as global_batch
+from tests.embeddings.cases import kjt_of, make
+from tests.embeddings.ranks import DIM, ROWS, plan_for, spawn
+
+
+def test_any_range_of_initial_rows_is_a_cut_of_the_whole():
+    table = TableSpec("t", 20_000, 4)
+    whole = initial_rows(3, table, 0, table.rows)
+    assert whole.abs().max() <= table.rows**-0.5 and whole.std() == pytest.approx((3 * table.rows) ** -0.5, rel=0.02)
+    for start, stop in [(0, 1), (8191, 8193), (8192, 16384), (100, 19_999), (19_999, 20_000), (5, 5)]:
+        assert torch.equal(initial_rows(3, table, start, stop), whole[start:stop])
+    assert not torch.equal(initial_rows(4, table, 0, 10), whole[:10])
+    assert not torch.equal(initial_rows(3, TableSpec("u", 20_000, 4), 0, 10), whole[:10])
+
+
+def in_one_rank(folder):
+    dmp, access = make(plan_for(["row_wise", "data_parallel", "column_wise"], 1))
+    assert access.tables == {name: TableSpec(name, rows, DIM) for name, rows in ROWS.items()}
+    assert sorted(dense_parameters(dmp)) == ["head.bias", "head.weight"]
+    assert list(dense_table_parameters(dmp)) == ["a"]
+    rows = torch.tensor([3, 9])
+    for table in ROWS:
+        read = access.read(table, rows)
+        assert sum(part.columns for part in read) == DIM
+        new = RowValues(0, DIM, torch.randn(2, DIM), {"adagrad_sum": torch.tensor([1.0, 2.0])})
+        access.write(table, rows, [new])
+        again = access.read(table, rows)
+        assert torch.equal(torch.cat([part.weight for part in again], dim=1), new.weight)
+        assert all(torch.equal(part.state["adagrad_sum"], new.state["adagrad_sum"]) for part in again)
+    with pytest.raises(ValueError, match="does not hold all the asked rows of table 'a'"):
+        access.read("a", torch.tensor([10]))
+    with pytest.raises(ValueError, match="columns 4 to 7 of table 'long' are not given"):
+        access.write("long", rows, [RowValues(0, 4, torch.zeros(2, 4))])
+    with pytest.raises(PlanError, match="the plan is for 2 ranks, but 1 are running"):
+        make(plan_for("table_wise", 2))
+    with pytest.raises(
+        PlanError, match=r"table 'a' is \(rows, dim\) \(11, 8\) in the plan, but \(10, 8\) in the model"
+    ):
+        make(plan_for("table_wise", 1, rows=ROWS | {"a": 11}))
+    _fused_rate_reaches_the_next_step(dmp, access)
+
+
+def _fused_rate_reaches_the_next_step(dmp, access):
+    ids, _ = global_batch(0)
+    for rate, moves in ((0.0, False), (0.5, True), (0.0, False)):
+        before = [shard.weight.clone() for shard in access.local_shards()]
+        set_sparse_lr(dmp, rate)
+        dmp(kjt_of(ids))[1].sum().backward()
+        dmp.dense_table_adagrad.step()
+        after = [shard.weight for shard in access.local_shards()]
+        assert [not torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [moves] * len(before)
+        dmp.fused_optimizer.zero_grad()
+        dmp.dense_table_adagrad.zero_grad()
+
+
+def test_row_access_and_learning_rates_on_one_rank(tmp_path):
+    spawn(in_one_rank, 1, tmp_path)
+
+
+def test_pooled_stack_restores_the_order_of_features():
+    torch.manual_seed(0)
+    found, wanted = ["c", "a", "b"], ["a", "b", "c"]
+    values = torch.randn(4, 6, requires_grad=True)
+    stack = pooled_stack(KeyedTensor(found, [2, 2, 2], values), wanted)
+    assert torch.equal(stack.detach(), torch.stack([values[:, 2:4], values[:, 4:], values[:, :2]], dim=1).detach())
+    grad = torch.randn_like(stack)
+    stack.backward(grad)
+    assert torch.equal(values.grad, torch.cat([grad[:, 2], grad[:, 0], grad[:, 1]], dim=1))
+    same = pooled_stack(KeyedTensor(found, [2, 2, 2], values), found)
+    assert same.data_ptr() == values.data_ptr()
+
+
+SPECS = [TableSpec("a", 10, 4), TableSpec("b", 5, 4)]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[0, 9], [4, 5]], "table 'b' got row number 5 .id 1 of its feature in the batch., expected 0 to 4: .* 5 rows"),
+        ([[0, -1], [9, 9]], "table 'a' got row number -1 .id 1"),
+    ],
+)
+def test_row_number_out_of_range_names_table_and_row(ids, message, dtype):
+    values = torch.tensor(ids, dtype=dtype)
+    with pytest.raises(GuardError, match=message):
+        check_rows(values, SPECS)
+    with pytest.raises(GuardError, match=message):
+        check_rows(values.flatten(), SPECS, feature_counts(torch.ones(4, dtype=torch.int32), 2))
+
+
+def test_ragged_and_empty_features_pass():
+    check_rows(torch.tensor([[0, 9], [4, 0]]), SPECS)
+    check_rows(torch.tensor([9, 9, 9], dtype=torch.int32), SPECS, [3, 0])
+    with pytest.raises(GuardError, match="table 'b' got row number 9"):
+        check_rows(torch.tensor([9, 9, 9], dtype=torch.int32), SPECS, [2, 1])
+
+
+def test_check_costs_far_less_than_a_step():
+    ids = torch.randint(0, 1000, (26, 8192), dtype=torch.int32)
+    specs = [TableSpec(str(i), 1000, 16) for i in range(26)]
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        check_rows(ids, specs)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.9e-3  # a step of this size takes 90 ms and more

@@ -1,0 +1,89 @@
+"""DLRM: shapes, the interaction against a plain one, autocast, compile, seeds."""
+
+import pytest
+import torch
+
+from pipeline.config import ModelConfig
+from pipeline.errors import ConfigError
+from pipeline.models import DotInteraction, build_model
+
+
+def plain(vectors):
+    low = torch.tril_indices(vectors.shape[1], vectors.shape[1], -1)
+    return torch.cat([vectors[:, 0], (vectors @ vectors.mT)[:, low[0], low[1]]], dim=1)
+
+
+def small(dense=3, tables=4, seed=0):
+    return build_model(ModelConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16, 8]), dense, tables, seed)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_interaction_equals_plain_forward_and_backward(count, compiled):
+    torch.manual_seed(0)
+    vectors = torch.randn(6, count, 4, dtype=torch.float64)
+    a, b = vectors.clone().requires_grad_(), vectors.clone().requires_grad_()
+    interaction = DotInteraction(count, 4)
+    function = torch.compile(interaction, dynamic=False, backend="aot_eager") if compiled else interaction
+    got, expected = function(a), plain(b)
+    grad = torch.randn_like(expected)
+    got.backward(grad)
+    expected.backward(grad)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_interaction_passes_gradcheck():
+    vectors = torch.randn(3, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(DotInteraction(4, 4), (vectors,))
+
+
+@pytest.mark.parametrize("dense", [0, 1, 3])
+@pytest.mark.parametrize("bf16", [False, True])
+def test_forward_gives_float32_logits_and_gradients(dense, bf16):
+    model = small(dense)
+    embeddings = torch.randn(5, 4, 8, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        logits = model(torch.randn(5, dense), embeddings)
+    assert logits.shape == (5,) and logits.dtype == torch.float32
+    logits.sum().backward()
+    assert embeddings.grad is not None and embeddings.grad.dtype == torch.float32
+    assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_no_hidden_layers_work():
+    model = build_model(ModelConfig(embedding_dim=4, bottom_mlp=[], top_mlp=[]), 2, 1)
+    assert model(torch.randn(3, 2), torch.randn(3, 1, 4)).shape == (3,)
+
+
+def test_seed_alone_decides_the_weights():
+    torch.manual_seed(1)
+    first = small(seed=7).state_dict()
+    torch.manual_seed(2)
+    second, third = small(seed=7).state_dict(), small(seed=8).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["head.weight"], third["head.weight"])
+
+
+def test_bad_width_is_one_message():
+    with pytest.raises(ConfigError, match=r"model.top_mlp is \[8, 0\], expected widths of at least 1"):
+        build_model(ModelConfig(top_mlp=[8, 0]), 1, 1)
+
+
+def test_compiled_bf16_step_learns():
+    torch.manual_seed(0)
+    model = small()
+    compiled = torch.compile(model, dynamic=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    dense, embeddings = torch.randn(64, 3), torch.randn(64, 4, 8)
+    labels = (dense[:, 0] > 0).float()
+    losses = []
+    for _ in range(60):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = compiled(dense, embeddings)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
