@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from pipeline.embeddings.tables import TableSpec
@@ -16,19 +16,19 @@ def check_rows(values: Tensor, specs: Sequence[TableSpec], counts: Sequence[int]
 
     ``values``: int32 or int64 row numbers, feature-major. [F, b] where every feature is single-valued,
     else flat with ``counts`` [F], the ids of each feature. ``specs`` [F]: the table of each feature.
-    One vectorised minimum and maximum per feature: about 20 us for 26 x 8192.
+    One minimum and maximum per feature, by numpy: torch's would wait for threads that the training
+    step is using. About 25 us for 26 x 8192.
     """
+    ids = values.detach().cpu().numpy()
     if counts is None:
-        low, high = values.amin(dim=1).tolist(), values.amax(dim=1).tolist()
-        parts: Sequence[Tensor] = values.unbind(0)
+        parts = list(ids)
+        low, high = ids.min(axis=1, initial=0), ids.max(axis=1, initial=0)
     else:
-        parts = values.split(list(counts))
-        bounds = [torch.aminmax(part) if len(part) else None for part in parts]
-        low = [int(b.min) if b else 0 for b in bounds]
-        high = [int(b.max) if b else 0 for b in bounds]
+        parts = np.split(ids, np.cumsum(counts)[:-1])
+        low, high = (np.array([pick(part, initial=0) for part in parts]) for pick in (np.min, np.max))
     for spec, part, least, most in zip(specs, parts, low, high, strict=True):
         if least < 0 or most >= spec.rows:
-            place = int(((part < 0) | (part >= spec.rows)).nonzero()[0])
+            place = int(np.flatnonzero((part < 0) | (part >= spec.rows))[0])
             raise GuardError(
                 f"table {spec.name!r} got row number {int(part[place])} (id {place} of its feature in the batch), "
                 f"expected 0 to {spec.rows - 1}: the table has {spec.rows} rows",

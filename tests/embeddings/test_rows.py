@@ -124,4 +124,4 @@ def test_check_costs_far_less_than_a_step():
         start = time.perf_counter()
         check_rows(ids, specs)
         times.append(time.perf_counter() - start)
-    assert min(times) < 1e-3  # a step of this size takes 90 ms and more
+    assert min(times) < 0.9e-3  # a step of this size takes 90 ms and more

@@ -11,14 +11,11 @@ from pipeline.errors import PlanError
 from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, reference, run_shardings
 from tests.embeddings.ranks import plan_for, spawn
 
-KINDS = {
-    kind: kind
-    for kind in ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard")
-} | {"mixed": ["row_wise", "data_parallel", "column_wise"]}  # fmt: skip
+TYPES = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"]
+KINDS = {kind: kind for kind in TYPES} | {"mixed": ["row_wise", "data_parallel", "column_wise"]}
+# Ranks and ranks per host. With one rank per host only the types that know hosts differ.
 WORLDS = {"1x1": (1, 1), "1x2": (2, 2), "2x1": (2, 1)}
-CASES = [
-    (world, kind) for world in WORLDS for kind in KINDS if world != "2x1" or kind in ("grid_shard", "table_row_wise")
-]
+CASES = [(w, kind) for w in WORLDS for kind in KINDS if w != "2x1" or kind in ("grid_shard", "table_row_wise")]
 
 
 @pytest.fixture(scope="module")
