@@ -52,9 +52,10 @@ def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
 
 
 def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
-    """The parameters outside the tables, by a name that does not depend on world size or wrapping."""
+    """The parameters outside the tables, by a name that does not depend on world size, DDP or torch.compile."""
     prefixes = tuple(f"{path}." for path in sharded_collections(dmp))
-    return {name: p for name, p in dmp.module.named_parameters() if not name.startswith(prefixes)}
+    named = ((name.replace("_orig_mod.", ""), p) for name, p in dmp.module.named_parameters())
+    return {name: p for name, p in named if not name.startswith(prefixes)}
 
 
 def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:

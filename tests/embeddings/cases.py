@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
@@ -108,6 +108,25 @@ def run_shardings(folder, kinds, local):
         assert all(a.weight.data_ptr() == b.weight.data_ptr() for a, b in zip(views, again, strict=True))
         assert all(torch.equal(a.weight, b.weight) for a, b in zip(views, again, strict=True))
         save_file({**outputs, **shards_to_tensors(access)}, folder / f"{name}-end-{rank}.safetensors")
+
+
+def assemble(folder, stem, world):
+    """Whole tables, and sums per column cut, from the ranks' shards; outputs in global batch order."""
+    weights = {name: torch.full((rows, DIM), float("nan")) for name, rows in ROWS.items()}
+    sums, outputs = {name: {} for name in ROWS}, {}
+    for rank in range(world):
+        for key, tensor in load_file(folder / f"{stem}-{rank}.safetensors").items():
+            if key.startswith("output"):
+                outputs.setdefault(int(key[6:]), []).append(tensor)
+                continue
+            table, row, column, what = key.split("|")
+            row, column = int(row), int(column)
+            if what == "weight":
+                weights[table][row : row + tensor.shape[0], column : column + tensor.shape[1]] = tensor
+            else:
+                whole = sums[table].setdefault(column, torch.full((ROWS[table],), float("nan")))
+                whole[row : row + len(tensor)] = tensor
+    return weights, sums, {step: torch.cat(parts) for step, parts in outputs.items()}
 
 
 def reference(start, blocks):

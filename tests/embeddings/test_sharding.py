@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from pipeline.embeddings import TableSpec, initial_rows, to_sharding_plan
 from pipeline.errors import PlanError
-from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, reference, run_shardings
+from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, assemble, reference, run_shardings
 from tests.embeddings.ranks import plan_for, spawn
 
 TYPES = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise", "grid_shard"]
@@ -25,25 +24,6 @@ def runs(tmp_path_factory):
         kinds = {kind: KINDS[kind] for w, kind in CASES if w == name}
         spawn(run_shardings, world, root / name, kinds, local, local=local)
     return root
-
-
-def assemble(folder, stem, world):
-    """Whole tables, and sums per column cut, from the ranks' shards; outputs in global batch order."""
-    weights = {name: torch.full((rows, DIM), float("nan")) for name, rows in ROWS.items()}
-    sums, outputs = {name: {} for name in ROWS}, {}
-    for rank in range(world):
-        for key, tensor in load_file(folder / f"{stem}-{rank}.safetensors").items():
-            if key.startswith("output"):
-                outputs.setdefault(int(key[6:]), []).append(tensor)
-                continue
-            table, row, column, what = key.split("|")
-            row, column = int(row), int(column)
-            if what == "weight":
-                weights[table][row : row + tensor.shape[0], column : column + tensor.shape[1]] = tensor
-            else:
-                whole = sums[table].setdefault(column, torch.full((ROWS[table],), float("nan")))
-                whole[row : row + len(tensor)] = tensor
-    return weights, sums, {step: torch.cat(parts) for step, parts in outputs.items()}
 
 
 @pytest.mark.parametrize(("world", "kind"), CASES)

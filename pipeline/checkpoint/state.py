@@ -1,0 +1,105 @@
+"""The part of a checkpoint that is not tables: position, schedule, random state, dense optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ArtifactError
+
+# Settings of how a step is computed, not of what it computes: the running process decides them.
+_EXECUTION = ("foreach", "fused", "capturable", "differentiable")
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Where training stands. The position is (``epoch``, ``next_batch``: next global batch of that epoch).
+
+    ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
+    ``rng``: rank 0's ``torch.get_rng_state()`` (uint8), None where it does not matter.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    next_batch: int = 0
+    samples: int = 0
+    schedule: dict[str, Any] = field(default_factory=dict)
+    windows: dict[str, Any] = field(default_factory=dict)
+    rng: Tensor | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but ``rng``, which is a tensor."""
+        return {name: value for name, value in vars(self).items() if name != "rng"}
+
+
+def _names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
+    """The name of each of the optimizer's parameters, in its own order."""
+    by_id = {id(parameter): name for name, parameter in dense.items()}
+    return [by_id[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def flatten_optimizer(
+    optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """An optimizer as tensors by ``<parameter>/<state>`` and JSON data (class, scalars, parameter groups).
+
+    Works for any torch optimizer whose parameters are all in ``dense`` (KeyError otherwise).
+    """
+    names, record = _names(optimizer, dense), optimizer.state_dict()
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, dict[str, Any]] = {}
+    for index, state in record["state"].items():
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                tensors[f"{names[index]}/{key}"] = value
+            else:
+                scalars.setdefault(names[index], {})[key] = value
+    groups = []
+    for group in record["param_groups"]:
+        settings = {k: v.item() if isinstance(v, Tensor) else v for k, v in group.items() if k not in _EXECUTION}
+        groups.append({**settings, "params": [names[index] for index in group["params"]]})
+    return tensors, {"class": type(optimizer).__name__, "scalars": scalars, "groups": groups}
+
+
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, dense: dict[str, Tensor], tensors: dict[str, Tensor], record: dict[str, Any]
+) -> None:
+    """Put what ``flatten_optimizer`` gave back into ``optimizer``; ArtifactError if class or parameters differ."""
+    kind = type(optimizer).__name__
+    if record["class"] != kind:
+        raise ArtifactError(
+            f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}",
+            hint=f"train.dense_optimizer={record['class'].lower()}",
+        )
+    names = _names(optimizer, dense)
+    saved = [name for group in record["groups"] for name in group["params"]]
+    if sorted(saved) != sorted(names) or len(record["groups"]) != len(optimizer.param_groups):
+        odd = sorted(set(saved) ^ set(names))
+        raise ArtifactError(
+            f"the checkpoint's dense optimizer has {len(saved)} parameters in {len(record['groups'])} groups, "
+            f"the run's {len(names)} in {len(optimizer.param_groups)}; not in both: {', '.join(odd) or 'none'}",
+            hint="the model settings the checkpoint was written with, or force=true",
+        )
+    index = {name: i for i, name in enumerate(names)}
+    state: dict[int, dict[str, Any]] = {index[name]: dict(values) for name, values in record["scalars"].items()}
+    for key, tensor in tensors.items():
+        name, part = key.rsplit("/", 1)
+        state.setdefault(index[name], {})[part] = tensor
+    current = optimizer.state_dict()["param_groups"]
+    groups = []
+    for now, then in zip(current, record["groups"], strict=True):
+        settings = {k: _like(now[k], v) if k in now else v for k, v in then.items() if k != "params"}
+        groups.append({**now, **settings, "params": [index[name] for name in then["params"]]})
+    if [i for group in groups for i in group["params"]] != list(range(len(names))):
+        raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _like(now: Any, then: Any) -> Any:
+    """``then`` as it came from JSON, in the type the optimizer uses."""
+    if isinstance(now, tuple):
+        return tuple(then)
+    return torch.tensor(then, dtype=now.dtype, device=now.device) if isinstance(now, Tensor) else then
