@@ -26,7 +26,7 @@ import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConfigError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -128,7 +128,7 @@ def disk_errors(what: str) -> Iterator[None]:
                 f"no space left on the store's disk while writing {what}",
                 hint="free space there, or store=<another fsspec URL>; nothing half-written was kept",
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
             raise ArtifactError(
                 f"the store refuses writing {what}: {os.strerror(error.errno or 0)}",
                 hint="store=<an fsspec URL you may write to>",
@@ -187,7 +187,10 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/") or "/"
         self.fs: AbstractFileSystem
-        self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        try:
+            self.fs, self.root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"store={url} cannot be opened: {error}", hint="store=<a supported fsspec URL>") from None
         self.root = self.root.rstrip("/")
         self.is_local = isinstance(self.fs, LocalFileSystem)
 

@@ -71,17 +71,22 @@ class SplitConfig:
 
 @dataclass(kw_only=True)
 class SyntheticConfig:
-    """Criteo-shaped logs with a planted logistic truth; used when ``data.format=synthetic``."""
+    """Criteo-shaped logs with a planted logistic truth; used when ``data.format=synthetic``.
 
-    rows: int = 400_000
+    Effects are standard deviations of the log odds they add: of all dense features, of all ids, of all ``pairs``
+    together. ``ids_per_feature``: of the largest feature, the smallest has 10. ``drift``: radians a day by which
+    the effects turn into other ones.
+    """
+
+    rows: int = 1_000_000
     days: int = 4
-    ids_per_feature: int = 2_000
-    zipf: float = 1.1
+    ids_per_feature: int = 1_000
+    zipf: float = 1.2
     base_rate: float = 0.25
-    dense_effect: float = 0.35
-    first_order_effect: float = 0.7
-    pairwise_effect: float = 0.5
-    pairs: int = 6
+    dense_effect: float = 0.9
+    first_order_effect: float = 1.3
+    pairwise_effect: float = 0.4
+    pairs: int = 4
     latent_dim: int = 2
     drift: float = 0.0
 
@@ -91,13 +96,15 @@ class DataConfig:
     """Where the click logs are and what their columns mean.
 
     ``format``: criteo | csv | parquet | synthetic. ``path``: file, directory or glob on any fsspec URL.
-    ``columns`` names the columns of a file without a header row. ``day``/``timestamp`` are optional columns.
+    ``columns`` names the columns of a file without a header row; ``quote`` may surround a CSV field (null: none
+    does). ``day``/``timestamp`` are optional columns.
     """
 
     name: str = MISSING
     format: str = MISSING
     path: str | None = None
     separator: str = ","
+    quote: str | None = '"'
     header: bool = True
     columns: list[str] = field(default_factory=list)
     strip: bool = False

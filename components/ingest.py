@@ -1,0 +1,14 @@
+"""``torchx run -s local_cwd components/ingest.py:ingest -- <overrides>``."""
+
+from torchx.specs import AppDef
+
+from pipeline.component import stage_component
+
+
+def ingest(*overrides: str) -> AppDef:
+    """Raw click logs to a training dataset.
+
+    Args:
+        overrides: Hydra overrides, behind ``--``
+    """
+    return stage_component("ingest", overrides)

@@ -1,0 +1,284 @@
+"""The command line: ``nightjar <command>``. Commands and exit codes, no logic; heavy imports inside the commands."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ConfigError, NightjarError
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+
+STAGE_COMMANDS = {
+    "ingest": "raw logs to a training dataset",
+    "plan": "a sharding plan for the dataset on the hardware",
+    "partition": "towers of features (flat: none)",
+    "train": "train the model on the dataset, by the plan",
+    "evaluate": "figures of the trained model on held-out rows",
+}
+COMPOSING = ("run", *STAGE_COMMANDS)
+COMMANDS = (*COMPOSING, "doctor", "result")
+EPILOG = """\
+exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
+stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
+
+  nightjar run experiment=demo          the demo from raw logs to figures
+  nightjar run --help                   every group and key
+  nightjar run --cfg job                the configuration that would run
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code and prints one clear message for an expected failure."""
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return 0
+    try:
+        options.overrides = _positional(rest, options)
+        return int(options.function(options))
+    except NightjarError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _complain("stopped by SIGINT", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as error:
+        return _unexpected(error)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nightjar",
+        description="Nightly retraining of click models: raw logs to an evaluated model.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"nightjar {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+    run = commands.add_parser("run", help="all stages, or those of stages=[..]", add_help=False)
+    _composing_flags(run, None)
+    for name, text in STAGE_COMMANDS.items():
+        _composing_flags(commands.add_parser(name, help=f"only this stage: {text}", add_help=False), name)
+    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
+    doctor.set_defaults(function=_doctor)
+    result = commands.add_parser("result", help="the outcome of a run")
+    result.add_argument("run", help="the run's name")
+    result.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
+    result.add_argument("--json", action="store_true", help="print result.json")
+    result.set_defaults(function=_result)
+    worker = commands.add_parser("worker", help="internal: one stage on one rank, started by torchrun")
+    worker.add_argument("stage", choices=list(STAGE_COMMANDS), help="the stage")
+    worker.add_argument("config", help="URL of the run's config.yaml")
+    worker.add_argument("--columns", type=int, default=0, help="width of the launcher's terminal, 0: none")
+    worker.add_argument("--launcher", type=int, default=0, help="process whose end ends this one, 0: none")
+    worker.set_defaults(function=_worker)
+    return parser
+
+
+def _composing_flags(parser: argparse.ArgumentParser, stage: str | None) -> None:
+    """Hydra's flags, as Hydra's users know them."""
+    add = parser.add_argument
+    add("--help", "-h", action="store_true", help="groups and keys")
+    add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
+    add("--package", "-p", help="with --cfg: the part to show")
+    add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
+    add("--info", "-i", nargs="?", const="all", help="where the configuration comes from")
+    add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
+    add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
+    add("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    parser.set_defaults(function=_run, stage=stage)
+
+
+def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
+    """What argparse left over: overrides for commands that compose, an error elsewhere."""
+    flags = [text for text in rest if text.startswith("-")]
+    overrides = [text for text in rest if not text.startswith("-")]
+    if options.command == "result" and overrides and overrides[0].startswith("store="):
+        options.store = overrides.pop(0).removeprefix("store=")
+    unknown = flags or ([] if options.command in COMPOSING else overrides)
+    if unknown:
+        raise ConfigError(f"nightjar {options.command} does not know {unknown[0]}", hint="nightjar --help")
+    return overrides
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.shell_completion:
+        from pipeline.completion import answer
+
+        sys.stdout.write(answer(options.overrides, COMMANDS, COMPOSING))
+        return 0
+    overrides = list(options.overrides)
+    if options.stage:
+        overrides.append(f"stages=[{options.stage}]")
+    if options.help or options.cfg or options.info:
+        from pipeline.inspection import show
+
+        return show(overrides, options)
+    from pipeline.compose import compose, sweep
+
+    if options.multirun:
+        jobs = sweep(overrides)
+        return _sweep(jobs, [compose(job, options.config_dir) for job in jobs])
+    return _one_run(compose(overrides, options.config_dir))[0]
+
+
+def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
+    """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
+    from pipeline.artifacts import Store
+    from pipeline.launch import Chain, Interrupted, StageError
+    from pipeline.launch.chain import Console
+    from pipeline.launch.result import record_failure
+    from pipeline.report import write_report
+    from pipeline.stages import prepare, run_stage, shown_plan
+
+    store = Store(config.store)
+    console = Console(say=_say, write=_write, columns=_columns())
+    _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
+    try:
+        steps = prepare(config, store)
+    except NightjarError as error:
+        record_failure(store, str(config.run), error)
+        return _complain(str(error), error.exit_code), {}
+    try:
+        io = _stage_io(config, store, console.columns)
+        result = Chain(config, store, steps, lambda step: run_stage(step, config, store, io), console).run()
+    except NightjarError as error:
+        return _complain(str(error), error.exit_code), {}
+    except StageError as fault:
+        return _complain(fault.message + (f"\n  log: {fault.log}" if fault.log else ""), 1 if fault.report else 8), {}
+    except Interrupted as stop:
+        return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
+    if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
+        _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
+    write_report(store, str(config.run))
+    _reporter(config, store, console.columns).summary(result)
+    return 0, result
+
+
+def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
+    """Run every job, one after another, and print a table of what came out."""
+    from pipeline.report import compare
+
+    worst, results, notes = 0, [], []
+    common = set(jobs[0]).intersection(*jobs)
+    for job, config in zip(jobs, configs, strict=True):
+        code, result = _one_run(config)
+        results.append(result or {"run": config.run, "status": f"exit {code}"})
+        notes.append(" ".join(override for override in job if override not in common))
+        worst = worst or code
+        if code > 128:
+            break
+    _say(f"\nsweep:\n{compare(results, notes)}")
+    return worst
+
+
+def _worker(options: argparse.Namespace) -> int:
+    from pipeline.worker import work
+
+    return work(
+        options.stage,
+        options.config,
+        options.launcher,
+        lambda config, store: _stage_io(config, store, options.columns),
+    )
+
+
+def _stage_io(config: Config, store: Any, columns: int) -> Any:
+    from pipeline.stages import StageIO
+
+    reporter = _reporter(config, store, columns)
+    return StageIO(say=_say, interval=reporter.interval, close=reporter.close)
+
+
+def _reporter(config: Config, store: Any, columns: int) -> Any:
+    from pipeline.report import Reporter
+
+    return Reporter(store, str(config.run), write=_write_text, columns=columns)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from pipeline.doctor import examine
+
+    findings = examine(options.store)
+    if options.json:
+        _say(json.dumps([finding.to_json() for finding in findings], indent=1))
+    else:
+        _say("\n".join(finding.line() for finding in findings))
+    return 2 if any(finding.level == "fail" for finding in findings) else 0
+
+
+def _result(options: argparse.Namespace) -> int:
+    from pipeline.artifacts import Store
+    from pipeline.errors import ArtifactError
+    from pipeline.launch.step import run_directory
+
+    store = Store(options.store)
+    path = f"{run_directory(options.run)}/result.json"
+    if not store.exists(path):
+        known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
+        text = f"known runs: {', '.join(known)}" if known else "there are no runs in this store"
+        raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
+    result = store.read_json(path)
+    if options.json:
+        _say(json.dumps(result, indent=1))
+    else:
+        from pipeline.report import Reporter
+
+        Reporter(store, options.run, write=_write_text, columns=_columns()).summary(result)
+    return 0
+
+
+def _columns() -> int:
+    """Width of the terminal standard output is on, 0 where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _write_text(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _write(data: bytes) -> None:
+    if data:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
+
+def _complain(text: str, code: int) -> int:
+    sys.stdout.flush()
+    print(f"nightjar: {text}", file=sys.stderr, flush=True)
+    return code
+
+
+def _unexpected(error: Exception) -> int:
+    traceback.print_exc()
+    return _complain(f"unexpected {type(error).__name__}: {error}. This is a fault of Nightjar; please report it.", 1)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("nightjar")
+    except PackageNotFoundError:
+        return "(from a checkout)"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

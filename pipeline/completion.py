@@ -1,0 +1,81 @@
+"""Tab completion for bash: ``eval "$(nightjar run -sc install=bash)"``.
+
+Hydra's own script completes a program's first word only; ours knows the commands, and asks Hydra for
+the groups, options and keys behind ``nightjar run`` and its sister commands.
+"""
+
+from __future__ import annotations
+
+import os
+import typing
+from collections.abc import Sequence
+
+from pipeline.errors import ConfigError
+
+SCRIPT = """\
+_nightjar_complete() {{
+  local word="${{COMP_WORDS[COMP_CWORD]}}" line="${{COMP_LINE:0:COMP_POINT}}" command="${{COMP_WORDS[1]}}" choices
+  # COMP_WORDS may be split at '='; the word to complete is what follows the last blank.
+  word="${{line##* }}"
+  if (( COMP_CWORD == 1 )); then
+    COMPREPLY=($(compgen -W "{commands}" -- "$word"))
+    COMPREPLY=("${{COMPREPLY[@]/%/ }}")
+    return
+  fi
+  case " {composing} " in *" $command "*) ;; *) return ;; esac
+  choices="$(COMP_LINE="$line" "$1" run -sc query=bash 2>/dev/null)"
+  COMPREPLY=($(compgen -W "$choices" -- "$word"))
+  # bash replaces only what follows its last word break: hand back the rest of the word alone.
+  local breaks="${{COMP_WORDBREAKS//[^=:]/}}" head="" i
+  if [[ -n "$breaks" && "$word" == *["$breaks"]* ]]; then
+    head="${{word%"${{word##*["$breaks"]}}"}}"
+    for i in "${{!COMPREPLY[@]}}"; do COMPREPLY[i]="${{COMPREPLY[i]#"$head"}}"; done
+  fi
+}}
+complete -o nospace -o default -F _nightjar_complete nightjar
+"""
+
+
+def script(commands: Sequence[str], composing: Sequence[str]) -> str:
+    """The bash script to ``eval``; ``composing``: the commands that take overrides."""
+    return SCRIPT.format(commands=" ".join(commands), composing=" ".join(composing))
+
+
+def uninstall() -> str:
+    """The bash commands that take ``script`` back."""
+    return "complete -r nightjar\nunset -f _nightjar_complete\n"
+
+
+def query(line: str) -> list[str]:
+    """What may stand at the end of the command line ``line`` (``nightjar run mod``)."""
+    from hydra._internal.core_plugins.bash_completion import BashCompletion
+
+    from pipeline.compose import ROOT, hydra_session
+
+    words = line.split(None, 2)
+    rest = words[2] if len(words) > 2 else ""
+    with hydra_session() as (hydra, _):
+        found = BashCompletion(hydra.config_loader)._query(config_name=ROOT, line=rest)
+    ours = [choice for choice in found if not choice.startswith("hydra")]
+    return sorted({f"{choice[:-1]}=" if _is_list(choice) else choice for choice in ours})
+
+
+def _is_list(choice: str) -> bool:
+    """Whether ``choice`` ends in the dot that Hydra puts behind a list, which is set as a whole."""
+    from pipeline.overrides import field_type
+
+    return choice.endswith(".") and typing.get_origin(field_type(choice[:-1])) is list
+
+
+def answer(arguments: Sequence[str], commands: Sequence[str], composing: Sequence[str]) -> str:
+    """What ``-sc install=bash``, ``uninstall=bash`` and ``query=bash`` print; ConfigError for anything else."""
+    if list(arguments) == ["install=bash"]:
+        return script(commands, composing)
+    if list(arguments) == ["uninstall=bash"]:
+        return uninstall()
+    if list(arguments) == ["query=bash"]:
+        return " ".join(query(os.environ.get("COMP_LINE", ""))) + "\n"  # bash's contract
+    raise ConfigError(
+        f"-sc got {' '.join(arguments) or 'nothing'}, expected install=bash or uninstall=bash",
+        hint='eval "$(nightjar run -sc install=bash)"',
+    )

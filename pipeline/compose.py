@@ -1,0 +1,182 @@
+"""Hydra composition: ``conf/`` and overrides over the schema of ``config.py``, once, in the launcher.
+
+Ranks never compose: they read the resolved YAML that ``to_yaml`` wrote and check it with ``from_yaml``.
+No Hydra output directory, working directory change or logging set-up happens here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from hydra import initialize_config_dir
+from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from pipeline import overrides as complaints
+from pipeline.config import Config, check
+from pipeline.errors import ConfigError
+
+SCHEMA = "nightjar_schema"
+ROOT = "config"
+# Settings that say where, how and how much is run, not what comes out: they leave the run's name alone.
+NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch")
+
+
+def conf_directory() -> Path:
+    """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here.parent / "conf", here / "conf"):
+        if (candidate / f"{ROOT}.yaml").is_file():
+            return candidate
+    raise ConfigError(f"no conf/{ROOT}.yaml beside the package or inside it", hint="install nightjar again")
+
+
+@contextmanager
+def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[str]]]:
+    """A Hydra object over ``conf/``, and the overrides that add the user's own ``config_dir`` to its search path."""
+    extra = []
+    if config_dir is not None:
+        path = Path(config_dir).resolve()
+        if not path.is_dir():
+            raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
+        extra.append(f"hydra.searchpath=['file://{path}']")
+    ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
+    with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        yield hydra, extra
+
+
+def compose(arguments: Sequence[str], config_dir: str | None = None) -> Config:
+    """The checked configuration for override ``arguments``, its ``run`` filled in.
+
+    Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
+    """
+    with hydra_session(config_dir) as (hydra, extra):
+        return _resolve(compose_tree(hydra, arguments, extra))
+
+
+def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
+    """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
+    parsed = checked_overrides(arguments, extra)
+    complaints.refuse_sweeps(parsed)
+    mended = complaints.mend_additions(parsed)
+    try:
+        tree = hydra.compose_config(ROOT, [*extra, *mended], run_mode=RunMode.RUN, from_shell=True)
+    except complaints.config_errors() as error:
+        raise complaints.translate(error, parsed) from None
+    with open_dict(tree):
+        del tree["hydra"]
+    return tree
+
+
+def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> list[Override]:
+    """The parsed ``arguments``; ConfigError for one that does not parse or names no key, group or option."""
+    parsed = complaints.parse(arguments)
+    complaints.check_overrides(parsed, group_options([*complaints.parse(extra), *parsed]))
+    return parsed
+
+
+def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
+    """Options of every top-level group: the YAML files of ``conf/`` and of the directories added to the search path.
+
+    Read from the directories, because asking Hydra composes the tree once for every group. Empty where the
+    search path holds something else than directories: then only Hydra itself can tell.
+    """
+    places = [conf_directory()]
+    for override in overrides:
+        if override.key_or_group == "hydra.searchpath":
+            urls = [str(url) for url in cast(list[Any], override.value())]
+            if any("://" in url and not url.startswith("file://") for url in urls):
+                return {}
+            places += [Path(url.removeprefix("file://")) for url in urls]
+    found: dict[str, set[str]] = {}
+    for path in (path for place in places for path in place.glob("*/*.y*ml")):
+        found.setdefault(path.parent.name, set()).add(path.stem)
+    return {name: sorted(options) for name, options in sorted(found.items())}
+
+
+def _resolve(tree: DictConfig) -> Config:
+    try:
+        config = OmegaConf.to_object(tree)
+    except complaints.config_errors() as error:
+        raise complaints.translate(error) from None
+    assert isinstance(config, Config)
+    check(config)
+    return with_run_name(config)
+
+
+def with_run_name(config: Config) -> Config:
+    """``config`` with ``run`` set; ConfigError where the given name cannot be a directory's."""
+    if config.run is None:
+        return dataclasses.replace(config, run=f"{config.data.name}-{config_hash(config)[:8]}")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", config.run):
+        raise ConfigError(
+            f"run is {config.run!r}, expected at most 100 letters, digits, '_', '.' and '-'",
+            hint=f"run={re.sub(r'[^A-Za-z0-9_-]+', '-', config.run).strip('-')[:100] or 'nightly'}",
+        )
+    return config
+
+
+def config_hash(config: Config) -> str:
+    """Hash (64 hex digits) of what a run computes, whatever its name, store, stages and launcher."""
+    record = dataclasses.asdict(config)
+    for name in NOT_IN_RUN_NAME:
+        del record[name]
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+
+
+def sweep(arguments: Sequence[str]) -> list[list[str]]:
+    """The jobs of a sweep: one list of overrides for each combination of the swept values, in Hydra's order.
+
+    A given ``run`` gets the job's number appended, so that every job has a run of its own.
+    """
+    parsed = complaints.parse(arguments)
+    named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
+    choices = [_choices(override) for override in parsed if override not in named]
+    jobs = [list(job) for job in itertools.product(*choices)]
+    for number, job in enumerate(jobs):
+        job.extend(f"run={override.value()}-{number}" for override in named)
+    return jobs
+
+
+def _choices(override: Override) -> list[str]:
+    """The override's text, once for every value it sweeps over."""
+    if not override.is_sweep_override():
+        return [override.input_line or ""]
+    if not override.is_discrete_sweep():
+        raise ConfigError(
+            f"{override.input_line} is a continuous sweep, expected values to try",
+            hint=f"{override.key_or_group}=1,2,3",
+        )
+    key = override.get_key_element()
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
+
+
+def to_yaml(config: Config) -> str:
+    """``config`` as the YAML of ``runs/<run>/config.yaml``."""
+    return OmegaConf.to_yaml(OmegaConf.structured(config))
+
+
+def from_yaml(text: str) -> Config:
+    """The configuration that ``to_yaml`` wrote, checked against the schema; ConfigError where it does not fit."""
+    try:
+        tree = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
+        config = OmegaConf.to_object(tree)
+    except complaints.config_errors() as error:
+        raise complaints.translate(error) from None
+    assert isinstance(config, Config)
+    check(config)
+    return config

@@ -1,0 +1,179 @@
+"""``nightjar doctor``: is this machine fit for a run, and what to do where it is not.
+
+The torch/torchrec/fbgemm triple is read from the installed metadata before anything of it is
+imported: a wrong one dies at import with a bare OSError. The real import and a lookup then run in a
+process of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+GIB = 1 << 30
+# torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
+TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
+LOCK = "make venv installs the locked set (requirements/*.txt, with --no-deps)"
+PROBE = """
+import torch, fbgemm_gpu, torchrec
+bags = torchrec.EmbeddingBagCollection(device=torch.device("cpu"), tables=[torchrec.EmbeddingBagConfig(
+    name="C1", embedding_dim=4, num_embeddings=3, feature_names=["C1"])])
+ids = torchrec.KeyedJaggedTensor(keys=["C1"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
+assert bags(ids).values().shape == (2, 4)
+print(int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
+      int(torch.cuda.is_available() and torch.cuda.is_bf16_supported()))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. ``level``: ok | warn | fail; ``advice``: what to do about it, empty for ok."""
+
+    level: str
+    name: str
+    found: str
+    advice: str = ""
+
+    def line(self) -> str:
+        """One line for the screen."""
+        return f"{self.level:<5} {self.name:<9} {self.found}" + (f" -> {self.advice}" if self.advice else "")
+
+    def to_json(self) -> dict[str, str]:
+        """Plain data."""
+        return asdict(self)
+
+
+def examine(store: str) -> list[Finding]:
+    """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
+    findings = [python_version(), *triple(), *tools(), cores(), memory(), disk(store), shared_memory()]
+    broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
+    return [*findings, *([] if broken else lookup())]
+
+
+def python_version() -> Finding:
+    """Python 3.11 or 3.12."""
+    found = platform.python_version()
+    if sys.version_info[:2] in ((3, 11), (3, 12)):
+        return Finding("ok", "python", found)
+    return Finding("fail", "python", found, "make a virtual environment with Python 3.11 or 3.12")
+
+
+def triple() -> list[Finding]:
+    """torch, torchrec and fbgemm belong together; judged from metadata alone."""
+    torch, torchrec = installed("torch"), installed("torchrec")
+    flavours = {name: installed(name) for name in ("fbgemm-gpu-cpu", "fbgemm-gpu")}
+    builds = {name: found for name, found in flavours.items() if found}
+    if not (torch and torchrec and builds):
+        absent = [n for n, v in (("torch", torch), ("torchrec", torchrec), ("fbgemm-gpu-cpu", bool(builds))) if not v]
+        return [Finding("fail", "torch", f"{', '.join(absent)} not installed", LOCK)]
+    fbgemm = " and ".join(f"{name} {found}" for name, found in builds.items())
+    found_text = f"torch {torch}, torchrec {torchrec}, {fbgemm}"
+    if len(builds) > 1:
+        return [Finding("fail", "torch", found_text, "both overwrite each other's files: uninstall both, then " + LOCK)]
+    wanted = TRIPLES.get(minor(str(torch)))
+    if wanted is None:
+        return [Finding("fail", "torch", found_text, f"expected torch {', '.join(TRIPLES)}: {LOCK}")]
+    if (minor(str(torchrec)), minor(next(iter(builds.values())) or "")) != wanted:
+        advice = f"torch {torch} needs torchrec {wanted[0]} and fbgemm {wanted[1]}: {LOCK}"
+        return [Finding("fail", "torch", found_text, advice)]
+    return [Finding("ok", "torch", found_text)]
+
+
+def tools() -> Iterable[Finding]:
+    """TorchX, Hydra and OmegaConf in the versions the launcher was written for."""
+    for name, wanted in (("torchx", "0.7"), ("hydra-core", "1.3"), ("omegaconf", "2.3")):
+        found = installed(name)
+        if found and minor(found) == wanted:
+            yield Finding("ok", name.partition("-")[0], f"{name} {found}")
+        else:
+            state = f"{name} {found}" if found else f"{name} is not installed"
+            yield Finding("fail", name.partition("-")[0], state, f"expected {wanted}.x: {LOCK}")
+
+
+def cores() -> Finding:
+    """Cores this process may run on."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if count >= 2:
+        return Finding("ok", "cores", str(count))
+    return Finding("warn", "cores", str(count), "runs will be slow; two ranks need two cores")
+
+
+def memory() -> Finding:
+    """Memory that is free to use, in GiB, the container's limit respected."""
+    import psutil
+
+    free = psutil.virtual_memory().available
+    limit = Path("/sys/fs/cgroup/memory.max")
+    if limit.exists() and limit.read_text().strip().isdigit():
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        free = min(free, int(limit.read_text()) - used)
+    text = f"{free / GIB:.1f} GiB available"
+    return Finding("ok", "memory", text) if free >= 4 * GIB else Finding(
+        "warn", "memory", text, "the demo needs about 4 GiB; smaller: data.synthetic.rows, train.global_batch"
+    )  # fmt: skip
+
+
+def disk(store: str) -> Finding:
+    """Free space where the store lies (its nearest existing parent, if it is on a local disk)."""
+    if "://" in store and not store.startswith("file://"):
+        return Finding("ok", "disk", f"{store} is not a local disk; its space is not known here")
+    place = Path(store.removeprefix("file://")).absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    text = f"{free / GIB:.1f} GiB free at the store"
+    if not os.access(place, os.W_OK):
+        return Finding("fail", "disk", f"{place} cannot be written", "store=<an fsspec URL you may write to>")
+    if free >= 5 * GIB:
+        return Finding("ok", "disk", text)
+    return Finding("warn" if free >= GIB else "fail", "disk", text, "free space there, or store=<another place>")
+
+
+def shared_memory() -> Finding:
+    """``/dev/shm``, which ranks on one host and compiled kernels use."""
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        return Finding("warn", "/dev/shm", "does not exist", "containers: mount a tmpfs of 1 GiB or more there")
+    size = shutil.disk_usage(place).total
+    text = f"{size / GIB:.1f} GiB"
+    if size >= GIB // 2:
+        return Finding("ok", "/dev/shm", text)
+    return Finding("warn", "/dev/shm", text, "containers: --shm-size=1g, or a memory emptyDir at /dev/shm")
+
+
+def lookup() -> list[Finding]:
+    """Import the triple for real and look two ids up in a tiny table, in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"died with exit code {done.returncode}"])[-1]
+        return [Finding("fail", "lookup", last[:200], LOCK)]
+    bf16, devices, device_bf16 = (int(word) for word in done.stdout.split()[-3:])
+    findings = [Finding("ok", "lookup", "imports work, a two-id lookup in a tiny table too")]
+    if bf16 or device_bf16:
+        findings.append(Finding("ok", "bf16", "computed natively: train.precision=auto takes it"))
+    else:
+        findings.append(
+            Finding("warn", "bf16", "not computed natively here", "none needed: train.precision=auto is fp32")
+        )
+    findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
+    return findings
+
+
+def installed(name: str) -> str | None:
+    """The version of distribution ``name`` without its local part (``+cpu``), or None."""
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError:
+        return None
+
+
+def minor(text: str) -> str:
+    """``2.13`` of ``2.13.0``."""
+    return ".".join(text.split(".")[:2])

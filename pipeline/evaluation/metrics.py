@@ -1,0 +1,178 @@
+"""NE, AUC, log loss and calibration over all evaluated rows, in float64, exact and independent of row order.
+
+Every figure is computed from two sorted arrays, the logits of the clicked rows and those of the others. Two
+orders of the same rows give the same two arrays, so they give the same bits, whatever the world size was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pipeline.errors import DataError
+
+# Rows worked on at a time: keeps the float64 temporaries at 8 MiB each however many rows there are.
+BLOCK_ROWS = 1 << 20
+# float32 cannot tell a probability closer to one than this from certainty.
+NEAREST_TO_ONE = 1.0 - 2.0**-25
+NEAREST_TO_ZERO = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class ByClass:
+    """Values of the rows, ascending, split by label: ``clicked`` has label 1, ``other`` label 0."""
+
+    clicked: NDArray[np.floating]
+    other: NDArray[np.floating]
+
+    @property
+    def rows(self) -> int:
+        """Rows of both classes."""
+        return len(self.clicked) + len(self.other)
+
+
+def evaluate(labels: ArrayLike, logits: ArrayLike, true_probability: ArrayLike | None = None) -> dict[str, float]:
+    """The figures of ``result.json``'s ``eval`` part.
+
+    ``labels`` [n] of 0 and 1, ``logits`` [n], ``true_probability`` [n] in [0, 1] or None. Returns ``samples``,
+    ``ne`` (log loss / entropy of these rows' base rate; He et al. 2014, section 2), ``auc`` (Mann-Whitney, a tie
+    counts one half), ``logloss`` (nats per row), ``calibration`` (sum of predicted / sum of observed clicks) and,
+    with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. Raises DataError where there are no
+    rows, one class only, labels other than 0 and 1, or logits that are not finite.
+    """
+    clicked = check_labels(labels)
+    values = check_logits(logits, len(clicked))
+    scores = split_by_class(clicked, values)
+    entropy = base_entropy(len(scores.clicked), len(scores.other))
+    loss = mean_log_loss(scores)
+    figures: dict[str, float] = {
+        "samples": scores.rows,
+        "ne": loss / entropy,
+        "auc": exact_auc(scores),
+        "logloss": loss,
+        "calibration": calibration(scores),
+    }
+    if true_probability is not None:
+        truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
+        figures["bayes_ne"] = _mean_loss_of_probabilities(truth) / entropy
+    return figures
+
+
+def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
+    """``labels`` as booleans; DataError for no rows, values other than 0 and 1, or a single class."""
+    found = np.asarray(labels)
+    if found.ndim != 1:
+        raise ValueError(f"labels have shape {found.shape}, expected one dimension")
+    if not len(found):
+        raise DataError("there are no rows to evaluate", hint="data.split.test_share=0.2 keeps one row in five for it")
+    clicked = found == 1
+    wrong = ~(clicked | (found == 0))
+    if wrong.any():
+        raise DataError(
+            f"{_of(wrong.sum(), len(found))} labels are neither 0 nor 1, the first is {found[wrong][0]}",
+            hint="data.label.positive=<value that means a click> data.label.negative=<value that means none>",
+        )
+    clicks = int(clicked.sum())
+    if clicks in (0, len(found)):
+        raise DataError(
+            f"all {len(found):,} evaluated rows have label {int(clicks > 0)}, expected both classes: "
+            "NE and AUC are not defined for one class only",
+            hint="data.split.test_share=<a larger share>, or check data.label.column and data.label.positive",
+        )
+    return clicked
+
+
+def check_logits(logits: ArrayLike, rows: int) -> NDArray[np.floating]:
+    """``logits`` as float32 or float64 of ``rows`` finite values; DataError says how many are not."""
+    values = _as_floats(logits)
+    if values.shape != (rows,):
+        raise ValueError(f"logits have shape {values.shape}, expected ({rows},) as the labels")
+    finite = np.isfinite(values)
+    if not finite.all():
+        nan = int(np.isnan(values).sum())
+        bad = rows - int(finite.sum())
+        raise DataError(
+            f"{_of(bad, rows)} logits are not finite ({nan:,} NaN, {bad - nan:,} infinite): the model diverged",
+            hint="train again with lower rates (train.lr=0.0005 train.sparse_lr=0.01) or train.precision=fp32",
+        )
+    return values
+
+
+def _check_probabilities(probabilities: ArrayLike, rows: int) -> NDArray[np.floating]:
+    values = _as_floats(probabilities)
+    if values.shape != (rows,):
+        raise ValueError(f"true probabilities have shape {values.shape}, expected ({rows},) as the labels")
+    wrong = ~((values >= 0) & (values <= 1))
+    if wrong.any():
+        raise DataError(
+            f"{_of(wrong.sum(), rows)} true probabilities lie outside [0, 1], the first is {values[wrong][0]}",
+            hint="force=true stages=[ingest] writes the dataset again",
+        )
+    return values
+
+
+def _as_floats(values: ArrayLike) -> NDArray[np.floating]:
+    """float32 stays as it is (sorting it is twice as fast, and float64 of it is exact); all else becomes float64."""
+    found = np.asarray(values)
+    return found if found.dtype == np.float32 else found.astype(np.float64)
+
+
+def _of(some: int, rows: int) -> str:
+    return f"{some:,} of {rows:,}"
+
+
+def split_by_class(clicked: NDArray[np.bool_], values: NDArray[np.floating]) -> ByClass:
+    """``values`` [n] of the clicked rows and of the others, each sorted."""
+    return ByClass(np.sort(values[clicked]), np.sort(values[~clicked]))
+
+
+def exact_auc(scores: ByClass) -> float:
+    """Probability that a clicked row scores above another one, ties counting one half: an integer count, divided."""
+    twice = 0
+    for start in range(0, len(scores.clicked), BLOCK_ROWS):
+        block = scores.clicked[start : start + BLOCK_ROWS]
+        below = np.searchsorted(scores.other, block, side="left")
+        below_or_tied = np.searchsorted(scores.other, block, side="right")
+        twice += int(below.sum(dtype=np.int64)) + int(below_or_tied.sum(dtype=np.int64))
+    return twice / (2 * len(scores.clicked) * len(scores.other))
+
+
+def mean_log_loss(scores: ByClass) -> float:
+    """Mean of log(1 + exp(-x)) over clicked and log(1 + exp(x)) over other rows, in nats."""
+    clicked = _sum_blocks(lambda x: np.logaddexp(0.0, -x), scores.clicked)
+    other = _sum_blocks(lambda x: np.logaddexp(0.0, x), scores.other)
+    return (clicked + other) / scores.rows
+
+
+def calibration(scores: ByClass) -> float:
+    """Sum of predicted probabilities over the number of clicks; 1 is perfect, above 1 predicts too much."""
+    predicted = _sum_blocks(sigmoid, scores.clicked) + _sum_blocks(sigmoid, scores.other)
+    return predicted / len(scores.clicked)
+
+
+def base_entropy(clicked: int, other: int) -> float:
+    """Entropy (nats) of the share of clicked rows: the log loss of always predicting that share."""
+    rows = clicked + other
+    return -(clicked * math.log(clicked / rows) + other * math.log(other / rows)) / rows
+
+
+def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Probability of a click for each logit, without overflow."""
+    small = np.exp(-np.abs(logits.astype(np.float64)))
+    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
+
+
+def _mean_loss_of_probabilities(truth: ByClass) -> float:
+    clicked = _sum_blocks(lambda p: -np.log(np.maximum(p, NEAREST_TO_ZERO)), truth.clicked)
+    other = _sum_blocks(lambda p: -np.log1p(-np.minimum(p, NEAREST_TO_ONE)), truth.other)
+    return (clicked + other) / truth.rows
+
+
+def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.floating]) -> float:
+    """Sum of ``function`` over sorted ``values``: pairwise inside a block, exact (fsum) over the blocks."""
+    starts = range(0, len(values), BLOCK_ROWS)
+    return math.fsum(float(function(values[i : i + BLOCK_ROWS].astype(np.float64)).sum()) for i in starts)

@@ -1,0 +1,37 @@
+"""Reliability: predicted against observed click rate in bins of equal size, for the report's calibration plot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pipeline.evaluation.metrics import check_labels, check_logits, sigmoid
+
+
+def reliability(labels: ArrayLike, logits: ArrayLike, bins: int = 20) -> dict[str, list[Any]]:
+    """Mean predicted probability, observed click rate and rows of each bin, by rising prediction.
+
+    ``labels`` [n], ``logits`` [n]; bins hold about n / ``bins`` rows each. Rows with the same logit share a bin, so
+    there may be fewer bins. Returns ``{"predicted": [...], "observed": [...], "rows": [...]}``, the same for any
+    order of the rows. Raises DataError as ``evaluate`` does.
+    """
+    if bins < 1:
+        raise ValueError(f"bins is {bins}, expected at least 1")
+    clicked = check_labels(labels)
+    values = check_logits(logits, len(clicked))
+    # Ties in logits are broken by label, which leaves one order for every permutation of the rows.
+    order = np.lexsort((clicked, values))
+    values, clicked = values[order], clicked[order]
+    starts = _bin_starts(values, bins)
+    rows = np.diff(np.append(starts, len(values)))
+    predicted = np.add.reduceat(sigmoid(values), starts) / rows
+    observed = np.add.reduceat(clicked.astype(np.int64), starts) / rows
+    return {"predicted": predicted.tolist(), "observed": observed.tolist(), "rows": rows.tolist()}
+
+
+def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
+    """First index of each bin of sorted ``values``: equal cuts, moved back to the first of a run of equal values."""
+    cuts = np.arange(min(bins, len(values))) * len(values) // min(bins, len(values))
+    return np.unique(np.searchsorted(values, values[cuts], side="left"))

@@ -1,0 +1,206 @@
+"""Pass 1: what the train rows say about every feature, in partial results that merge in any order.
+
+``Partial`` counts one set of typed rows; ``Fit`` sends every block's rows to train, test, or (split by
+day) to the days that may yet turn out to be the last ones.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import SplitConfig
+from pipeline.contracts import LABEL, RESERVED_ROWS
+from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
+from pipeline.ingest.parse import row_hashes
+from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+
+SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
+_MERGE_ROWS = 1 << 18
+
+
+class VocabCounts:
+    """How often each id of one feature was looked up: frame of ``hash``, ``id``, ``count``."""
+
+    def __init__(self) -> None:
+        self.pieces: list[pl.DataFrame] = []
+        self.merged_rows = 0
+
+    def add(self, hashes: pl.Series, ids: pl.Series) -> None:
+        """Count ``hashes`` (no nulls) with their raw ``ids``."""
+        pairs = pl.DataFrame([hashes.alias("hash"), ids.alias("id")])
+        counts = pairs.group_by("hash").agg(pl.first("id"), pl.len().cast(pl.Int64).alias("count"))
+        self._append([counts])
+
+    def merge(self, other: VocabCounts) -> None:
+        """Take in what ``other`` counted."""
+        self._append(other.pieces)
+
+    def _append(self, pieces: list[pl.DataFrame]) -> None:
+        self.pieces += pieces
+        # Merging whenever the pieces outgrow twice the merged table costs O(1) per row in total.
+        if sum(piece.height for piece in self.pieces) > 2 * self.merged_rows + _MERGE_ROWS:
+            self.table()
+
+    def table(self) -> pl.DataFrame:
+        """All counts, one row per id, in no particular order."""
+        if not self.pieces:
+            return pl.DataFrame(schema={"hash": pl.UInt64, "id": pl.String, "count": pl.Int64})
+        if len(self.pieces) > 1:
+            # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
+            merged = pl.concat(self.pieces).group_by("hash").agg(pl.min("id"), pl.sum("count"))
+            self.pieces, self.merged_rows = [merged], merged.height
+        return self.pieces[0]
+
+
+class HashedCounts:
+    """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids."""
+
+    def __init__(self, rows: int) -> None:
+        self.counts = np.zeros(rows, np.int64)
+        self.smallest = np.zeros(0, np.uint64)
+
+    def add(self, hashes: pl.Series, ids: pl.Series) -> None:
+        """Count ``hashes`` (no nulls)."""
+        rows = hash_rows_of(hashes, len(self.counts)).to_numpy()
+        self.counts += np.bincount(rows, minlength=len(self.counts))
+        self._keep(hashes.unique().to_numpy())
+
+    def merge(self, other: HashedCounts) -> None:
+        """Take in what ``other`` counted."""
+        self.counts += other.counts
+        self._keep(other.smallest)
+
+    def _keep(self, hashes: np.ndarray) -> None:
+        self.smallest = np.unique(np.concatenate([self.smallest, hashes]))[:SKETCH]
+
+    @property
+    def distinct(self) -> int:
+        """Distinct ids: exact below SKETCH, else within a few percent (k-minimum-values estimate)."""
+        if len(self.smallest) < SKETCH:
+            return len(self.smallest)
+        return round((SKETCH - 1) / (float(self.smallest[-1]) / 2.0**64))
+
+
+def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Table row of each hash where a feature is hash-mapped: 2 + hash modulo (rows - 2)."""
+    return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int64) + RESERVED_ROWS
+
+
+def flat_hashes(frame: pl.DataFrame, feature: SparseSpec) -> pl.Series:
+    """The feature's lookups in row order as UInt64; a row without an id is one null."""
+    hashes = frame[f"hash:{feature.name}"]
+    return hashes.explode(empty_as_null=True) if feature.multi else hashes
+
+
+class Partial:
+    """Counts and moments of one set of typed rows."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+        self.rows = 0
+        self.positives = 0
+        self.raw = {feature.name: Moments() for feature in spec.dense}
+        self.logs = {feature.name: Moments() for feature in spec.dense if feature.logarithmic}
+        self.missing = {feature.name: 0 for feature in spec.sparse}
+        self.lookups = {feature.name: 0 for feature in spec.sparse}
+        self.counts = {
+            feature.name: VocabCounts() if feature.mapping == "vocab" else HashedCounts(feature.rows)
+            for feature in spec.sparse
+        }
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Count the typed rows of ``frame``."""
+        self.rows += frame.height
+        self.positives += int(frame[LABEL].sum())
+        self._add_dense(frame)
+        for feature in self.spec.sparse:
+            self._add_sparse(frame, feature)
+
+    def _add_dense(self, frame: pl.DataFrame) -> None:
+        raw = [pl.col(f"dense:{name}") for name in self.raw]
+        logs = [(signed_log(pl.col(f"dense:{name}")) / LOG_QUANTUM).round() for name in self.logs]
+        targets = [*self.raw.values(), *self.logs.values()]
+        if not targets:
+            return
+        for target, moments in zip(targets, measure(frame, [*raw, *logs]), strict=True):
+            target.merge(moments)
+
+    def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec) -> None:
+        hashes, ids = flat_hashes(frame, feature), frame[f"id:{feature.name}"]
+        if feature.multi:
+            ids = ids.explode(empty_as_null=True)
+        missing = hashes.null_count()
+        self.missing[feature.name] += missing
+        self.lookups[feature.name] += len(hashes)
+        if missing:
+            keep = hashes.is_not_null()
+            hashes, ids = hashes.filter(keep), ids.filter(keep)
+        self.counts[feature.name].add(hashes, ids)
+
+    def merge(self, other: Partial) -> None:
+        """Take in what ``other`` counted."""
+        self.rows += other.rows
+        self.positives += other.positives
+        for name, moments in self.raw.items():
+            moments.merge(other.raw[name])
+        for name, moments in self.logs.items():
+            moments.merge(other.logs[name])
+        for name, counts in self.counts.items():
+            self.missing[name] += other.missing[name]
+            self.lookups[name] += other.lookups[name]
+            counts.merge(other.counts[name])  # type: ignore[arg-type]
+
+
+class Fit:
+    """The split and what was counted of its train rows."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+        self.split: SplitConfig = spec.split
+        self.train = Partial(spec)
+        self.days: dict[int, Partial] = {}
+        self.test_rows = 0
+        self.test_positives = 0
+
+    def add(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Count a block of typed rows; returns it, with column ``test`` if the split is by hash."""
+        if self.split.by == "day":
+            self._add_days(frame)
+            return frame
+        test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
+        self.test_rows += int(test.sum())
+        self.test_positives += int(frame[LABEL].filter(test).sum())
+        self.train.add(frame.filter(~test))
+        return frame.with_columns(test.alias("test"))
+
+    def _add_days(self, frame: pl.DataFrame) -> None:
+        """Only the last ``test_days`` days seen so far can be test days: all before them are train."""
+        for part in frame.partition_by(DAY, maintain_order=True):
+            day = int(part[DAY][0])
+            self.days.setdefault(day, Partial(self.spec)).add(part)
+            if len(self.days) > self.split.test_days:
+                self.train.merge(self.days.pop(min(self.days)))
+
+    def test_mask(self, frame: pl.DataFrame) -> pl.Series:
+        """Which rows of a block are test rows; to be asked once all blocks were added."""
+        if self.split.by == "hash":
+            return frame["test"]
+        return frame[DAY] >= min(self.days, default=0)
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Rows per split."""
+        held = sum(part.rows for part in self.days.values())
+        return {"train": self.train.rows, "test": self.test_rows + held}
+
+    @property
+    def positives(self) -> dict[str, int]:
+        """Clicks per split."""
+        held = sum(part.positives for part in self.days.values())
+        return {"train": self.train.positives, "test": self.test_positives + held}
+
+
+def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
+    """True for the share of rows whose hash falls below ``test_share`` of its range."""
+    return pl.Series((hashes >> np.uint64(32)) < np.uint64(round(test_share * 2.0**32)))

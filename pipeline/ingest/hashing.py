@@ -1,0 +1,34 @@
+"""Stable 64-bit hashes: of ids (xxhash64 of their UTF-8 bytes, seed per feature) and of whole rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import polars_hash as plh
+
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def hash_ids(ids: pl.Series, seed: int) -> pl.Series:
+    """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null."""
+    hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
+    return hashes if not ids.null_count() else hashes.zip_with(ids.is_not_null(), _null_hashes(len(ids)))
+
+
+def _null_hashes(length: int) -> pl.Series:
+    return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
+
+
+def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
+    """One uint64 per row over ``columns`` (uint64 words, one array per column, in the schema's order).
+
+    Depends on the row's values alone: not on its place, its file or the format it came in.
+    """
+    total = np.zeros(len(columns[0]), np.uint64)
+    for words in columns:
+        total = (total ^ words) * _MULTIPLIER
+        total ^= total >> np.uint64(32)
+    for factor in _MIX:
+        total = (total ^ (total >> np.uint64(30))) * factor
+    return total ^ (total >> np.uint64(31))

@@ -1,0 +1,116 @@
+"""Writing the dataset: Parquet parts with row groups of exact size, vocabularies, quarantine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any, BinaryIO
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.artifacts import Draft
+from pipeline.config import IngestConfig
+from pipeline.ingest.text import Reject
+
+
+class PartWriter:
+    """The Parquet files of one split. Row groups hold ``rows_per_group`` rows however rows arrive.
+
+    Use as a context manager; ``files`` and ``groups`` are complete after it.
+    """
+
+    def __init__(self, draft: Draft, split: str, config: IngestConfig) -> None:
+        self.draft = draft
+        self.split = split
+        self.config = config
+        self.files: list[str] = []
+        self.groups: list[list[int]] = []
+        self.pending: list[pl.DataFrame] = []
+        self.pending_rows = 0
+        self.stack = ExitStack()
+        self.writer: pq.ParquetWriter | None = None
+
+    def __enter__(self) -> PartWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        try:
+            if kind is None and self.pending_rows:
+                self._write_group(pl.concat(self.pending))
+        finally:
+            self._close()
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Append rows; full row groups are written at once."""
+        self.pending.append(frame)
+        self.pending_rows += frame.height
+        size = self.config.rows_per_group
+        if self.pending_rows < size:
+            return
+        rows = pl.concat(self.pending)
+        whole = rows.height // size * size
+        for start in range(0, whole, size):
+            self._write_group(rows.slice(start, size))
+        self.pending, self.pending_rows = [rows.slice(whole)], rows.height - whole
+
+    def _write_group(self, frame: pl.DataFrame) -> None:
+        table = _plain(frame.rechunk().to_arrow())
+        if self.writer is None:
+            name = f"{self.split}/part-{len(self.files):05d}.parquet"
+            sink = self.stack.enter_context(self.draft.open(name))
+            self.writer = self.stack.enter_context(
+                pq.ParquetWriter(sink, table.schema, compression=self.config.compression)
+            )
+            self.files.append(name)
+            self.groups.append([])
+        self.writer.write_table(table, row_group_size=frame.height)
+        self.groups[-1].append(frame.height)
+        if len(self.groups[-1]) == self.config.groups_per_file:
+            self._close()
+
+    def _close(self) -> None:
+        self.writer = None
+        stack, self.stack = self.stack, ExitStack()
+        stack.close()
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Polars' large lists as ordinary ones, which every reader knows."""
+    fields = [
+        pa.field(item.name, pa.list_(item.type.value_type)) if pa.types.is_large_list(item.type) else item
+        for item in table.schema
+    ]
+    schema = pa.schema(fields)
+    return table if schema == table.schema else table.cast(schema)
+
+
+def write_vocab(draft: Draft, feature: str, vocab: pl.DataFrame, compression: str) -> None:
+    """``vocab/<feature>.parquet``: id, hash, row, count by falling count."""
+    with draft.open(f"vocab/{feature}.parquet") as sink:
+        table = vocab.to_arrow()
+        fields = [pa.field(f.name, pa.string() if f.name == "id" else f.type) for f in table.schema]
+        pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
+
+
+class Quarantine:
+    """``quarantine.jsonl``: one JSON object per row that did not parse: file, line, reason."""
+
+    def __init__(self, sink: BinaryIO) -> None:
+        self.sink = sink
+        self.rows = 0
+        self.kinds: Counter[str] = Counter()
+        self.examples: dict[str, str] = {}
+
+    def add(self, file: str, rejects: list[Reject]) -> None:
+        """Write ``rejects`` of ``file``."""
+        lines: list[str] = []
+        for reject in rejects:
+            self.kinds[reject.kind] += 1
+            self.examples.setdefault(reject.kind, f"{file} line {reject.line}: {reject.reason}")
+            record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
+            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
+        self.rows += len(rejects)
+        self.sink.write("".join(lines).encode(errors="replace"))

@@ -1,0 +1,246 @@
+"""Raw rows to typed rows: labels, numbers, hashed ids, days; what does not parse is set aside with a reason.
+
+A pure function of the frame and the schema. Typed columns: ``label`` (Float32), ``dense:<name>`` (Float64,
+null = missing), ``hash:<name>`` (UInt64 or list<UInt64>, null or empty = missing), ``id:<name>`` (the raw
+strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` (Int32), ``true_probability``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipeline.contracts import LABEL, TRUE_PROBABILITY
+from pipeline.ingest.hashing import hash_ids, hash_rows
+from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+from pipeline.ingest.text import Reject
+
+FLOAT32_MAX = 3.4028234663852886e38
+SECONDS_PER_DAY = 86_400
+
+
+class _Rejected:
+    """Which rows are out, and why: the first complaint about a row counts."""
+
+    def __init__(self, lines: np.ndarray) -> None:
+        self.lines = lines
+        self.bad = np.zeros(len(lines), bool)
+        self.rejects: list[Reject] = []
+
+    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str]) -> None:
+        for index in np.flatnonzero(mask & ~self.bad):
+            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index))))
+        self.bad |= mask
+
+
+def _shown(value: str | None) -> str:
+    """``value`` quoted, as a message shows it: no longer than 60 characters."""
+    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """Typed rows, and the rows that did not parse in the order of their lines."""
+
+    frame: pl.DataFrame
+    rejects: list[Reject]
+
+
+def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec) -> Parsed:
+    """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``."""
+    rejected = _Rejected(lines)
+    texts = {name: _text(raw[name], spec, rejected) for name in raw.columns if raw[name].dtype != pl.List}
+    columns = [_label(raw, texts, spec, rejected)]
+    for dense in spec.dense:
+        values = _number(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
+        columns.append(values.alias(f"dense:{dense.name}"))
+    for sparse in spec.sparse:
+        columns += _sparse(raw[sparse.column], texts.get(sparse.column), sparse, spec, rejected)
+    if spec.has_day:
+        columns.append(_day(raw, texts, spec, rejected))
+    if spec.true_probability:
+        columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
+    frame = pl.DataFrame(columns)
+    if rejected.bad.any():
+        frame = frame.filter(pl.Series(~rejected.bad))
+    return Parsed(frame, sorted(rejected.rejects, key=lambda reject: reject.line))
+
+
+def _text(values: pl.Series, spec: DataSpec, rejected: _Rejected) -> pl.Series:
+    """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected)."""
+    if values.dtype.is_float():
+        values = values.fill_nan(None)
+    if values.dtype == pl.Boolean:
+        values = values.cast(pl.Int8)
+    text = values if values.dtype == pl.String else values.cast(pl.String, strict=False)
+    if values.dtype == pl.Binary:
+        undecodable = (text.is_null() & values.is_not_null()).to_numpy()
+        rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8")
+    return text.str.strip_chars() if spec.strip else text
+
+
+def _absent(text: pl.Series, spec: DataSpec) -> pl.Series:
+    """Where ``text`` is null or one of the strings that stand for a missing value."""
+    absent = text.is_null()
+    for word in spec.missing:
+        absent |= (text == word).fill_null(False)
+    return absent
+
+
+def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: _Rejected) -> pl.Series:
+    text = texts.get(spec.label)
+    if text is None:
+        text = raw[spec.label].cast(pl.List(pl.String)).list.join(",")
+    positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
+    if raw[spec.label].dtype.is_numeric():
+        positive, negative = (_equals(raw[spec.label], word) for word in (spec.positive, spec.negative))
+    bad = ~(positive | negative)
+    expected = f"expected {spec.positive!r} or {spec.negative!r}"
+    rejected.add(
+        bad.to_numpy(), f"{spec.label} is neither {spec.positive!r} nor {spec.negative!r}",
+        lambda i: f"{spec.label} is {_shown(text[i])}, {expected}",
+    )  # fmt: skip
+    return positive.cast(pl.Float32).alias(LABEL)
+
+
+def _equals(values: pl.Series, word: str) -> pl.Series:
+    try:
+        return (values == float(word)).fill_null(False)
+    except ValueError:
+        return pl.Series([False]).new_from_index(0, len(values))
+
+
+def _number(values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: _Rejected) -> pl.Series:
+    """``values`` as finite Float64, null where missing."""
+    if text is None:
+        rejected.add(np.ones(len(values), bool), f"{column} is a list", lambda _: f"{column} is a list, not a number")
+        return pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values))
+    numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
+    number = (values if numeric else text).cast(pl.Float64, strict=False)
+    if numeric:
+        number = number.fill_nan(None)
+    finite = (number.abs() <= FLOAT32_MAX).fill_null(False)
+    if finite.all():
+        return number
+    absent = _absent(text, spec)
+    rejected.add(
+        ~(finite | absent).to_numpy(), f"{column} is not a finite number",
+        lambda i: f"{column} is {_shown(text[i])}, expected a finite number",
+    )  # fmt: skip
+    return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
+
+
+def _sparse(
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: _Rejected
+) -> list[pl.Series]:
+    if feature.multi:
+        return _multi(values, text, feature, spec, rejected)
+    if text is None:
+        kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
+        rejected.add(np.ones(len(values), bool), kind, lambda _: kind)
+        text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
+    hashes = hash_ids(text, feature.seed)
+    # Comparing hashes is several times cheaper than comparing strings.
+    words = hash_ids(pl.Series(list(spec.missing), dtype=pl.String), feature.seed)
+    for word in words:
+        hit = hashes == word
+        if hit.any():
+            hashes = hashes.to_frame("h").select(pl.when(pl.col("h") != word).then(pl.col("h")))["h"]
+    return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
+
+
+def _multi(
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: _Rejected
+) -> list[pl.Series]:
+    """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
+    lists = values.cast(pl.List(pl.String)) if text is None else text.str.split(feature.separator or ",")
+    if text is not None:
+        lists = lists.to_frame("v").select(pl.when(~_absent(text, spec)).then(pl.col("v")))["v"]
+    flat = lists.to_frame("id").with_row_index("row").explode("id")
+    if spec.strip:
+        flat = flat.with_columns(pl.col("id").str.strip_chars())
+    flat = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing]))
+    if feature.weighted:
+        flat = _split_weights(flat, feature, rejected)
+    ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
+    offsets = np.concatenate([[0], ends])
+    result = [
+        as_lists(hash_ids(flat["id"], feature.seed), offsets).alias(f"hash:{feature.name}"),
+        as_lists(flat["id"], offsets).alias(f"id:{feature.name}"),
+    ]
+    if feature.weighted:
+        result.append(as_lists(flat["weight"], offsets).alias(f"weight:{feature.name}"))
+    return result
+
+
+def _split_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: _Rejected) -> pl.DataFrame:
+    """``id<sep>weight`` apart; an element without a weight weighs 1."""
+    parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
+    flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
+    weight = pl.col("text").fill_null("1").cast(pl.Float64, strict=False)
+    flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
+    wrong = flat.filter(pl.col("weight").is_null())
+    first = dict(zip(wrong["row"].to_list()[::-1], wrong["text"].to_list()[::-1], strict=True))
+    mask = np.zeros(len(rejected.lines), bool)
+    mask[wrong["row"].to_numpy()] = True
+    rejected.add(
+        mask, f"a weight of {feature.column} is not a finite number",
+        lambda i: f"{feature.column} has weight {_shown(first[i])}, expected a finite number",
+    )  # fmt: skip
+    return flat.drop("text")
+
+
+def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
+    """Row i of the result holds values[offsets[i]:offsets[i + 1]]."""
+    arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
+    return pl.Series(values.name, arrow)
+
+
+def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: _Rejected) -> pl.Series:
+    """The row's day: the number in ``data.day``, or days since 1970-01-01 for dates and timestamps."""
+    column = spec.day or spec.timestamp or ""
+    values = raw[column]
+    text = texts.get(column, pl.Series([None], dtype=pl.String).new_from_index(0, raw.height))
+    if values.dtype.is_temporal():
+        day = values.cast(pl.Date, strict=False).cast(pl.Int32)
+    else:
+        number = text.cast(pl.Float64, strict=False)
+        frame = pl.DataFrame({"number": number, "text": text})
+        # 1e11 seconds lie in the year 5138: larger numbers are milliseconds.
+        seconds = pl.when(pl.col("number").abs() > 1e11).then(pl.col("number") / 1000).otherwise(pl.col("number"))
+        whole = pl.col("number") if spec.day else (seconds / SECONDS_PER_DAY)
+        date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
+        day = frame.select(whole.floor().cast(pl.Int32, strict=False).fill_null(date))["number"]
+    bad = day.is_null().to_numpy()
+    rejected.add(
+        bad, f"{column} is no day", lambda i: f"{column} is {_shown(text[i])}, expected a number or YYYY-MM-DD"
+    )
+    return day.fill_null(0).alias(DAY)
+
+
+def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
+    """Stable hash (uint64) of each typed row's label and features."""
+    words = [frame[LABEL].to_numpy().astype(np.uint64)]
+    for dense in spec.dense:
+        values = frame[f"dense:{dense.name}"].fill_null(float("nan")).to_numpy()
+        words.append((values + 0.0).view(np.uint64))
+    for sparse in spec.sparse:
+        hashes = frame[f"hash:{sparse.name}"]
+        if sparse.multi:
+            hashes = _fold(hashes)
+        words.append(hashes.fill_null(0).to_numpy())
+    return hash_rows(words)
+
+
+def _fold(lists: pl.Series) -> pl.Series:
+    """One UInt64 per list: its elements' hashes, shifted by their place, added up."""
+    frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
+    place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
+    folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())
+    result = np.zeros(len(lists), np.uint64)
+    result[folded["row"].to_numpy()] = folded["h"].to_numpy()
+    return pl.Series(result)

@@ -1,0 +1,63 @@
+"""``profile.json``: what the train rows look like, for the planner and for people."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.contracts import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
+from pipeline.ingest.fit import Fit, HashedCounts, Partial
+from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.transform import State
+
+POINTS_PER_DECADE = 4
+
+
+def make_profile(spec: DataSpec, fit: Fit, state: State) -> Profile:
+    """Profile of a fitted log; every share is of train rows or train lookups."""
+    rows, positives = fit.rows, fit.positives
+    return Profile(
+        rows=rows,
+        label_rate={split: positives[split] / count if count else 0.0 for split, count in rows.items()},
+        dense={feature.name: _dense(feature.name, fit.train) for feature in spec.dense},
+        sparse={feature.name: _sparse(feature, fit.train, state) for feature in spec.sparse},
+    )
+
+
+def _dense(name: str, train: Partial) -> DenseProfile:
+    moments = train.raw[name]
+    seen = moments.count > 0
+    return DenseProfile(
+        missing_share=1 - moments.count / train.rows,
+        minimum=moments.minimum if seen else 0.0,
+        maximum=moments.maximum if seen else 0.0,
+        mean=moments.mean,
+        std=moments.std,
+    )
+
+
+def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile:
+    counts, missing = train.counts[feature.name], train.missing[feature.name]
+    fitted = state.sparse[feature.name]
+    if isinstance(counts, HashedCounts):
+        distinct, per_row = counts.distinct, counts.counts.copy()
+        per_row[0] = missing
+    else:
+        table = counts.table()
+        known = fitted.vocab["count"].to_numpy() if fitted.vocab is not None else np.zeros(0, np.int64)
+        unseen = int(table["count"].sum()) - int(known.sum())
+        distinct, per_row = table.height, np.concatenate([[missing, unseen], known])
+    hot_rows, hot_share = access_histogram(per_row)
+    return FeatureProfile(
+        rows=fitted.rows, distinct=distinct, missing_share=missing / train.rows,
+        pooling=train.lookups[feature.name] / train.rows, hot_rows=hot_rows, hot_share=hot_share,
+    )  # fmt: skip
+
+
+def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
+    """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
+    rows = max(len(counts), RESERVED_ROWS)
+    points = int(np.ceil(np.log10(rows) * POINTS_PER_DECADE)) + 1
+    ks = np.unique(np.geomspace(1, rows, points).round().astype(np.int64))
+    served = np.cumsum(np.sort(counts)[::-1])
+    total = max(int(served[-1]), 1)
+    return ks.tolist(), (served[ks - 1] / total).tolist()

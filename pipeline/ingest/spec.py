@@ -1,0 +1,170 @@
+"""What the columns of a log mean: the data configuration with every default filled in."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import xxhash
+
+from pipeline.config import DataConfig, SplitConfig
+from pipeline.contracts import LABEL, TRUE_PROBABILITY, weight_column
+from pipeline.errors import ConfigError, DataError
+
+DAY = "day"
+CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseSpec:
+    """One numeric feature: the raw ``column`` it comes from and its ``transform``."""
+
+    name: str
+    column: str
+    transform: str
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether sign(x) * log1p(|x|) is taken."""
+        return self.transform.startswith("log1p")
+
+    @property
+    def standardised(self) -> bool:
+        """Whether mean and standard deviation of the train rows are taken out."""
+        return self.transform.endswith("standardise")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseSpec:
+    """One categorical feature; ``rows`` caps its table, reserved rows included."""
+
+    name: str
+    column: str
+    mapping: str
+    rows: int
+    min_count: int
+    separator: str | None
+    weight_separator: str | None
+
+    @property
+    def multi(self) -> bool:
+        """Whether a row may hold several ids."""
+        return self.separator is not None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether each id carries a weight."""
+        return self.multi and self.weight_separator is not None
+
+    @property
+    def seed(self) -> int:
+        """Seed of the feature's xxhash64: depends on its name alone, so ids keep their hash in every run."""
+        return xxhash.xxh64_intdigest(self.name.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
+    """The whole schema of a log. ``columns``: raw column -> the override that names it."""
+
+    label: str
+    positive: str
+    negative: str
+    dense: tuple[DenseSpec, ...]
+    sparse: tuple[SparseSpec, ...]
+    day: str | None
+    timestamp: str | None
+    true_probability: bool
+    missing: tuple[str, ...]
+    strip: bool
+    split: SplitConfig
+    columns: dict[str, str]
+
+    @property
+    def has_day(self) -> bool:
+        """Whether rows carry a day, which is kept in the dataset."""
+        return self.day is not None or self.timestamp is not None
+
+
+def data_spec(data: DataConfig) -> DataSpec:
+    """The schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
+    synthetic = data.format == "synthetic"
+    dense = tuple(
+        DenseSpec(name=name, column=feature.column or name, transform=feature.transform or data.dense_transform)
+        for name, feature in data.dense.items()
+    )
+    sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
+    day = data.day or (DAY if synthetic else None)
+    spec = DataSpec(
+        label=data.label.column, positive=data.label.positive, negative=data.label.negative,
+        dense=dense, sparse=sparse, day=day, timestamp=None if day else data.timestamp,
+        true_probability=synthetic, missing=tuple(data.missing), strip=data.strip, split=data.split,
+        columns=_columns(data, dense, sparse, day),
+    )  # fmt: skip
+    _check_names(spec)
+    return spec
+
+
+def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
+    feature, defaults = data.sparse[name], data.sparse_defaults
+    return SparseSpec(
+        name=name,
+        column=feature.column or name,
+        mapping=feature.mapping or defaults.mapping,
+        rows=feature.rows or defaults.rows,
+        min_count=feature.min_count or defaults.min_count,
+        separator=feature.separator or defaults.separator,
+        weight_separator=feature.weight_separator or defaults.weight_separator,
+    )
+
+
+def _columns(
+    data: DataConfig, dense: Sequence[DenseSpec], sparse: Sequence[SparseSpec], day: str | None
+) -> dict[str, str]:
+    columns = {data.label.column: "data.label.column"}
+    for group, features in (("dense", dense), ("sparse", sparse)):
+        for feature in features:
+            columns.setdefault(feature.column, f"data.{group}.{feature.name}.column")
+    if day:
+        columns.setdefault(day, "data.day")
+    elif data.timestamp:
+        columns.setdefault(data.timestamp, "data.timestamp")
+    return columns
+
+
+def _check_names(spec: DataSpec) -> None:
+    taken = {LABEL, TRUE_PROBABILITY, *((DAY,) if spec.has_day else ())}
+    taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
+    for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
+        for feature in features:
+            if feature.name in taken or "/" in feature.name:
+                raise ConfigError(
+                    f"data.{group} has a feature called {feature.name!r}, a name the dataset needs for itself "
+                    "or cannot use as a file name",
+                    hint=f"~data.{group}.{feature.name} '+data.{group}.my_{feature.name.replace('/', '_')}"
+                    f"={{column: {feature.column}}}'",
+                )
+    if spec.positive == spec.negative:
+        raise ConfigError(
+            f"data.label.positive and data.label.negative are both {spec.positive!r}, expected two values",
+            hint="data.label.positive=1 data.label.negative=0",
+        )
+
+
+def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, header: bool) -> None:
+    """Raise DataError if ``file`` lacks a column of the schema, naming the nearest it has."""
+    for column, override in spec.columns.items():
+        count = available.count(column)
+        if count == 1:
+            continue
+        if count:
+            raise DataError(f"{file} has {count} columns called {column!r}, expected one", hint="rename all but one")
+        near = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
+        hint = f"{override}={near[0] if near else '<one of them>'}"
+        if header:
+            hint += "; if the first line is no header: data.header=false data.columns=[<names>]"
+        raise DataError(
+            f"{file} has no column {column!r} ({override}); nearest: {near[0] if near else 'none'}; "
+            f"it has: {', '.join(available)}",
+            hint=hint,
+        )

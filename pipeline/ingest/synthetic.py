@@ -1,0 +1,213 @@
+"""Synthetic click logs: Criteo-shaped, with a planted logistic truth, so that the best reachable NE is known.
+
+A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs).
+Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
+into blocks. It holds strings, as a log does, and takes the same path as a real one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import fsspec
+import numpy as np
+import polars as pl
+
+from pipeline.config import Config, SyntheticConfig
+from pipeline.contracts import TRUE_PROBABILITY
+from pipeline.ingest.sources import RawBlock
+from pipeline.ingest.spec import CRITEO_COLUMNS, DAY
+
+VERSION = "synthetic-1"
+COLUMNS = CRITEO_COLUMNS
+CHUNK_ROWS = 1 << 16
+DENSE, SPARSE = 13, 26
+SMALLEST_FEATURE = 10
+MISSING_SHARE = 0.05  # of every second dense and every third sparse feature
+NEGATIVE_SHARE = 0.02  # of I2, as in Criteo
+_ROW_BYTES = 240
+
+
+@dataclass(frozen=True)
+class _Effects:
+    """A pair of independent draws; ``at`` rotates from one to the other, keeping their size."""
+
+    start: np.ndarray
+    turn: np.ndarray
+
+    def at(self, angle: float) -> np.ndarray:
+        return (np.cos(angle) * self.start + np.sin(angle) * self.turn).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Truth:
+    """The planted world. ``ids``: strings per feature; ``odds``: cumulative popularity of each id."""
+
+    ids: list[pl.Series]
+    odds: list[np.ndarray]
+    first: list[_Effects]
+    dense: _Effects
+    pairs: list[tuple[int, int, _Effects, _Effects]]
+    scale: np.ndarray
+    spread: np.ndarray
+
+
+def feature_sizes(config: SyntheticConfig) -> list[int]:
+    """Distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
+    low = min(SMALLEST_FEATURE, config.ids_per_feature)
+    sizes = np.geomspace(low, config.ids_per_feature, SPARSE).round().astype(int)
+    return [int(sizes[(i * 11 + 7) % SPARSE]) for i in range(SPARSE)]
+
+
+def _draw(rng: np.random.Generator, scale: float, *shape: int) -> _Effects:
+    return _Effects(scale * rng.standard_normal(shape), scale * rng.standard_normal(shape))
+
+
+def _truth(config: SyntheticConfig, seed: int) -> _Truth:
+    rng = np.random.default_rng([seed, 0])
+    sizes = feature_sizes(config)
+    ids, odds = [], []
+    for size in sizes:
+        numbers = rng.choice(1 << 32, size=size, replace=False)
+        ids.append(pl.Series([f"{number:08x}" for number in numbers.tolist()]))
+        weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf
+        odds.append(np.cumsum(weights) / weights.sum())
+    first_scale = config.first_order_effect / np.sqrt(SPARSE)
+    first = [_draw(rng, first_scale, size) for size in sizes]
+    dense = _draw(rng, config.dense_effect / np.sqrt(DENSE), DENSE)
+    pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * config.latent_dim)) ** 0.5
+    pairs = []
+    # Pairs of the smaller half of the features: each combination of ids is seen often enough to be learnt.
+    small = np.argsort(sizes)[: SPARSE // 2]
+    for _ in range(config.pairs):
+        a, b = (int(i) for i in rng.choice(small, 2, replace=False))
+        latent = config.latent_dim
+        pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
+    return _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Drawn values of some rows: places in the id lists (-1 missing), counts, missing counts, day."""
+
+    places: np.ndarray
+    counts: np.ndarray
+    absent: np.ndarray
+    day: np.ndarray
+
+
+def _draw_chunk(truth: _Truth, rng: np.random.Generator, day: np.ndarray) -> _Chunk:
+    rows = len(day)
+    places = np.empty((SPARSE, rows), np.int64)
+    for i in range(SPARSE):
+        places[i] = np.searchsorted(truth.odds[i], rng.random(rows, dtype=np.float32)).clip(0, len(truth.ids[i]) - 1)
+        if i % 3 == 2:
+            places[i][rng.random(rows, dtype=np.float32) < MISSING_SHARE] = -1
+    normal = rng.standard_normal((DENSE, rows), dtype=np.float32)
+    counts = np.expm1(np.maximum(truth.scale[:, None] + truth.spread[:, None] * normal, 0)).astype(np.int64)
+    negative = rng.random(rows, dtype=np.float32) < NEGATIVE_SHARE
+    counts[1] = np.where(negative, -1 - counts[1] % 3, counts[1])
+    absent = np.zeros((DENSE, rows), bool)
+    absent[1::2] = rng.random((DENSE // 2, rows), dtype=np.float32) < MISSING_SHARE
+    return _Chunk(places, counts, absent, day)
+
+
+def _logits(truth: _Truth, chunk: _Chunk, drift: float) -> np.ndarray:
+    """Log odds without the bias; effects turn by ``drift`` radians a day."""
+    logits = np.zeros(len(chunk.day), np.float64)
+    for day in np.unique(chunk.day):
+        rows = np.flatnonzero(chunk.day == day)
+        angle = drift * float(day)
+        places = chunk.places[:, rows]
+        # A dense effect is linear in the standardised signed logarithm; a missing count has none.
+        logs = np.sign(chunk.counts[:, rows]) * np.log1p(np.abs(chunk.counts[:, rows]))
+        values = (logs - truth.scale[:, None]) / truth.spread[:, None] * ~chunk.absent[:, rows]
+        logits[rows] = truth.dense.at(angle) @ values
+        for i, effects in enumerate(truth.first):
+            logits[rows] += np.append(effects.at(angle), np.float32(0))[places[i]]
+        for a, b, left, right in truth.pairs:
+            product = np.einsum("nk,nk->n", left.at(angle)[places[a]], right.at(angle)[places[b]])
+            logits[rows] += product * (places[a] >= 0) * (places[b] >= 0)
+    return logits
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    return 1.0 / (1.0 + np.exp(-logits))
+
+
+def _bias(truth: _Truth, config: SyntheticConfig, seed: int) -> float:
+    """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days."""
+    rng = np.random.default_rng([seed, 1])
+    day = np.arange(CHUNK_ROWS) * config.days // CHUNK_ROWS
+    logits = _logits(truth, _draw_chunk(truth, rng, day), config.drift)
+    low, high = -50.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sigmoid(logits + middle).mean() < config.base_rate else (low, middle)
+    return (low + high) / 2
+
+
+def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray) -> pl.DataFrame:
+    columns = [pl.Series("label", label.astype(np.int8)).cast(pl.String)]
+    for i in range(DENSE):
+        values = pl.Series(f"I{i + 1}", chunk.counts[i]).cast(pl.String)
+        columns.append(values.set(pl.Series(chunk.absent[i]), "") if chunk.absent[i].any() else values)
+    for i in range(SPARSE):
+        pool = pl.concat([truth.ids[i], pl.Series([""])])
+        places = np.where(chunk.places[i] < 0, len(pool) - 1, chunk.places[i])
+        columns.append(pool.gather(places).alias(f"C{i + 1}"))
+    columns.append(pl.Series(DAY, chunk.day.astype(np.int32)))
+    columns.append(pl.Series(TRUE_PROBABILITY, probability.astype(np.float32)))
+    return pl.DataFrame(columns)
+
+
+def chunks(config: SyntheticConfig, seed: int) -> Iterator[pl.DataFrame]:
+    """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day`` and ``true_probability``."""
+    truth = _truth(config, seed)
+    bias = _bias(truth, config, seed)
+    for number, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
+        rng = np.random.default_rng([seed, 2, number])
+        index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
+        chunk = _draw_chunk(truth, rng, index * config.days // config.rows)
+        probability = _sigmoid(_logits(truth, chunk, config.drift) + bias)
+        label = rng.random(len(index)) < probability
+        yield _frame(truth, chunk, label, probability)
+
+
+def blocks(config: Config) -> Iterator[RawBlock]:
+    """The synthetic log as the raw blocks of one file."""
+    per_block = max(1, (config.ingest.block_mib << 20) // (_ROW_BYTES * CHUNK_ROWS))
+    held: list[pl.DataFrame] = []
+    line = 1
+    for frame in chunks(config.data.synthetic, config.seed):
+        held.append(frame)
+        if len(held) == per_block:
+            yield _block(held, line)
+            line += sum(part.height for part in held)
+            held = []
+    if held:
+        yield _block(held, line)
+
+
+def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
+    frame = pl.concat(held)
+    lengths = frame.select(pl.col(COLUMNS).str.len_bytes().sum()).row(0)
+    return RawBlock(
+        frame=frame, file="synthetic", lines=np.arange(line, line + frame.height),
+        bytes=int(sum(lengths)) + len(COLUMNS) * frame.height,
+    )  # fmt: skip
+
+
+def write_tsv(config: Config, url: str) -> int:
+    """Write the raw synthetic log to ``url`` (any fsspec URL; .gz and .zst compress) as a Criteo TSV; returns its rows.
+
+    The day and the true probability are not in that format and are left out.
+    """
+    rows = 0
+    with fsspec.open(url, "wb", compression="infer") as sink:
+        for frame in chunks(config.data.synthetic, config.seed):
+            text = frame.select(COLUMNS).write_csv(separator="\t", include_header=False, quote_style="never")
+            sink.write(text.encode())
+            rows += frame.height
+    return rows

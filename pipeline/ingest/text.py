@@ -1,0 +1,166 @@
+"""Delimited text: bytes to blocks of whole lines, blocks to frames of strings, bad lines aside.
+
+A record is one line: a quoted field may hold separators and doubled quotes, not line breaks. So blocks
+can be cut anywhere between lines and a stray quote costs one line, not the rest of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+import polars as pl
+
+NEWLINE = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How the fields of a line lie: all ``names`` in order, one-byte ``separator``, ``quote`` or None."""
+
+    names: tuple[str, ...]
+    separator: str
+    quote: str | None
+
+
+@dataclass(frozen=True)
+class Reject:
+    """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says."""
+
+    line: int
+    kind: str
+    reason: str
+
+
+def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator[tuple[bytes, int]]:
+    """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out."""
+    carry, line = b"", first_line
+    while data := _read_full(stream, block_bytes):
+        block = carry + data
+        cut = _cut(block)
+        carry = block[cut:]
+        if cut:
+            block = block[:cut]
+            yield block, line
+            line += block.count(b"\n")
+    if carry.strip(b"\r\n"):
+        yield carry + b"\n", line
+
+
+def _read_full(stream: BinaryIO, size: int) -> bytes:
+    pieces, left = [], size
+    while left and (piece := stream.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _cut(block: bytes) -> int:
+    """Bytes up to the end of the last line that is neither partial nor one of the blank ones at the end."""
+    filled = len(block.rstrip(b"\r\n"))
+    end = block.find(b"\n", filled)
+    return end + 1 if end >= 0 and filled else block.rfind(b"\n", 0, filled) + 1
+
+
+def read_lines(block: bytes, first_line: int, layout: Layout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
+    """Frame of strings (one column per name), the line number of each of its rows, and the lines left out."""
+    if b"\r" in block:
+        block = block.replace(b"\r\n", b"\n")
+    frame = _read_clean(block, layout)
+    if frame is not None:
+        return frame, np.arange(first_line, first_line + frame.height), []
+    good, lines, rejects = _sift(block, first_line, layout)
+    return _read(good, layout), lines, rejects
+
+
+def _read(block: bytes, layout: Layout) -> pl.DataFrame:
+    schema = dict.fromkeys(layout.names, pl.String)
+    if not block:
+        return pl.DataFrame(schema=schema)
+    return pl.read_csv(
+        block, has_header=False, schema=schema, separator=layout.separator, quote_char=layout.quote,
+        empty_string_is_null=False,
+    )  # fmt: skip
+
+
+def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
+    """The frame of a block without a flaw, None if any line needs a closer look.
+
+    Polars refuses lines with too many fields and silently fills those with too few; as none has more
+    separators than it should, their total tells whether one has fewer.
+    """
+    if layout.quote and layout.quote.encode() in block:
+        return None
+    lines = block.count(b"\n")
+    if block.count(layout.separator.encode()) != lines * (len(layout.names) - 1):
+        return None
+    try:
+        frame = _read(block, layout)
+    except pl.exceptions.PolarsError:
+        return None
+    return frame if frame.height == lines else None
+
+
+def _sift(block: bytes, first_line: int, layout: Layout) -> tuple[bytes, np.ndarray, list[Reject]]:
+    """Good lines joined, their numbers, and the others with a reason each."""
+    data = np.frombuffer(block, np.uint8)
+    ends = np.flatnonzero(data == NEWLINE)
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    separators = data == ord(layout.separator)
+    stray = np.zeros(len(ends), bool)
+    if layout.quote:
+        inside, stray = _quoted(data, starts, ends, separators, ord(layout.quote))
+        separators &= ~inside
+    fields = np.add.reduceat(separators, starts, dtype=np.int64) + 1
+    undecodable = _undecodable(block, data, starts, ends)
+    bad = (fields != len(layout.names)) | stray | undecodable | (starts == ends)
+    rejects = []
+    for index in np.flatnonzero(bad):
+        line = int(first_line + index)
+        if starts[index] == ends[index]:
+            rejects.append(Reject(line, "empty line", "the line is empty"))
+        elif undecodable[index]:
+            rejects.append(Reject(line, "invalid UTF-8", "the line is not valid UTF-8"))
+        elif stray[index]:
+            rejects.append(Reject(line, "stray quote", "a quote is not closed on its line or stands inside a field"))
+        else:
+            reason = f"{fields[index]} fields, expected {len(layout.names)}"
+            rejects.append(Reject(line, "wrong number of fields", reason))
+    return _join_lines(block, starts, ends, ~bad), first_line + np.flatnonzero(~bad), rejects
+
+
+def _quoted(
+    data: np.ndarray, starts: np.ndarray, ends: np.ndarray, separators: np.ndarray, quote: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Which bytes lie inside quotes, and which lines have a quote where none may stand."""
+    quotes = data == quote
+    seen = np.cumsum(quotes, dtype=np.int64)
+    before = seen[starts] - quotes[starts]
+    odd = ((seen - np.repeat(before, ends - starts + 1)) & 1).astype(bool)
+    opening, closing = quotes & odd, quotes & ~odd
+    edge = separators | quotes | (data == NEWLINE)
+    after_edge = np.concatenate([[True], edge[:-1]])
+    before_edge = np.concatenate([edge[1:], [True]])
+    misplaced = (opening & ~after_edge) | (closing & ~before_edge)
+    stray = odd[ends] | np.logical_or.reduceat(misplaced, starts)
+    return odd, stray
+
+
+def _undecodable(block: bytes, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+    bad = np.zeros(len(ends), bool)
+    if block.isascii():
+        return bad
+    for index in np.flatnonzero(np.logical_or.reduceat(data >= 0x80, starts)):
+        try:
+            block[starts[index] : ends[index]].decode()
+        except UnicodeDecodeError:
+            bad[index] = True
+    return bad
+
+
+def _join_lines(block: bytes, starts: np.ndarray, ends: np.ndarray, keep: np.ndarray) -> bytes:
+    """The kept lines as one block, copied by runs of neighbours."""
+    change = np.flatnonzero(np.diff(keep, prepend=False, append=False))
+    return b"".join(block[starts[first] : ends[stop - 1] + 1] for first, stop in change.reshape(-1, 2))

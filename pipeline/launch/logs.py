@@ -1,0 +1,51 @@
+"""Log files of launched stages: following one as it grows, and gathering all of them after a failure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+LONGEST = 1 << 20  # bytes kept of one log file, from its end
+
+
+class Tail:
+    """Reads a growing file byte by byte's worth, so that carriage returns of a progress line pass through."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def read(self) -> bytes:
+        """What was written since the last call; empty while the file does not exist."""
+        try:
+            with self.path.open("rb") as source:
+                source.seek(self.offset)
+                data = source.read()
+        except FileNotFoundError:
+            return b""
+        self.offset += len(data)
+        return data
+
+
+def collect(directory: Path, handle: str) -> str:
+    """All log files of the app ``handle`` below ``directory``, each behind its name."""
+    app = handle.rsplit("/", 1)[-1]
+    parts = []
+    for path in sorted(directory.glob(f"*/{app}/**/*.log")):
+        if path.name == "combined.log" or not path.stat().st_size:
+            continue
+        with path.open("rb") as source:
+            source.seek(max(0, path.stat().st_size - LONGEST))
+            parts.append(f"==> {path.relative_to(directory)} <==\n{source.read().decode(errors='replace')}")
+    return "\n".join(parts)
+
+
+def exit_hint(log: str) -> str:
+    """How the first rank died, from torchrun's own account in ``log``; "" where it gives none."""
+    found = re.search(r"exitcode\s*:\s*(-?\d+)", log)
+    if not found:
+        return ""
+    code = int(found.group(1))
+    if code == -9:
+        return " (killed by signal 9: most often the machine ran out of memory)"
+    return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"

@@ -1,0 +1,77 @@
+"""``result.json``: the machine-readable outcome of a run, put together from the artifacts' summaries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import STAGES
+from pipeline.errors import NightjarError
+from pipeline.launch.step import run_directory
+
+# stage -> part of result.json -> its keys; None: the whole summary is that part.
+PARTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "ingest": {"ingest": ("rows", "rows_quarantined", "bytes_in", "rows_per_s")},
+    "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
+    "train": {
+        "train": (
+            "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
+        ),
+        "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share"),
+    },
+    "evaluate": {"eval": ("samples", "ne", "auc", "logloss", "calibration", "bayes_ne")},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None if it failed)."""
+
+    status: str
+    seconds: float
+    artifact: str | None
+
+
+def assemble(
+    run: str, outcomes: Mapping[str, Outcome], artifacts: Mapping[str, Artifact], error: BaseException | None
+) -> dict[str, Any]:
+    """The content of ``result.json``; a part whose stage has no artifact is absent."""
+    result: dict[str, Any] = {
+        "run": run,
+        "status": "failed" if error else "done",
+        "stages": {
+            name: {"status": o.status, "seconds": round(o.seconds, 3), "artifact": o.artifact}
+            for name in STAGES
+            if (o := outcomes.get(name)) is not None
+        },
+    }
+    for stage, parts in PARTS.items():
+        if stage in artifacts:
+            for part, keys in parts.items():
+                summary = artifacts[stage].summary
+                record = summary.get(part, {}) if stage == "train" else summary
+                result[part] = {key: record[key] for key in keys if key in record}
+    if error:
+        result["error"] = {"message": message_of(error), "exit_code": exit_code_of(error)}
+    return result
+
+
+def record_failure(store: Store, run: str, error: BaseException) -> None:
+    """Write the ``result.json`` of a run that failed before its first stage; quiet where the store refuses it."""
+    with contextlib.suppress(NightjarError, OSError):
+        store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error))
+
+
+def message_of(error: BaseException) -> str:
+    """One line for people."""
+    if isinstance(error, NightjarError):
+        return error.message
+    return str(getattr(error, "message", "") or error or type(error).__name__)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The command's exit code for ``error``: its own, or 1 for an unexpected one."""
+    return int(getattr(error, "exit_code", 1))

@@ -1,0 +1,62 @@
+"""Signals that end a launcher, as exceptions, so that children are stopped and ``result.json`` is written."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+from pipeline.errors import LaunchError
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Interrupted(BaseException):
+    """A signal asked the launcher to end; ``exit_code`` is 128 + its number, as shells have it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.exit_code = 128 + number
+
+
+@contextmanager
+def handled() -> Iterator[None]:
+    """Within: SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.signal(number, _interrupt) for number in ENDING}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise Interrupted(number)
+
+
+@contextmanager
+def deadline(stage: str, minutes: float) -> Iterator[None]:
+    """Within: LaunchError once ``minutes`` have passed (main thread only)."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def expire(number: int, frame: FrameType | None) -> NoReturn:
+        raise LaunchError(
+            f"the {stage} stage was stopped at its deadline of {minutes:g} minutes",
+            hint=f"launch.deadline_minutes={2 * minutes:g}",
+        )
+
+    former = signal.signal(signal.SIGALRM, expire)
+    signal.setitimer(signal.ITIMER_REAL, 60 * minutes)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)

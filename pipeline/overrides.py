@@ -1,0 +1,239 @@
+"""Overrides against the schema: one clear complaint for an unknown key, option or a wrong type.
+
+Hydra checks all of this too, but speaks of structs and packages. ``check_overrides`` looks first and
+names the nearest match; ``translate`` turns what Hydra and OmegaConf still raise into a ConfigError.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def parse(overrides: Sequence[str]) -> list[Override]:
+    """The parsed ``overrides``; ConfigError for a text that is not ``key=value``, ``+key=value`` or ``~key``."""
+    parser = OverridesParser.create()
+    parsed = []
+    for text in overrides:
+        if "=" not in text and not text.startswith("~"):
+            raise ConfigError(
+                f"{text!r} is not an override, expected key=value", hint=_suggest_assignment(text) or "train.lr=0.01"
+            )
+        try:
+            parsed.append(parser.parse_override(text))
+        except HydraException as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"the override {text!r} cannot be read: {reason}",
+                hint="quote values with spaces or brackets: 'data.separator=\"|\"'",
+            ) from None
+    return parsed
+
+
+def mend_additions(overrides: Iterable[Override]) -> list[str]:
+    """The overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
+
+    OmegaConf refuses to add an entry to a typed dictionary, but merges a dictionary into it.
+    """
+    texts = []
+    for override in overrides:
+        text = override.input_line or ""
+        parts = override.key_or_group.split(".")
+        for depth in range(1, len(parts)) if override.is_add() or override.is_force_add() else ():
+            kind = field_type(".".join(parts[:depth]))
+            if typing.get_origin(kind) is dict and is_dataclass(typing.get_args(kind)[1]):
+                opening = "".join(f"{{{part}: " for part in parts[depth:])
+                value = override.get_value_element_as_str()
+                text = f"+{'.'.join(parts[:depth])}={opening}{value}{'}' * len(parts[depth:])}"
+                break
+        texts.append(text)
+    return texts
+
+
+def refuse_sweeps(overrides: Iterable[Override]) -> None:
+    """Raise ConfigError for the first override that gives several values without ``-m``."""
+    for override in overrides:
+        if override.is_sweep_override():
+            key, value = override.get_key_element(), _value_text(override)
+            raise ConfigError(
+                f"{override.input_line} gives several values, expected one",
+                hint=f"-m {override.input_line} sweeps over them; {key}=[{value}] is one list of them",
+            )
+
+
+def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence[str]]) -> None:
+    """Raise ConfigError for the first override whose key or group option does not exist.
+
+    ``groups``: options of every top-level Hydra group.
+    """
+    for override in overrides:
+        key = override.key_or_group
+        if key == "hydra" or key.startswith(("hydra.", "hydra/")):
+            continue
+        if key in groups and not _is_mapping(override):
+            _check_option(override, groups[key])
+        elif field_type(key) is None:
+            _unknown(override, key, groups)
+
+
+def _check_option(override: Override, options: Sequence[str]) -> None:
+    if override.is_delete():
+        return
+    values = [str(value) for value in _values(override)]
+    for value in values:
+        if value in options or value == "None" or value.endswith(".yaml") and value[:-5] in options:
+            continue
+        near = difflib.get_close_matches(value, options, n=1)
+        meant = f"did you mean {override.key_or_group}={near[0]}? " if near else ""
+        raise ConfigError(
+            f"{override.key_or_group}={value} is unknown; {meant}Expected one of: {', '.join(options)}",
+            hint=f"{override.key_or_group}={near[0] if near else (options[0] if options else 'null')}",
+        )
+
+
+def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) -> None:
+    near = nearest(key, groups)
+    value = "" if override.is_delete() else f"={_value_text(override)}"
+    if not near:
+        raise ConfigError(f"{key} is unknown", hint="nightjar run --cfg job lists every key")
+    raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
+
+
+def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
+    """The known key most like ``key``: under the same parent first, then anywhere."""
+    parent, _, name = key.rpartition(".")
+    siblings = _children(parent) if parent else [*_children(""), *groups]
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
+    if near:
+        return f"{parent}.{near[0]}" if parent else near[0]
+    everything = [path for path in leaves(Config) if not is_dataclass(_strip_none(field_type(path)))]
+    same_name = [path for path in everything if path.rpartition(".")[2] == name]
+    return next(iter(same_name or difflib.get_close_matches(key, everything, n=1)), None)
+
+
+def field_type(path: str) -> Any:
+    """The type of the configuration field at a dotted ``path``, or None where the schema has no such field."""
+    kind: Any = Config
+    for part in path.split("."):
+        kind = _strip_none(kind)
+        if is_dataclass(kind):
+            kind = typing.get_type_hints(kind).get(part)
+        elif typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        elif typing.get_origin(kind) is list and part.isdigit():
+            kind = typing.get_args(kind)[0]
+        else:
+            return None
+        if kind is None:
+            return None
+    return kind
+
+
+def leaves(kind: Any, prefix: str = "") -> Iterable[str]:
+    """Dotted paths of all fields below dataclass ``kind``."""
+    for field in fields(kind):
+        path = f"{prefix}{field.name}"
+        inner = _strip_none(typing.get_type_hints(kind)[field.name])
+        yield path
+        if is_dataclass(inner):
+            yield from leaves(inner, f"{path}.")
+
+
+def describe(kind: Any) -> str:
+    """``kind`` in words: 'a number', 'a list of texts'."""
+    inner = _strip_none(kind)
+    none = " or null" if inner is not kind else ""
+    if typing.get_origin(inner) is list:
+        return f"a list [a,b] (of {describe(typing.get_args(inner)[0]).removeprefix('a ')}s){none}"
+    if typing.get_origin(inner) is dict or is_dataclass(inner):
+        return f"a group of keys{none}"
+    return _WORDS.get(inner, str(inner)) + none
+
+
+def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
+    """The ConfigError that says what Hydra's or OmegaConf's ``error`` means for the user."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, MissingMandatoryValue) and cause.full_key:
+            return ConfigError(f"{cause.full_key} is not set", hint=f"{cause.full_key}=<value>")
+        if isinstance(cause, OmegaConfBaseException) and getattr(cause, "full_key", None):
+            return _about_key(str(cause.full_key), cause, overrides)
+        cause = cause.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
+    if in_file:
+        found = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
+        return ConfigError(f"{in_file['file']}.yaml: {found.message}", hint=f"mend {in_file['file']}.yaml")
+    return ConfigError("; ".join(lines[:3]) or type(error).__name__, hint="nightjar run --cfg job shows the whole tree")
+
+
+def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
+    kind = field_type(key)
+    if kind is None:
+        near = nearest(key)
+        meant = f"; did you mean {near}?" if near else ""
+        return ConfigError(f"{key} is unknown{meant}", hint=near or "nightjar run --cfg job lists every key")
+    given = [o for o in overrides if o.key_or_group == key and not o.is_delete()]
+    if not given and "not in struct" in str(error).lower():
+        return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={{}} adds it")
+    if given and "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given[0].is_add():
+        return ConfigError(f"{key} does not exist here yet", hint=f"+{given[0].input_line} adds it")
+    value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
+    listed = f"{key}=[{_value_text(given[0])}]" if given and "list" in describe(kind) else ""
+    return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
+
+
+def config_errors() -> tuple[type[Exception], ...]:
+    """What Hydra and OmegaConf raise for a user's mistake."""
+    import yaml
+
+    return (HydraException, OmegaConfBaseException, yaml.YAMLError)
+
+
+def _values(override: Override) -> list[Any]:
+    if override.is_sweep_override():
+        return list(override.sweep_string_iterator()) if override.is_discrete_sweep() else []
+    value = override.value()
+    return value if isinstance(value, list) else [value]
+
+
+def _value_text(override: Override) -> str:
+    """What stands after the first ``=``, as typed."""
+    return (override.input_line or "").partition("=")[2]
+
+
+def _is_mapping(override: Override) -> bool:
+    return not override.is_delete() and isinstance(override.value(), dict)
+
+
+def _children(path: str) -> list[str]:
+    kind = _strip_none(field_type(path)) if path else Config
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _strip_none(kind: Any) -> Any:
+    """``X`` of ``X | None``."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        rest = [part for part in typing.get_args(kind) if part is not type(None)]
+        return rest[0] if len(rest) == 1 else kind
+    return kind
+
+
+def _suggest_assignment(text: str) -> str:
+    key = text if field_type(text) is not None else nearest(text)
+    return f"{key}=<{describe(field_type(key))}>" if key and field_type(key) is not None else ""

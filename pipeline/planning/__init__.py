@@ -1,0 +1,20 @@
+"""Planning: which tier, which shards and which ranks every embedding table gets, before anything is trained."""
+
+from __future__ import annotations
+
+from pipeline.config import Config
+from pipeline.contracts import DatasetSchema, Plan, Profile
+from pipeline.planning.report import plan_summary, render_plan
+
+__all__ = ["make_plan", "plan_summary", "render_plan"]
+
+
+def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
+    """The cheapest sharding plan TorchRec's planner finds for ``config.hardware``; needs no process group.
+
+    Raises PlanError when the tables do not fit, ConfigError for a wrong pin, sharding type or hardware
+    figure. Imports torch only here, so that the rest of the package stays quick to import.
+    """
+    from pipeline.planning.planner import make_plan as plan
+
+    return plan(config, schema, profile)

@@ -1,0 +1,169 @@
+"""``runs/<run>/report.html``: one self-contained page: inline CSS and SVG, no script, nothing fetched."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from pipeline.artifacts import Store
+from pipeline.contracts import Plan
+from pipeline.report import units
+from pipeline.report.charts import plots_section
+from pipeline.report.records import read_records
+from pipeline.report.summary import reachable_gain, total_seconds
+from pipeline.report.tables import config_section, facts, plan_section, stages_section
+from pipeline.report.theme import CSS
+
+RELIABILITY = "reliability.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """Everything the page shows; parts that are not known stay empty.
+
+    ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
+    ``finished``: seconds since 1970 at which the youngest artifact was committed.
+    """
+
+    result: Mapping[str, Any]
+    records: list[dict[str, Any]] = field(default_factory=list)
+    plan: Plan | None = None
+    reliability: Mapping[str, list[Any]] | None = None
+    config: str = ""
+    finished: float | None = None
+
+
+def write_report(store: Store, run: str) -> str:
+    """Write the page of ``run`` from what its directory and artifacts hold; returns its path relative to the store.
+
+    The calibration plot needs ``reliability.json`` in the evaluate artifact. Raises ArtifactError where the run
+    has no ``result.json`` or a file is damaged.
+    """
+    path = f"runs/{run}/report.html"
+    store.write_bytes(path, render(read_run(store, run)).encode())
+    return path
+
+
+def read_run(store: Store, run: str) -> ReportData:
+    """Gather what is known about ``run``; ArtifactError where it has no ``result.json``."""
+    result = store.read_json(f"runs/{run}/result.json")
+    paths = {name: stage["artifact"] for name, stage in result.get("stages", {}).items() if stage.get("artifact")}
+    found = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
+    plan, curve = f"{paths.get('plan')}/plan.json", f"{paths.get('evaluate')}/{RELIABILITY}"
+    config = ""
+    if store.exists(f"runs/{run}/config.yaml"):
+        with store.open(f"runs/{run}/config.yaml") as source:
+            config = source.read().decode("utf-8", errors="replace")
+    return ReportData(
+        result=result,
+        records=read_records(store, run),
+        plan=Plan.from_json(store.read_json(plan)) if store.exists(plan) else None,
+        reliability=store.read_json(curve) if store.exists(curve) else None,
+        config=config,
+        finished=max((artifact.created for artifact in found), default=None),
+    )
+
+
+def render(data: ReportData) -> str:
+    """The page as text; everything that comes from the run is escaped."""
+    result = data.result
+    parts = [
+        _header(data),
+        _error(result),
+        _figures(result),
+        stages_section(result.get("stages", {})),
+        plots_section(data.records, result.get("eval", {}), data.reliability),
+        _details(result),
+        plan_section(result.get("plan", {}), data.plan),
+        config_section(data.config),
+    ]
+    title = escape(f"Nightjar run {result.get('run', '')}")
+    body = "\n".join(part for part in parts if part)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{title}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n"
+        "<footer>Written by Nightjar. The same figures for programs: result.json and metrics.jsonl beside this page."
+        "</footer>\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _header(data: ReportData) -> str:
+    status = str(data.result.get("status", "unknown"))
+    said = []
+    dataset = str(data.result.get("stages", {}).get("ingest", {}).get("artifact") or "").split("/")
+    if len(dataset) == 3:
+        said.append(f"data {dataset[1]}")
+    if data.plan is not None:
+        said.append(f"{data.plan.world_size} {data.plan.device} rank{'s' * (data.plan.world_size != 1)}")
+    if data.finished is not None:
+        verb = "finished" if status == "done" else "last artifact"
+        said.append(f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.gmtime(data.finished))} UTC")
+    return (
+        f'<header><h1>{escape(str(data.result.get("run", "")))}</h1><span class="pill {escape(status)}">'
+        f"{escape(status)}</span><p>{escape(' · '.join(['Nightjar run report', *said]))}</p></header>"
+    )
+
+
+def _error(result: Mapping[str, Any]) -> str:
+    error = result.get("error")
+    if not error:
+        return ""
+    text = f"{error.get('message', '')} (exit code {error.get('exit_code', units.ABSENT)})"
+    return f'<section class="error"><h2>What stopped the run</h2>{escape(text)}</section>'
+
+
+def _figures(result: Mapping[str, Any]) -> str:
+    """The cards at the top: what a glance should take away."""
+    scores, train, rows = (result.get(name, {}) for name in ("eval", "train", "ingest"))
+    gain, cards = reachable_gain(scores), []
+    if scores:
+        best = units.decimal(scores.get("bayes_ne"))
+        cards.append(("NE", units.decimal(scores.get("ne")), "normalised entropy, 1 is the base rate"))
+        if gain is not None:
+            cards.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
+        cards.append(("AUC", units.decimal(scores.get("auc")), f"log loss {units.decimal(scores.get('logloss'))}"))
+        cards.append(("Calibration", units.decimal(scores.get("calibration"), 3), "predicted / observed clicks"))
+    if train:
+        wait = f"{units.percent(train.get('data_wait_share'))} waiting for data"
+        cards.append(("Samples/s", units.count(train.get("samples_per_s")), wait))
+    if rows:
+        cards.append(
+            ("Rows", units.count(rows.get("rows")), f"{units.count(rows.get('rows_quarantined'))} in quarantine")
+        )
+    stages = result.get("stages", {})
+    done = sum(stage.get("status") == "done" for stage in stages.values())
+    cards.append(("Duration", units.duration(total_seconds(result)), f"{done} of {len(stages)} stages ran"))
+    items = (
+        f'<div><dt>{escape(name)}</dt><dd><div class="value">{escape(value)}</div>'
+        f'<div class="under">{escape(under)}</div></dd></div>'
+        for name, value, under in cards
+    )
+    return f'<dl class="figures">{"".join(items)}</dl>'
+
+
+def _details(result: Mapping[str, Any]) -> str:
+    """The remaining figures of ``result.json``, two or three columns of name and value."""
+    rows, train, saved, scores = (result.get(name, {}) for name in ("ingest", "train", "checkpoint", "eval"))
+    gate, model = result.get("gate", {}), result.get("model", {})
+    found = [
+        ("Raw bytes read", units.size(rows.get("bytes_in"))),
+        ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
+        ("Training steps", units.count(train.get("steps"))),
+        ("Training samples", units.count(train.get("samples"))),
+        ("Training time", units.duration(train.get("seconds"))),
+        ("Ranks", units.count(train.get("world_size"))),
+        ("Peak memory", units.size(train.get("peak_rss_bytes"))),
+        ("Checkpoints written", units.count(saved.get("count"))),
+        ("Checkpoint bytes", units.size(saved.get("bytes_written"))),
+        ("Had all been full", units.size(saved.get("bytes_full_equivalent"))),
+        ("Stalled by checkpoints", units.percent(saved.get("stall_share"))),
+        ("Held-out rows", units.count(scores.get("samples"))),
+        ("Gate", "; ".join([str(gate.get("verdict", "")), *map(str, gate.get("reasons", []))]) if gate else "-"),
+        ("Model version", str(model.get("version", units.ABSENT))),
+        ("Model", str(model.get("uri", units.ABSENT))),
+    ]
+    return facts("Details", [(name, value) for name, value in found if value != units.ABSENT])

@@ -1,0 +1,101 @@
+"""The reporter of a run: one line that lives on a terminal, plain lines elsewhere, the same record as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pipeline.artifacts import Store
+from pipeline.report import units
+from pipeline.report.records import MetricsLog
+from pipeline.report.summary import summary
+
+CLEAR_TO_END = "\x1b[K"
+SHOWN_FILES = ("report.html", "result.json", "metrics.jsonl", "config.yaml")
+SMALLEST_BAR, LARGEST_BAR = 6, 28
+
+
+class Reporter:
+    """Tells people and ``metrics.jsonl`` how a run goes. Use one on rank 0 only.
+
+    ``write`` takes text for standard output, line breaks included. ``columns``: width of the terminal that
+    text goes to; 0: it is none (a file, a pipe, a pod's log), so every record becomes a line of its own.
+    """
+
+    def __init__(self, store: Store, run: str, *, write: Callable[[str], None], columns: int = 0) -> None:
+        self.store, self.run, self.write, self.columns = store, run, write, columns
+        self._log = MetricsLog(store, run)
+        self._line_open = False
+
+    def interval(self, record: Mapping[str, Any]) -> None:
+        """Show and store one ``record`` of the training loop (keys: ``records.KEYS``).
+
+        Raises ArtifactError when the store's disk is full.
+        """
+        if self.columns:
+            self.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
+            self._line_open = True
+        else:
+            self.write(f"{plain_line(record)}\n")
+        self._log.append(record)
+        if record["step"] == record["steps_total"]:
+            self.close()
+
+    def close(self) -> None:
+        """End the live line and put what is not stored yet. The last step does it by itself."""
+        if self._line_open:
+            self.write("\n")
+            self._line_open = False
+        self._log.flush()
+
+    def summary(self, result: Mapping[str, Any]) -> str:
+        """Write the table at the end (at most 80 columns) for the content of ``result.json``; returns it too."""
+        self.close()
+        directory = f"runs/{self.run}"
+        there = self.store.names(directory)
+        text = summary(result, self.store.url_of(directory), [name for name in SHOWN_FILES if name in there])
+        self.write(f"\n{text}\n")
+        return text
+
+
+def plain_line(record: Mapping[str, Any]) -> str:
+    """``step 200/1171  17%  samples/s 81,234  wait 0.4%  loss 0.4712  NE 0.8321  ETA 00:01:12``."""
+    total = str(record["steps_total"])
+    parts = [
+        f"step {record['step']:>{len(total)}}/{total}",
+        f"{_done(record):4.0%}",
+        f"samples/s {units.count(record.get('samples_per_s'))}",
+        f"wait {units.percent(record.get('data_wait_share'))}",
+        f"loss {units.decimal(record.get('loss'))}",
+        f"NE {units.decimal(record.get('ne_window'))}",
+        f"ETA {units.clock(record.get('eta_seconds'))}",
+    ]
+    return "  ".join(parts)
+
+
+def live_line(record: Mapping[str, Any], width: int) -> str:
+    """The same with a bar, never longer than ``width``: first the bar goes, then the less important figures."""
+    head = f"{record['step']}/{record['steps_total']} {_done(record):4.0%}"
+    figures = [
+        ("wait", units.percent(record.get("data_wait_share"))),
+        ("loss", units.decimal(record.get("loss"))),
+        ("NE", units.decimal(record.get("ne_window"))),
+        ("ETA", units.clock(record.get("eta_seconds")).removeprefix("00:")),
+    ]
+    parts = [f"{units.count(record.get('samples_per_s'))}/s", *(f"{name} {value}" for name, value in figures)]
+    for dropped in ([], [1], [1, 2], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]):
+        text = "  ".join([head, *(part for index, part in enumerate(parts) if index not in dropped)])
+        if len(text) <= width:
+            break
+    room = min(width - len(text) - 3, LARGEST_BAR)
+    return f"{_bar(_done(record), room)} {text}" if room >= SMALLEST_BAR else text[:width]
+
+
+def _done(record: Mapping[str, Any]) -> float:
+    return min(1.0, record["step"] / max(1, record["steps_total"]))
+
+
+def _bar(share: float, width: int) -> str:
+    full = int(share * width)
+    head = ">" if full < width else ""
+    return f"[{'=' * full}{head}{' ' * (width - full - len(head))}]"

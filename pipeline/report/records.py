@@ -1,0 +1,88 @@
+"""``runs/<run>/metrics.jsonl``: one JSON record per log interval, every step at most once."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.artifacts import Store, disk_errors
+
+KEYS = (
+    "step", "steps_total", "samples", "samples_per_s", "data_wait_share",
+    "loss", "ne_window", "eta_seconds", "lr", "seconds",
+)  # fmt: skip
+# An object store cannot append: the whole file is put again, at most this often and at the last step.
+REWRITE_SECONDS = 10.0
+
+
+def metrics_path(run: str) -> str:
+    """Where the records of ``run`` lie, relative to the store."""
+    return f"runs/{run}/metrics.jsonl"
+
+
+def read_records(store: Store, run: str) -> list[dict[str, Any]]:
+    """The records of ``run`` by rising step; empty where there are none. Lines a crash cut short are left out."""
+    path = metrics_path(run)
+    if not store.exists(path):
+        return []
+    with store.open(path) as source:
+        lines = source.read().decode("utf-8", errors="replace").splitlines()
+    found = {record["step"]: record for line in lines if (record := _parse(line)) is not None}
+    return [found[step] for step in sorted(found)]
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+class MetricsLog:
+    """Writer of ``metrics.jsonl``; one process (rank 0) writes it.
+
+    The first record continues the file of an earlier attempt: what that one wrote for this step or later ones is
+    dropped, since those steps are trained again.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self.store, self.path, self.run = store, metrics_path(run), run
+        self._lines: list[str] = []
+        self._began = False
+        self._pending = False
+        self._written = -math.inf
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add ``record`` (keys KEYS; numbers that are not finite become null). ArtifactError when the disk is full."""
+        line = json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n"
+        if not self._began:
+            self._begin(int(record["step"]))
+        if self.store.is_local:
+            with disk_errors(self.path), self.store.fs.open(self.store.full(self.path), "ab") as sink:
+                sink.write(line.encode())
+            return
+        self._lines.append(line)
+        self._pending = True
+        if record.get("step") == record.get("steps_total") or time.monotonic() - self._written >= REWRITE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Put what an object store does not have yet."""
+        if self._pending:
+            self.store.write_bytes(self.path, "".join(self._lines).encode())
+            self._pending, self._written = False, time.monotonic()
+
+    def _begin(self, step: int) -> None:
+        """Keep the records before ``step`` of an earlier attempt, and make sure that the directory exists."""
+        kept = [json.dumps(record) + "\n" for record in read_records(self.store, self.run) if record["step"] < step]
+        if self.store.is_local:
+            self.store.write_bytes(self.path, "".join(kept).encode())
+        self._lines, self._began = kept, True
+
+
+def _plain(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

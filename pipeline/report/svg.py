@@ -1,0 +1,221 @@
+"""Small line and scatter plots as inline SVG: axes, ticks, units, and nothing but text coming out.
+
+Colours and fonts come from CSS classes (``theme.py``), so that one plot serves light and dark pages. All text is
+escaped here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from pipeline.report import units
+
+WIDTH, HEIGHT = 380, 236
+LEFT, RIGHT, TOP, BOTTOM = 50, 14, 14, 36
+MOST_POINTS = 480
+MOST_HOVERS = 120
+NOTE_HEIGHT = 12
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A horizontal reference line at ``y`` with its ``label``."""
+
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One axis: its ``title`` (the unit in it), whether it starts at zero, and how a tick is written."""
+
+    title: str
+    from_zero: bool = False
+    whole: bool = False
+    show: Callable[[float, float], str] = field(default=units.short)
+
+
+def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str) -> str:
+    """A curve through ``points`` (finite, rising x). ``label`` is what a screen reader says. "" without points."""
+    if not points:
+        return ""
+    shown = thin(points)
+    frame = Frame.around([*shown, *((shown[0][0], line.y) for line in references)], x, y)
+    path = " ".join(f"{'L' if index else 'M'}{frame.place(point)}" for index, point in enumerate(shown))
+    area = f"{path} L{frame.x(shown[-1][0]):.1f} {frame.bottom:.1f} L{frame.x(shown[0][0]):.1f} {frame.bottom:.1f} Z"
+    single = f'<circle class="dot" cx="{frame.x(shown[0][0]):.1f}" cy="{frame.y(shown[0][1]):.1f}" r="3.5"/>'
+    body = [
+        *frame.grid(),
+        *([f'<path class="area" d="{area}"/>'] if y.from_zero else []),
+        *_references(frame, references),
+        f'<path class="curve" d="{path}"/>' if len(shown) > 1 else single,
+        *_hovers(frame, shown),
+    ]
+    return _svg(body, label)
+
+
+def reliability_plot(
+    predicted: Sequence[float], observed: Sequence[float], rows: Sequence[int], *, x: Axis, y: Axis, label: str
+) -> str:
+    """Observed against predicted rate by bin, with 95 % intervals and the diagonal a calibrated model lies on."""
+    if not predicted:
+        return ""
+    spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
+    top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
+    frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
+    end = min(frame.x_high, frame.y_high)
+    body = [*frame.grid(), f'<path class="reference" d="M{frame.place((0, 0))} L{frame.place((end, end))}"/>']
+    for (low, high), p in zip(spans, predicted, strict=True):
+        body.append(f'<path class="whisker" d="M{frame.place((p, low))} L{frame.place((p, high))}"/>')
+    for p, rate, number in zip(predicted, observed, rows, strict=True):
+        text = f"predicted {units.decimal(p)}, observed {units.decimal(rate)}, {units.count(number)} rows"
+        body.append(
+            f'<circle class="dot" cx="{frame.x(p):.1f}" cy="{frame.y(rate):.1f}" r="3.5">'
+            f"<title>{escape(text)}</title></circle>"
+        )
+    return _svg(body, label)
+
+
+def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
+    """Wilson's score interval (1927) of a share ``rate`` seen over ``rows`` rows; ``z`` = 1.96 covers 95 %."""
+    if rows <= 0:
+        return 0.0, 1.0
+    scale = 1 + z * z / rows
+    middle = (rate + z * z / (2 * rows)) / scale
+    half = z * math.sqrt(rate * (1 - rate) / rows + z * z / (4 * rows * rows)) / scale
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
+    """At most ``most`` of ``points``: of each stretch its lowest and highest, so that no spike is lost."""
+    if len(points) <= most:
+        return list(points)
+    stretches = most // 2
+    kept: list[Point] = []
+    for index in range(stretches):
+        part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
+        ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+        kept += sorted(ends)
+    return kept
+
+
+def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[float]:
+    """Round values (steps of 1, 2 or 5 times a power of ten) that cover [``low``, ``high``], both ends included."""
+    if not high > low:
+        pad = max(abs(low) * 0.05, 0.5 if whole else 1e-3)
+        low, high = low - pad, high + pad
+    raw = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    step = max(1.0, step) if whole else step
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [index * step for index in range(first, last + 1)]
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The box of a plot: ticks on both axes and the way from values to pixels."""
+
+    x_axis: Axis
+    y_axis: Axis
+    x_ticks: list[float]
+    y_ticks: list[float]
+    x_low: float
+    x_high: float
+
+    @staticmethod
+    def around(points: Sequence[Point], x: Axis, y: Axis) -> Frame:
+        """The frame that holds all ``points``: y ends on ticks, x on the data (on ticks where it starts at zero)."""
+        xs, ys = [point[0] for point in points], [point[1] for point in points]
+        x_ticks = ticks(0.0 if x.from_zero else min(xs), max(xs), about=6, whole=x.whole)
+        y_ticks = ticks(0.0 if y.from_zero else min(ys), max(ys), whole=y.whole)
+        low, high = x_ticks[0], x_ticks[-1]
+        if x.whole and max(xs) > min(xs):
+            low, high = (0.0 if x.from_zero else min(xs)), max(xs)
+        return Frame(x, y, [tick for tick in x_ticks if low <= tick <= high], y_ticks, low, high)
+
+    @property
+    def y_low(self) -> float:
+        """Value at the lower edge."""
+        return self.y_ticks[0]
+
+    @property
+    def y_high(self) -> float:
+        """Value at the upper edge."""
+        return self.y_ticks[-1]
+
+    @property
+    def bottom(self) -> float:
+        """Pixel row of the lower edge."""
+        return HEIGHT - BOTTOM
+
+    def x(self, value: float) -> float:
+        """Pixel column of ``value``."""
+        return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+
+    def y(self, value: float) -> float:
+        """Pixel row of ``value``."""
+        return self.bottom - (value - self.y_low) / (self.y_high - self.y_low) * (self.bottom - TOP)
+
+    def place(self, point: Point) -> str:
+        """``point`` as SVG coordinates."""
+        return f"{self.x(point[0]):.1f} {self.y(point[1]):.1f}"
+
+    def grid(self) -> list[str]:
+        """Grid lines, tick labels and axis titles."""
+        out = []
+        for tick in self.y_ticks:
+            row = self.y(tick)
+            out.append(f'<path class="grid" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
+            out.append(_text(LEFT - 7, row + 3.5, self._label(self.y_axis, tick, self.y_ticks), "end"))
+        for tick in self.x_ticks:
+            column = self.x(tick)
+            out.append(f'<path class="tick" d="M{column:.1f} {self.bottom} v4"/>')
+            out.append(_text(column, self.bottom + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
+        out.append(f'<path class="axis" d="M{LEFT} {self.bottom} H{WIDTH - RIGHT}"/>')
+        out.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, self.x_axis.title, "middle", "title"))
+        return out
+
+    def _label(self, axis: Axis, tick: float, all_ticks: list[float]) -> str:
+        return axis.show(tick, all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick))
+
+
+def _references(frame: Frame, lines: Sequence[Line]) -> list[str]:
+    """Dashed lines, labelled at the left, where a falling curve leaves room; close ones above and below."""
+    out: list[str] = []
+    last = -math.inf
+    for line in sorted(lines, key=lambda line: -line.y):
+        row = frame.y(line.y)
+        baseline = row - 4 if row - 4 - last >= NOTE_HEIGHT else max(row + 11, last + NOTE_HEIGHT)
+        baseline = max(baseline, TOP + NOTE_HEIGHT)
+        last = baseline
+        out.append(f'<path class="reference" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
+        out.append(_text(LEFT + 4, baseline, line.label, "start", "note"))
+    return out
+
+
+def _hovers(frame: Frame, points: Sequence[Point]) -> list[str]:
+    """Invisible spots that show their values when pointed at."""
+    every = max(1, math.ceil(len(points) / MOST_HOVERS))
+    out = []
+    for x, y in points[::every]:
+        text = f"{frame.x_axis.title} {units.count(x)}: {frame.y_axis.show(y, abs(y) / 1000 or 1.0)}"
+        out.append(
+            f'<circle class="hover" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="6"><title>{escape(text)}</title>'
+            "</circle>"
+        )
+    return out
+
+
+def _text(x: float, y: float, content: str, anchor: str, kind: str = "label") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+
+
+def _svg(body: Sequence[str], label: str) -> str:
+    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
+    return f"{head}{''.join(body)}</svg>"

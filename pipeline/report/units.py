@@ -1,0 +1,82 @@
+"""Numbers as people read them. A value that is absent or not finite is shown as ``-``."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+ABSENT = "-"
+
+
+def known(value: object) -> TypeGuard[int | float]:
+    """Whether ``value`` is a finite number."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def count(value: object) -> str:
+    """Whole number with thousands separators: ``81,234``."""
+    return f"{round(value):,}" if known(value) else ABSENT
+
+
+def decimal(value: object, digits: int = 4) -> str:
+    """Fixed number of decimals: ``0.8321``."""
+    return f"{value:.{digits}f}" if known(value) else ABSENT
+
+
+def percent(value: object, digits: int = 1) -> str:
+    """A share in [0, 1] as per cent: ``0.4%``."""
+    return f"{100 * value:.{digits}f}%" if known(value) else ABSENT
+
+
+def size(value: object) -> str:
+    """Bytes in the binary unit that leaves at most four digits: ``61.3 MiB``."""
+    if not known(value):
+        return ABSENT
+    amount = float(value)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1000 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" or abs(amount) >= 100 else f"{amount:.1f} {unit}"
+
+
+def clock(seconds: object) -> str:
+    """Seconds as ``hh:mm:ss``, with days in front where there are any."""
+    if not known(seconds):
+        return ABSENT
+    whole = max(0, round(seconds))
+    days, rest = divmod(whole, 86_400)
+    text = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}d {text}" if days else text
+
+
+def duration(seconds: object) -> str:
+    """Seconds as one glance takes them in: ``0.32 s``, ``12.3 s``, ``3 min 12 s``, ``2 h 05 min``."""
+    if not known(seconds):
+        return ABSENT
+    if seconds < 59.95:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def short(value: object, spread: object = None) -> str:
+    """For axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``; ``spread``: distance between ticks, which sets the decimals."""
+    if not known(value):
+        return ABSENT
+    step = abs(float(spread)) if known(spread) and spread else abs(float(value)) or 1.0
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scale = 1e3 if letter == "k" else limit
+            return f"{_trim(value / scale, step / scale)}{letter}"
+    return _trim(float(value), step)
+
+
+def _trim(value: float, step: float) -> str:
+    digits = max(0, min(6, -math.floor(math.log10(step) + 1e-9)))
+    if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
+        digits += 1
+    return f"{value:,.{digits}f}"

@@ -1,0 +1,323 @@
+"""Global batches from Parquet: the same rows in the same order for any number of ranks.
+
+The global batches of an epoch are a function of (dataset key, seed, epoch, global batch size) alone. Row groups
+are permuted, then the rows inside each window of ``window_groups`` groups; the stream that results is cut
+every ``global_batch`` rows, across windows. Rank r of W takes rows [r*b, (r+1)*b) of each global batch,
+b = ceil(B / W); what is short is filled up to b with the global batch's first row at weight 0.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
+
+from pipeline.errors import DataError
+from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, join, join_ragged, take
+
+
+@dataclass
+class Batch(Pipelineable):
+    """One rank's share of a global batch, b rows: dense [b, n] float32, sparse ids by feature, labels [b], weights [b].
+
+    A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
+    the W ranks as DDP and TorchRec do, is the mean over the global batch.
+    """
+
+    dense: torch.Tensor
+    sparse: KeyedJaggedTensor
+    labels: torch.Tensor
+    weights: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
+        """The batch on ``device``; itself where it lies there already."""
+        if self.dense.device == device:
+            return self
+        return Batch(
+            self.dense.to(device, non_blocking=non_blocking),
+            self.sparse.to(device, non_blocking=non_blocking),
+            self.labels.to(device, non_blocking=non_blocking),
+            self.weights.to(device, non_blocking=non_blocking),
+        )
+
+    def pin_memory(self) -> Batch:
+        """The batch in page-locked memory, for asynchronous copies to an accelerator."""
+        return Batch(
+            self.dense.pin_memory(), self.sparse.pin_memory(), self.labels.pin_memory(), self.weights.pin_memory()
+        )
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Tell the allocator that ``stream`` uses this batch; nothing to do on a CPU."""
+        if self.dense.device.type == "cpu":
+            return
+        for part in (self.dense, self.labels, self.weights):
+            part.record_stream(stream)
+        self.sparse.record_stream(stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What fixes the sequence of global batches, and this rank's share of it."""
+
+    key: str
+    seed: int
+    global_batch: int
+    shuffle: bool = True
+    window_groups: int = 8
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def local_batch(self) -> int:
+        """Rows of a batch on each rank, padding included."""
+        return -(-self.global_batch // self.world_size)
+
+    def generator(self, *numbers: int) -> np.random.Generator:
+        """A random generator that depends on dataset, seed and ``numbers`` only."""
+        mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
+        return np.random.Generator(np.random.PCG64(mixed))
+
+    def windows(self, groups: list[Group], epoch: int) -> list[list[Group]]:
+        """The row groups of an ``epoch`` in order, ``window_groups`` at a time (one, where nothing is shuffled)."""
+        if not self.shuffle:
+            return [[group] for group in groups]
+        mixed = [groups[i] for i in self.generator(epoch).permutation(len(groups))]
+        return [mixed[i : i + self.window_groups] for i in range(0, len(mixed), self.window_groups)]
+
+    def rows(self, count: int, epoch: int, window: int) -> np.ndarray:
+        """The order of the ``count`` rows of a window."""
+        if not self.shuffle:
+            return np.arange(count)
+        return self.generator(epoch, window).permutation(count)
+
+    def positions(self, batch: int, total: int) -> tuple[np.ndarray, int, int]:
+        """Stream positions of this rank's rows in a global batch, padding included: (positions [b], own, global)."""
+        start = batch * self.global_batch
+        stop = min(start + self.global_batch, total)
+        low = min(start + self.rank * self.local_batch, stop)
+        own = min(low + self.local_batch, stop) - low
+        positions = np.full(self.local_batch, start, np.int64)
+        positions[:own] = np.arange(low, low + own)
+        return positions, own, stop - start
+
+
+class BatchReader:
+    """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
+
+    ``epochs`` is the number of the epoch to stop before. ``wait_seconds`` adds up the time the consumer waited.
+    Use it as a context manager, or call ``close``. Errors of the reading thread are raised where the batch is taken.
+    """
+
+    def __init__(
+        self, split: SplitReader, order: Order, *, epochs: int = 1, start: tuple[int, int] = (0, 0), prefetch: int = 4
+    ) -> None:
+        if not split.rows:
+            raise DataError(
+                f"dataset {split.dataset.path} has no {split.split} rows",
+                hint="data.split.test_share=0.2, or more input rows",
+            )
+        self.split, self.order, self.epochs, self.start = split, order, epochs, start
+        self.batches_per_epoch = -(-split.rows // order.global_batch)
+        self.wait_seconds = 0.0
+        self._builder = _Builder(split, order)
+        self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> BatchReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        began = time.perf_counter()
+        item = self._queue.get()
+        self.wait_seconds += time.perf_counter() - began
+        if isinstance(item, Batch):
+            return item
+        self._queue.put(item)  # the end stays the end, however often it is asked for
+        if item is None:
+            raise StopIteration
+        raise item
+
+    def close(self) -> None:
+        """Stop reading and wait for the thread; batches read ahead are dropped."""
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                self._thread.join(timeout=0.01)
+
+    def _put(self, item: Batch | BaseException | None) -> None:
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.1)
+                return
+            except queue.Full:
+                continue
+
+    def _produce(self) -> None:
+        try:
+            with ThreadPoolExecutor(max_workers=2, thread_name_prefix="nightjar-decode") as pool:
+                for batch in self._batches(pool):
+                    self._put(batch)
+                    if self._stop.is_set():
+                        return
+            self._put(None)
+        except BaseException as error:  # handed to the consumer, whatever it is
+            self._put(error)
+
+    def _batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
+        epoch, batch = self.start
+        while epoch < self.epochs:
+            yield from self._epoch(pool, epoch, batch)
+            epoch, batch = epoch + 1, 0
+
+    def _epoch(self, pool: ThreadPoolExecutor, epoch: int, batch: int) -> Iterator[Batch]:
+        """Walk over the windows; a batch is given out once the window that holds its last position is there."""
+        parts: list[tuple[np.ndarray, Columns]] = []
+        for start, rows, columns, order in self._windows(pool, epoch, batch * self.order.global_batch):
+            cuts = self._cuts(batch, start, start + rows)
+            if not any(len(cut.inside) for cut in cuts):
+                continue
+            # One gather for the whole window: each source column stays in the cache while it is read at random.
+            mine = take(columns, order[np.concatenate([cut.positions[cut.inside] - start for cut in cuts])])
+            at = 0
+            for cut in cuts:
+                parts.append((cut.inside, mine.slice(at, at + len(cut.inside))))
+                at += len(cut.inside)
+                if cut.complete:
+                    yield self._builder.build(parts, cut.own, cut.total)
+                    parts, batch = [], batch + 1
+
+    def _cuts(self, batch: int, start: int, stop: int) -> list[_Cut]:
+        """What this rank's batches from ``batch`` on take of the stream positions [start, stop)."""
+        cuts = []
+        while batch < self.batches_per_epoch and batch * self.order.global_batch < stop:
+            positions, own, total = self.order.positions(batch, self.split.rows)
+            inside = np.flatnonzero((positions >= start) & (positions < stop))
+            cuts.append(_Cut(positions, inside, own, total, bool(positions.max() < stop)))
+            batch += 1
+        return cuts
+
+    def _windows(
+        self, pool: ThreadPoolExecutor, epoch: int, position: int
+    ) -> Iterator[tuple[int, int, Columns, np.ndarray]]:
+        """(first position, rows, columns, row order) of windows that reach beyond ``position``; one is read ahead."""
+        start, pending = 0, None
+        for number, groups in enumerate(self.order.windows(self.split.groups, epoch)):
+            rows = sum(group.rows for group in groups)
+            if start + rows > position:
+                ahead = (start, rows, _Window(self.split, groups, rows, pool), self.order.rows(rows, epoch, number))
+                if pending is not None:
+                    yield pending[0], pending[1], pending[2].columns(), pending[3]
+                pending = ahead
+            start += rows
+        if pending is not None:
+            yield pending[0], pending[1], pending[2].columns(), pending[3]
+
+
+class _Window:
+    """Row groups being decoded into one set of columns."""
+
+    def __init__(self, split: SplitReader, groups: list[Group], rows: int, pool: ThreadPoolExecutor) -> None:
+        self._columns = split.allocate(rows)
+        self._parts: list[Future[dict[str, Ragged]]] = []
+        at = 0
+        for group in groups:
+            self._parts.append(pool.submit(split.read, group, self._columns, at))
+            at += group.rows
+
+    def columns(self) -> Columns:
+        """The decoded columns; waits for them."""
+        parts = [part.result() for part in self._parts]
+        for name in parts[0] if parts else ():
+            self._columns.ragged[name] = join_ragged([part[name] for part in parts])
+        return self._columns
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """A batch's stream ``positions`` and which of them lie ``inside`` a window; ``complete``: none comes later."""
+
+    positions: np.ndarray
+    inside: np.ndarray
+    own: int
+    total: int
+    complete: bool
+
+
+class _Builder:
+    """Turns taken rows into a Batch. Single-valued features need one copy and share cached lengths."""
+
+    def __init__(self, split: SplitReader, order: Order) -> None:
+        self.order = order
+        self.keys = [column.name for column in split.schema.sparse]
+        self.multi = {column.name for column in split.multi}
+        self.weighted = any(column.weighted for column in split.schema.sparse)
+        self.single_at = {name: row for row, name in enumerate(split.single)}
+        count = len(self.keys) * order.local_batch
+        self.ones = torch.ones(count, dtype=torch.int32)
+        self.offsets = torch.arange(count + 1, dtype=torch.int32)
+        self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
+
+    def build(self, parts: list[tuple[np.ndarray, Columns]], own: int, total: int) -> Batch:
+        """The batch of ``own`` real rows of a global batch of ``total``, each part with its places in the batch."""
+        rows = parts[0][1] if len(parts) == 1 else _merge(parts)
+        labels = torch.from_numpy(rows.labels)
+        weights = self.full_weights
+        if total < self.order.global_batch or own < self.order.local_batch:
+            weights = torch.zeros(self.order.local_batch)
+            weights[:own] = self.order.world_size / total
+            labels[own:] = 0.0
+        sparse = self._ragged(rows) if self.multi else self._single(rows)
+        return Batch(torch.from_numpy(np.ascontiguousarray(rows.dense.T)), sparse, labels, weights)
+
+    def _single(self, rows: Columns) -> KeyedJaggedTensor:
+        return KeyedJaggedTensor(
+            keys=self.keys,
+            values=torch.from_numpy(np.ascontiguousarray(rows.single)).view(-1),
+            lengths=self.ones,
+            offsets=self.offsets,
+            stride=self.order.local_batch,
+        )
+
+    def _ragged(self, rows: Columns) -> KeyedJaggedTensor:
+        lengths, values, weights = [], [], []
+        ones = np.ones(self.order.local_batch, np.int32)
+        for name in self.keys:
+            if name in self.multi:
+                column = rows.ragged[name]
+                length, value, weight = np.diff(column.offsets).astype(np.int32), column.values, column.weights
+            else:
+                length, value, weight = ones, rows.single[self.single_at[name]], None
+            lengths.append(length)
+            values.append(value)
+            if self.weighted:
+                weights.append(np.ones(len(value), np.float32) if weight is None else weight)
+        return KeyedJaggedTensor(
+            keys=self.keys,
+            values=torch.from_numpy(np.concatenate(values)),
+            lengths=torch.from_numpy(np.concatenate(lengths)),
+            weights=torch.from_numpy(np.concatenate(weights)) if self.weighted else None,
+            stride=self.order.local_batch,
+        )
+
+
+def _merge(parts: list[tuple[np.ndarray, Columns]]) -> Columns:
+    """Parts of a batch that came from several windows, put back into batch order."""
+    return take(join([part for _, part in parts]), np.argsort(np.concatenate([inside for inside, _ in parts])))

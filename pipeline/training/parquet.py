@@ -1,0 +1,233 @@
+"""Row groups of a dataset's Parquet files as feature-major NumPy columns.
+
+Knows the dataset's layout (``contracts.DatasetSchema``) and nothing of batches, ranks or torch.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.contracts import LABEL, TRUE_PROBABILITY, DatasetSchema, weight_column
+from pipeline.errors import ArtifactError, GuardError
+
+SCHEMA_FILE = "schema.json"
+
+
+@dataclass(frozen=True)
+class Group:
+    """One row group: ``index`` within ``file``; its ``rows`` start at row ``first`` of the split."""
+
+    file: str
+    index: int
+    rows: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """A multi-valued column: row i holds values[offsets[i]:offsets[i + 1]]; ``weights`` go with the values."""
+
+    offsets: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """The rows [start, stop)."""
+        low, high = self.offsets[start], self.offsets[stop]
+        weights = None if self.weights is None else self.weights[low:high]
+        return Ragged(self.offsets[start : stop + 1] - low, self.values[low:high], weights)
+
+    def take(self, rows: np.ndarray) -> Ragged:
+        """Copies of the given ``rows``, in that order."""
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        picks = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(offsets, self.values[picks], None if self.weights is None else self.weights[picks])
+
+
+@dataclass
+class Columns:
+    """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name."""
+
+    labels: np.ndarray
+    dense: np.ndarray
+    single: np.ndarray
+    ragged: dict[str, Ragged]
+
+    def slice(self, start: int, stop: int) -> Columns:
+        """Views of the rows [start, stop)."""
+        ragged = {name: column.slice(start, stop) for name, column in self.ragged.items()}
+        return Columns(self.labels[start:stop], self.dense[:, start:stop], self.single[:, start:stop], ragged)
+
+
+def take(columns: Columns, rows: np.ndarray) -> Columns:
+    """Copies of the given ``rows``, in that order."""
+    labels = columns.labels[rows]
+    dense = np.empty((len(columns.dense), len(rows)), np.float32)
+    single = np.empty((len(columns.single), len(rows)), np.int32)
+    # mode="clip" spares NumPy a buffered copy; the indices are always in range.
+    for source, target in zip([*columns.dense, *columns.single], [*dense, *single], strict=True):
+        np.take(source, rows, out=target, mode="clip")
+    return Columns(labels, dense, single, {name: column.take(rows) for name, column in columns.ragged.items()})
+
+
+def join(parts: list[Columns]) -> Columns:
+    """The rows of all ``parts``, one after the other."""
+    return Columns(
+        np.concatenate([part.labels for part in parts]),
+        np.concatenate([part.dense for part in parts], axis=1),
+        np.concatenate([part.single for part in parts], axis=1),
+        {name: join_ragged([part.ragged[name] for part in parts]) for name in parts[0].ragged},
+    )
+
+
+def join_ragged(parts: list[Ragged]) -> Ragged:
+    """The rows of all ``parts``, one after the other."""
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    weights = [part.weights for part in parts if part.weights is not None]
+    return Ragged(
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate([part.values for part in parts]),
+        np.concatenate(weights) if weights else None,
+    )
+
+
+class SplitReader:
+    """Reads row groups of one split of a committed dataset; safe to use from several threads.
+
+    ``groups_read`` counts decoded groups. Raises ArtifactError for a file that cannot be read and GuardError
+    for a row number outside its table.
+    """
+
+    def __init__(self, store: Store, dataset: Artifact, split: str) -> None:
+        self.store, self.dataset, self.split = store, dataset, split
+        self.schema = DatasetSchema.from_json(store.read_json(f"{dataset.path}/{SCHEMA_FILE}"))
+        self.groups = _groups(self.schema, split)
+        self.rows = sum(group.rows for group in self.groups)
+        self.single = [column.name for column in self.schema.sparse if not column.multi]
+        self.multi = [column for column in self.schema.sparse if column.multi]
+        self.groups_read = 0
+        self._table_rows = {column.name: column.rows for column in self.schema.sparse}
+        self._footers: dict[str, Any] = {}
+        self._lock = threading.Lock()
+
+    def allocate(self, rows: int) -> Columns:
+        """Empty columns for ``rows`` rows; ragged ones are filled by ``read_groups``."""
+        return Columns(
+            labels=np.empty(rows, np.float32),
+            dense=np.empty((len(self.schema.dense), rows), np.float32),
+            single=np.empty((len(self.single), rows), np.int32),
+            ragged={},
+        )
+
+    def read(self, group: Group, into: Columns, at: int) -> dict[str, Ragged]:
+        """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
+        names = [LABEL, *self.schema.dense, *(column.name for column in self.schema.sparse)]
+        names += [weight_column(column.name) for column in self.multi if column.weighted]
+        table = self._table(group, names)
+        end = at + group.rows
+        into.labels[at:end] = _flat(table, LABEL)
+        for row, name in enumerate(self.schema.dense):
+            into.dense[row, at:end] = _flat(table, name)
+        for row, name in enumerate(self.single):
+            ids = _flat(table, name)
+            self._check(name, ids, group, None)
+            into.single[row, at:end] = ids
+        return {column.name: self._ragged(table, column.name, column.weighted, group) for column in self.multi}
+
+    def column(self, name: str) -> np.ndarray:
+        """A whole float column of the split in row order, for example its labels; float32 [rows]."""
+        parts = [_flat(self._table(group, [name]), name) for group in self.groups]
+        return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+
+    @property
+    def has_true_probability(self) -> bool:
+        """Whether ``column(TRUE_PROBABILITY)`` may be asked for."""
+        return self.schema.true_probability
+
+    def true_probability(self) -> np.ndarray | None:
+        """The probability each label was drawn from, where the dataset knows it; float32 [rows]."""
+        return self.column(TRUE_PROBABILITY) if self.has_true_probability else None
+
+    def _table(self, group: Group, names: list[str]) -> pa.Table:
+        path = f"{self.dataset.path}/{group.file}"
+        try:
+            source: Any = self.store.full(path) if self.store.is_local else self.store.open(path)
+            with self._lock:
+                footer = self._footers.get(group.file)
+            with pq.ParquetFile(
+                source, metadata=footer, memory_map=self.store.is_local, pre_buffer=not self.store.is_local
+            ) as file:
+                with self._lock:
+                    self._footers.setdefault(group.file, file.metadata)
+                    self.groups_read += 1
+                table = file.read_row_group(group.index, columns=names, use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ArtifactError(
+                f"{self.store.url_of(path)} cannot be read: {error}",
+                hint="nightjar ingest with force=true writes the dataset again",
+            ) from error
+        missing = [name for name in names if name not in table.column_names]
+        if missing or table.num_rows != group.rows:
+            raise ArtifactError(
+                f"{self.store.url_of(path)} row group {group.index} has {table.num_rows} rows and lacks columns "
+                f"{missing}, expected {group.rows} rows and all columns of {SCHEMA_FILE}",
+                hint="nightjar ingest with force=true writes the dataset again",
+            )
+        return table
+
+    def _ragged(self, table: pa.Table, name: str, weighted: bool, group: Group) -> Ragged:
+        lists = _array(table.column(name))
+        offsets = lists.offsets.to_numpy().astype(np.int64)
+        values = lists.values.to_numpy()[offsets[0] : offsets[-1]].astype(np.int32, copy=False)
+        self._check(name, values, group, offsets - offsets[0])
+        weights = None
+        if weighted:
+            weight_lists = _array(table.column(weight_column(name)))
+            ends = weight_lists.offsets.to_numpy()
+            weights = weight_lists.values.to_numpy()[ends[0] : ends[-1]].astype(np.float32, copy=False)
+            if len(weights) != len(values):
+                raise ArtifactError(
+                    f"feature {name!r} has {len(values)} ids but {len(weights)} weights in {group.file} "
+                    f"row group {group.index}",
+                    hint="nightjar ingest with force=true writes the dataset again",
+                )
+        return Ragged(offsets - offsets[0], values, weights)
+
+    def _check(self, name: str, ids: np.ndarray, group: Group, offsets: np.ndarray | None) -> None:
+        rows = self._table_rows[name]
+        if not len(ids) or (ids.min() >= 0 and ids.max() < rows):
+            return
+        at = int(np.argmax((ids < 0) | (ids >= rows)))
+        row = at if offsets is None else int(np.searchsorted(offsets, at, side="right")) - 1
+        raise GuardError(
+            f"table {name!r} has rows 0 to {rows - 1}, but {self.split} row {group.first + row} ({group.file}) "
+            f"asks for row {ids[at]}",
+            hint=f"data.sparse.{name}.rows={int(ids.max()) + 1} and force=true write the dataset again",
+        )
+
+
+def _groups(schema: DatasetSchema, split: str) -> list[Group]:
+    found, first = [], 0
+    for file, sizes in zip(schema.files.get(split, []), schema.groups.get(split, []), strict=True):
+        for index, rows in enumerate(sizes):
+            if rows:
+                found.append(Group(file if "/" in file else f"{split}/{file}", index, rows, first))
+            first += rows
+    return found
+
+
+def _array(column: pa.ChunkedArray) -> Any:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _flat(table: pa.Table, name: str) -> np.ndarray:
+    return _array(table.column(name)).to_numpy(zero_copy_only=False)

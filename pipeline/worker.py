@@ -1,0 +1,113 @@
+"""``nightjar worker``: one stage on one rank, started by torchrun, from the run's resolved configuration.
+
+Whatever goes wrong is reported to the launcher through ``launch/status.py``. Ranks never outlive
+their launcher: they die with torchrun (a parent-death signal), and end themselves when the launcher goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+
+from pipeline.artifacts import Store
+from pipeline.config import Config
+from pipeline.errors import ArtifactError, ConfigError
+from pipeline.launch import Report, read_steps, write_report
+from pipeline.launch.step import run_directory
+from pipeline.stages import StageIO, run_stage
+
+PR_SET_PDEATHSIG = 1
+CHECK_SECONDS = 1.0
+
+
+def locate(config_url: str) -> tuple[Store, str]:
+    """Store and run name of ``<store>/runs/<run>/config.yaml``."""
+    root, found, tail = config_url.rpartition("/runs/")
+    run, _, file = tail.partition("/")
+    if not found or file != "config.yaml":
+        raise ConfigError(f"{config_url!r} is not <store>/runs/<run>/config.yaml", hint="nightjar run starts workers")
+    return Store(root), run
+
+
+def load(store: Store, run: str) -> Config:
+    """The resolved configuration of ``run``; ArtifactError where it is missing, ConfigError where it does not fit."""
+    from pipeline.compose import from_yaml
+
+    path = f"{run_directory(run)}/config.yaml"
+    try:
+        with store.open(path) as source:
+            return from_yaml(source.read().decode())
+    except FileNotFoundError:
+        raise ArtifactError(f"{store.url_of(path)} does not exist", hint="nightjar run writes it") from None
+
+
+def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store], StageIO]) -> int:
+    """Do ``stage`` on this rank; returns the exit code. Ends the process at once where the stage failed.
+
+    ``make_io`` gives the stage its voice; only rank 0's reaches the user.
+    """
+    end_with_parents(launcher)
+    rank = int(os.environ.get("RANK", "0"))  # torchrun's contract
+    store, run = locate(config_url)
+    try:
+        config = load(store, run)
+        step = next(step for step in read_steps(store, run) if step.name == stage)
+        if store.find(step.path) is None:
+            run_stage(step, config, store, make_io(config, store))
+    except Exception as error:
+        _fail(store, run, stage, Report.of(_plain(error, stage), rank))
+    if rank == 0:
+        write_report(store, run, stage, Report(status="done"))
+    return 0
+
+
+def _plain(error: Exception, stage: str) -> Exception:
+    """A full disk met outside the store's own writes (a log line, a spill file) is one of the family too."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ArtifactError(f"no space left on the disk while running the {stage} stage", hint="free space there")
+    return error
+
+
+def _fail(store: Store, run: str, stage: str, report: Report) -> None:
+    """Report, and end without the teardown that would wait for the other ranks."""
+    line = write_report(store, run, stage, report)
+    with contextlib.suppress(OSError):
+        if report.exit_code == 1:
+            traceback.print_exc()
+        hint = f"\n  hint: {report.hint}" if report.hint else ""
+        sys.stderr.write(f"nightjar: {report.message}{hint}\n{line}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(report.exit_code)
+
+
+def end_with_parents(launcher: int) -> None:
+    """End this process when torchrun or the ``launcher`` process (0: none) has ended, however it ended."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if launcher:
+        threading.Thread(target=_end_with, args=(launcher,), name="watch-launcher", daemon=True).start()
+
+
+def _end_with(launcher: int) -> None:
+    """Wait for the end of process ``launcher``, then kill this process; torchrun ends with its ranks."""
+    with contextlib.suppress(ProcessLookupError):
+        if hasattr(os, "pidfd_open"):
+            handle = os.pidfd_open(launcher)
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            poll.poll()
+        else:
+            while True:
+                os.kill(launcher, 0)
+                time.sleep(CHECK_SECONDS)
+    os.kill(os.getpid(), signal.SIGKILL)

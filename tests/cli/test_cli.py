@@ -1,0 +1,177 @@
+"""The command line as a user meets it: help, flags, exit codes, completion in a real bash."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+def command(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *arguments],
+        cwd=cwd, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+
+
+def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
+    started = time.perf_counter()
+    done = command("--help")
+    seconds = time.perf_counter() - started
+    assert done.returncode == 0
+    for name in cli.COMMANDS:
+        assert f"    {name}" in done.stdout
+    assert "exit codes: 0 done" in done.stdout
+    assert seconds < 1.5  # 0.1 s on a quiet machine; this one may be busy
+    code = "import sys, pipeline.cli, pipeline.launch; pipeline.cli._parser().format_help(); print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert not {"torch", "torchrec", "polars", "torchx", "hydra"} & set(modules)
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_help_of_a_composing_command_shows_groups_and_keys(nightjar, command: str) -> None:
+    done = nightjar(command, "--help")
+    assert done.returncode == 0
+    assert "hardware: a100x16x8" in done.stdout
+    assert "global_batch: " in done.stdout
+
+
+def test_cfg_shows_the_job_or_a_part_of_it_with_overrides_applied(nightjar) -> None:
+    assert "lr: 0.5" in nightjar("run", "--cfg", "job", "train.lr=0.5").stdout
+    part = nightjar("run", "train.lr=0.5", "--cfg", "job", "--package", "train").stdout
+    assert part.startswith("# @package train")
+    assert "stages:\n- train\n" in nightjar("train", "-c", "job").stdout
+    assert "hydra:" in nightjar("run", "--cfg", "hydra").stdout
+
+
+def test_info_says_where_the_configuration_comes_from() -> None:
+    assert "Config search path" in command("run", "--info", "searchpath").stdout
+    assert "nightjar_schema" in command("run", "--info", "defaults").stdout
+    wrong = command("run", "--info", "nonsense")
+    assert (wrong.returncode, "expected one of: all, config" in wrong.stderr) == (2, True)
+
+
+def test_looking_leaves_no_files_behind(tmp_path: Path) -> None:
+    for flags in (["--help"], ["--cfg", "job"], ["--info"]):
+        assert command("run", *flags, cwd=tmp_path).returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_commands_flags_and_leftovers_are_refused(nightjar) -> None:
+    assert nightjar("nonsense").returncode == 2
+    done = nightjar("run", "--nonsense")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "nightjar: nightjar run does not know --nonsense\n  hint: nightjar --help\n",
+    )
+    assert nightjar("doctor", "extra").returncode == 2
+
+
+def test_overrides_and_flags_may_stand_in_any_order(nightjar) -> None:
+    done = nightjar("run", "train.lr=0.5", "--cfg", "job", "seed=7")
+    assert "seed: 7" in done.stdout
+    assert "lr: 0.5" in done.stdout
+
+
+def test_a_sweep_gives_every_job_its_own_run_and_ends_with_a_table(nightjar, tmp_path: Path) -> None:
+    done = nightjar("ingest", "-m", "data.synthetic.rows=500,700", f"store={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.split("sweep:")[1]
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(runs) == 2
+    assert all(run in table for run in runs)
+    assert "data.synthetic.rows=500" in table
+    assert "store=" not in table
+
+
+def test_a_wrong_job_of_a_sweep_stops_it_before_anything_starts(nightjar, tmp_path: Path) -> None:
+    done = nightjar("ingest", "-m", "data.synthetic.rows=500,abc", f"store={tmp_path}")
+    assert done.returncode == 2
+    assert "data.synthetic.rows is 'abc', expected a whole number" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_result_shows_a_run_and_names_the_known_ones(nightjar, tmp_path: Path) -> None:
+    assert nightjar("ingest", "data.synthetic.rows=500", "run=mine", f"store={tmp_path}").returncode == 0
+    shown = nightjar("result", "mine", f"store={tmp_path}", "--json")
+    assert json.loads(shown.stdout)["run"] == "mine"
+    assert nightjar("result", "mine", "--store", str(tmp_path)).returncode == 0
+    missing = nightjar("result", "yours", f"store={tmp_path}")
+    assert missing.returncode == 7
+    assert "known runs: mine" in missing.stderr
+
+
+def test_an_unexpected_fault_has_exit_code_1_and_asks_for_a_report(monkeypatch, capsys) -> None:
+    def broken(options: object) -> int:
+        raise ZeroDivisionError("x")
+
+    monkeypatch.setattr(cli, "_doctor", broken)
+    assert cli.main(["doctor"]) == 1
+    assert "unexpected ZeroDivisionError: x" in capsys.readouterr().err
+
+
+def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> None:
+    done = nightjar("doctor", "--json", "--store", str(tmp_path))
+    findings = json.loads(done.stdout)
+    assert done.returncode == (2 if any(finding["level"] == "fail" for finding in findings) else 0)
+    assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm"} <= {f["name"] for f in findings}
+
+
+COMPLETIONS = [
+    ("nightjar pl", ["plan "]),
+    ("nightjar run hardw", ["hardware=", "hardware."]),
+    ("nightjar run hardware=lapt", ["hardware=laptop", "hardware=laptop2"]),
+    ("nightjar run train.l", ["train.lr=", "train.log_every_steps="]),
+    ("nightjar train train.gu", ["train.guard."]),
+    ("nightjar run launch.inl", ["launch.inline="]),
+    ("nightjar run seed=4 data=adult data.sparse.workc", ["data.sparse.workclass."]),
+    ("nightjar result x", []),
+]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(("line", "expected"), COMPLETIONS, ids=[line for line, _ in COMPLETIONS])
+def test_tab_completion_works_in_bash(line: str, expected: list[str], tmp_path: Path) -> None:
+    command = tmp_path / "nightjar"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pipeline.cli "$@"\n')
+    command.chmod(0o755)
+    script = f"""
+eval "$(nightjar run -sc install=bash)"
+COMP_WORDBREAKS=" "
+COMP_LINE="{line}" COMP_POINT={len(line)}
+COMP_WORDS=($COMP_LINE) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+function=$(complete -p nightjar | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+"$function" nightjar
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], cwd=ROOT, capture_output=True, text=True, env=env, timeout=60
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert sorted(done.stdout.split("\n")[:-1]) == sorted(expected or [""])
+
+
+def test_completion_of_words_that_bash_splits_at_equals_signs(tmp_path: Path) -> None:
+    from pipeline.completion import script
+
+    text = script(cli.COMMANDS, cli.COMPOSING)
+    check = f"""{text}
+nightjar() {{ echo "hardware=laptop hardware=laptop2"; }}
+COMP_LINE="nightjar run hardware=lap" COMP_POINT=25
+COMP_WORDS=(nightjar run hardware = lap) COMP_CWORD=4 COMP_WORDBREAKS=" =:"
+_nightjar_complete nightjar
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+    done = subprocess.run(["bash", "--norc", "-c", check], capture_output=True, text=True, timeout=30)
+    assert done.stdout.split() == ["laptop", "laptop2"]

@@ -1,0 +1,149 @@
+"""Composition: every committed YAML composes, and each mistake gets one clear complaint."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.compose import compose, conf_directory, config_hash, from_yaml, sweep, to_yaml
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+
+CONF = conf_directory()
+ROOT = Path(__file__).parents[2]
+OPTIONS = [
+    (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("experiment",)
+]
+NEEDS_PATH = ["data.path=somewhere"]
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
+def test_every_option_of_every_group_composes(group: str, option: str) -> None:
+    extra = ["train.global_batch=65536", "data.sparse_defaults.rows=100", "+data.sparse.extra={}"]
+    config = compose([f"{group}={option}", *NEEDS_PATH, *extra])
+    assert dataclasses.is_dataclass(getattr(config, group))
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((CONF / "experiment").glob("*.yaml"))])
+def test_every_experiment_composes_and_says_the_command_that_runs_it(name: str) -> None:
+    config = compose([f"experiment={name}", *NEEDS_PATH])
+    assert config.run
+    assert f"nightjar run experiment={name}" in (CONF / "experiment" / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_no_yaml_instantiates_or_reads_the_environment(path: Path) -> None:
+    text = path.read_text()
+    assert "_target_" not in text
+    assert "oc.env" not in text
+
+
+MISTAKES = [
+    ("train.lrr=1", "train.lrr is unknown; did you mean train.lr?", "train.lr=1"),
+    ("modell=dlrm", "modell is unknown; did you mean model?", "model=dlrm"),
+    ("lr=1", "lr is unknown; did you mean train.lr?", "train.lr=1"),
+    ("+foo.bar=1", "foo.bar is unknown", ""),
+    ("model=dlrn", "model=dlrn is unknown; did you mean model=dlrm?", "model=dlrm"),
+    ("hardware=zzzzz", "hardware=zzzzz is unknown; Expected one of: ", "hardware="),
+    ("train.lr=abc", "train.lr is 'abc', expected a number", "train.lr=<a number>"),
+    ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
+    ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] (of texts)", "launch.inline=[train]"),
+    ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
+    ("train.lr=1,2", "train.lr=1,2 gives several values, expected one", "-m train.lr=1,2"),
+    ("stages=[ingest,planx]", "stages names 'planx', expected some of: ingest", "stages=[ingest,plan]"),
+    ("data.name=???", "data.name is not set", "data.name=<value>"),
+    ("run=a/b", "run is 'a/b', expected at most 100 letters", "run=a-b"),
+    ("data.dense.none_such.transform=log1p", "data.dense.none_such does not exist here yet", "+data.dense.none_such"),
+    ("data.sparse.C1.rowz=5", "data.sparse.C1.rowz is unknown; did you mean data.sparse.C1.rows?", "rows=5"),
+    ("foo", "'foo' is not an override, expected key=value", ""),
+    ("model.top_mlp=[1", "the override 'model.top_mlp=[1' cannot be read", "quote"),
+    ("train.lr=${nope}", "train.lr: Interpolation key 'nope' not found", "train.lr="),
+    ("data=csv", "data.", ""),
+]
+
+
+@pytest.mark.parametrize(("override", "message", "hint"), MISTAKES, ids=[m[0] for m in MISTAKES])
+def test_each_mistake_is_named_with_what_mends_it(override: str, message: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        compose([override])
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+    assert "\n" not in caught.value.message
+
+
+def test_features_can_be_added_and_taken_away_on_the_command_line() -> None:
+    config = compose(["+data.dense.extra={transform: log1p}", "+data.sparse.more.rows=77", "~data.sparse.C1"])
+    assert config.data.dense["extra"].transform == "log1p"
+    assert config.data.sparse["more"].rows == 77
+    assert "C1" not in config.data.sparse
+
+
+def test_a_users_own_directory_adds_options(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.yaml").write_text("name: mine\nformat: csv\npath: x.csv\nsparse: {a: {}}\n")
+    assert compose(["data=mine"], str(tmp_path)).data.name == "mine"
+
+
+def test_an_unknown_key_in_a_users_yaml_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "mine.yaml").write_text("lrr: 1.0\n")
+    with pytest.raises(ConfigError, match="train/mine.yaml: train.lrr is unknown; did you mean train.lr"):
+        compose(["train=mine"], str(tmp_path))
+    (tmp_path / "train" / "mine.yaml").write_text("lr: abc\n")
+    with pytest.raises(ConfigError, match="train/mine.yaml: train.lr: Value 'abc'.*expected a number"):
+        compose(["train=mine"], str(tmp_path))
+
+
+def test_broken_yaml_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "mine.yaml").write_text("lr: [1\n")
+    with pytest.raises(ConfigError):
+        compose(["train=mine"], str(tmp_path))
+
+
+def test_the_run_name_depends_on_what_is_computed_only() -> None:
+    first = compose(["store=a", "force=true", "stages=[ingest]", "launch.attempts=3"])
+    assert first.run == compose([]).run
+    assert first.run == f"synthetic-{config_hash(first)[:8]}"
+    assert first.run != compose(["train.lr=0.5"]).run
+    assert compose(["run=mine"]).run == "mine"
+
+
+def test_the_resolved_yaml_comes_back_equal_and_is_checked() -> None:
+    config = compose(["train.lr=0.5", "+data.sparse.more={separator: '|'}"])
+    assert from_yaml(to_yaml(config)) == config
+    with pytest.raises(ConfigError, match="train.lrr is unknown"):
+        from_yaml("train: {lrr: 1}")
+    with pytest.raises(ConfigError, match="data.name is not set"):
+        from_yaml("seed: 1")
+
+
+def test_a_sweep_is_the_product_of_its_values_and_names_runs() -> None:
+    jobs = sweep(["train.lr=0.1,0.2", "seed=range(1,3)", "run=x"])
+    assert jobs == [
+        ["train.lr=0.1", "seed=1", "run=x-0"],
+        ["train.lr=0.1", "seed=2", "run=x-1"],
+        ["train.lr=0.2", "seed=1", "run=x-2"],
+        ["train.lr=0.2", "seed=2", "run=x-3"],
+    ]
+    assert sweep(["model=dlrm"]) == [["model=dlrm"]]
+    with pytest.raises(ConfigError, match="continuous sweep"):
+        sweep(["train.lr=interval(0,1)"])
+
+
+def test_composition_leaves_no_files_and_no_hydra_state(tmp_path: Path) -> None:
+    code = "from pipeline.compose import compose; compose([]); compose(['seed=3'])"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_field_of_the_schema_is_reached_by_a_dotted_path() -> None:
+    from pipeline.overrides import field_type, leaves
+
+    paths = list(leaves(Config))
+    assert "train.guard.window_steps" in paths
+    assert all(field_type(path) is not None for path in paths)
+    assert field_type("data.sparse.anything.rows") is not None
+    assert field_type("train.nope") is None

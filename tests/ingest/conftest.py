@@ -1,0 +1,81 @@
+"""Small configurations and a runner for ingestion tests."""
+
+import json
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature, check
+from pipeline.contracts import DatasetSchema
+from pipeline.ingest import ingest
+
+
+class Dataset:
+    """A committed dataset and easy ways to look at it."""
+
+    def __init__(self, store, artifact, summary, messages):
+        self.store, self.artifact, self.summary, self.messages = store, artifact, summary, messages
+        self.schema = DatasetSchema.from_json(self.json("schema.json"))
+
+    def bytes(self, name):
+        with self.store.open(f"{self.artifact.path}/{name}") as source:
+            return source.read()
+
+    def json(self, name):
+        return json.loads(self.bytes(name))
+
+    def split(self, name):
+        parts = [pl.read_parquet(self.bytes(file)) for file in self.schema.files[name]]
+        return pl.concat(parts) if parts else pl.DataFrame()
+
+    @property
+    def all_rows(self):
+        return pl.concat([part for part in (self.split("train"), self.split("test")) if part.width])
+
+    def vocab(self, feature):
+        return pl.read_parquet(self.bytes(f"vocab/{feature}.parquet"))
+
+    @property
+    def quarantine(self):
+        return [json.loads(line) for line in self.bytes("quarantine.jsonl").splitlines()]
+
+    @property
+    def checksums(self):
+        return {name: entry.checksum for name, entry in self.artifact.files.items()}
+
+
+@pytest.fixture
+def run_ingest(tmp_path):
+    """Ingest a configuration into a fresh store; returns a Dataset."""
+    count = iter(range(1000))
+
+    def run(config: Config) -> Dataset:
+        check(config)
+        store, messages = Store(str(tmp_path / f"store{next(count)}")), []
+        with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
+            summary = ingest(config, draft, messages.append)
+            artifact = draft.commit(summary)
+        store.verify(artifact)
+        assert summary["rows"] == summary["rows_train"] + summary["rows_test"] + summary["rows_quarantined"]
+        return Dataset(store, artifact, summary, messages)
+
+    return run
+
+
+def csv_config(path: Path | str, **changes) -> Config:
+    """Columns label, x (dense) and c (sparse); ``changes`` are fields of DataConfig."""
+    fields = {
+        "name": "d", "format": "csv", "path": str(path), "label": LabelConfig(),
+        "dense": {"x": DenseFeature()}, "sparse": {"c": SparseFeature()},
+    }  # fmt: skip
+    return Config(data=DataConfig(**{**fields, **changes}), hardware=HardwareConfig(name="laptop"))
+
+
+def write_rows(path: Path, rows: int = 300, header: str = "label,x,c") -> Path:
+    """A CSV of ``rows`` plain rows."""
+    lines = [header] if header else []
+    lines += [f"{int(i % 3 == 0)},{i},id{i % 7}" for i in range(rows)]
+    path.write_text("\n".join(lines) + "\n")
+    return path

@@ -1,0 +1,128 @@
+"""What a user can get wrong: one clear DataError or ConfigError each, with the override that mends it."""
+
+import gzip
+
+import polars as pl
+import pytest
+
+from pipeline.config import DenseFeature, LabelConfig, SparseFeature, SplitConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.ingest import raw_fingerprint
+
+from .conftest import csv_config, write_rows
+
+
+def refused(run_ingest, config, *parts, error=DataError):
+    with pytest.raises(error) as caught:
+        run_ingest(config)
+    for part in parts:
+        assert part in str(caught.value)
+    assert caught.value.hint
+    return caught.value
+
+
+def test_missing_file(run_ingest, tmp_path):
+    for path in (tmp_path / "no.csv", tmp_path / "*.csv"):
+        refused(run_ingest, csv_config(path), "nothing exists at data.path=", "data.path=<file")
+        with pytest.raises(DataError, match="nothing exists"):
+            raw_fingerprint(csv_config(path))
+    with pytest.raises(DataError, match="cannot be opened"):
+        raw_fingerprint(csv_config("nosuch://bucket/a.csv"))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "label,x,c\n", "label,x,c"])
+def test_empty_data(run_ingest, tmp_path, text):
+    (tmp_path / "a.csv").write_text(text)
+    refused(run_ingest, csv_config(tmp_path / "a.csv"), "holds no rows")
+
+
+def test_wrong_column_names_the_nearest(run_ingest, tmp_path):
+    path = write_rows(tmp_path / "a.csv", header="labels,x,c")
+    refused(
+        run_ingest, csv_config(path),
+        "a.csv has no column 'label'", "nearest: labels", "it has: labels, x, c", "data.label.column=labels",
+    )  # fmt: skip
+    path = write_rows(tmp_path / "b.csv")
+    config = csv_config(path, sparse={"user_id": SparseFeature()})
+    refused(run_ingest, config, "no column 'user_id'", "data.sparse.user_id.column=")
+    pl.read_csv(path).write_parquet(tmp_path / "b.parquet")
+    config = csv_config(tmp_path / "b.parquet", format="parquet", dense={"xx": DenseFeature()})
+    refused(run_ingest, config, "no column 'xx'", "nearest: x", "data.dense.xx.column=x")
+    path = write_rows(tmp_path / "c.csv", header="label,x,x")
+    refused(run_ingest, csv_config(path, sparse={"s": SparseFeature(column="x")}), "2 columns called 'x'")
+
+
+def test_no_row_can_be_used(run_ingest, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("label,x,c\n" + "yes,1,a\nno,1,a\n" * 4 + "1,1\n")
+    refused(
+        run_ingest, csv_config(path), "none of the 9 rows", "(8 rows): label is neither '1' nor '0'",
+        "a.csv line 2: label is 'yes'", "data.label.positive=",
+    )  # fmt: skip
+    config = csv_config(path, header=False, columns=["label", "x", "c", "d"])
+    refused(run_ingest, config, "wrong number of fields", "data.separator=")
+    path.write_text("label,x,c\n1,?,a\n0,?,a\n")
+    refused(run_ingest, csv_config(path), "x is not a finite number", "data.missing=[")
+
+
+def test_one_class_only(run_ingest, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("label,x,c\n" + "0,1,a\n0,2,b\n" * 9)
+    refused(run_ingest, csv_config(path), "train rows have one class only: every label is '0'")
+    config = csv_config(path, label=LabelConfig(positive="0", negative="1"))
+    refused(run_ingest, config, "every label is '0'")
+
+
+def test_no_train_rows(run_ingest, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("label,x,c,d\n" + "0,1,a,1\n1,2,b,2\n" * 9)
+    config = csv_config(path, day="d", split=SplitConfig(by="day", test_days=2))
+    refused(run_ingest, config, "all 18 rows fall into the test split", "there are 2 days, the last 2 test")
+
+
+def test_damaged_and_misnamed_files(run_ingest, tmp_path):
+    text = write_rows(tmp_path / "a.csv", 5000).read_bytes()
+    (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(text)[:-50])
+    refused(run_ingest, csv_config(tmp_path / "cut.csv.gz"), "cut.csv.gz is damaged or cut off")
+    (tmp_path / "no.csv.zst").write_bytes(text)
+    refused(run_ingest, csv_config(tmp_path / "no.csv.zst"), "no.csv.zst is damaged")
+    config = csv_config(tmp_path / "a.csv", format="parquet")
+    refused(run_ingest, config, "a.csv is not a readable Parquet file", "data.format=csv")
+    pl.DataFrame({"label": [1]}).write_parquet(tmp_path / "a.parquet")
+    refused(run_ingest, csv_config(tmp_path / "a.parquet"), "is a Parquet file", "data.format=parquet")
+
+
+def test_contradicting_settings(run_ingest, tmp_path):
+    path = write_rows(tmp_path / "a.csv")
+    for changes, part in (
+        ({"separator": "::"}, "data.separator is '::'"),
+        ({"header": False}, "data.columns is empty"),
+        ({"dense": {"label": DenseFeature(column="x")}}, "called 'label'"),
+        ({"label": LabelConfig(positive="1", negative="1")}, "are both '1'"),
+    ):
+        refused(run_ingest, csv_config(path, **changes), part, error=ConfigError)
+
+
+def test_a_list_column_needs_a_separator(run_ingest, tmp_path):
+    pl.DataFrame({"label": [1, 0], "x": [1, 2], "c": [["a"], ["b"]]}).write_parquet(tmp_path / "a.parquet")
+    config = csv_config(tmp_path / "a.parquet", format="parquet")
+    refused(run_ingest, config, "c is a list; data.sparse.c.separator=',' makes it multi-valued")
+
+
+def test_nothing_is_left_behind(run_ingest, tmp_path, monkeypatch):
+    spills = tmp_path / "spills"
+    spills.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(spills))
+    path = tmp_path / "a.csv"
+    path.write_text("label,x,c\n0,1,a\n")
+    refused(run_ingest, csv_config(path), "one class only")
+    assert not list(spills.iterdir())
+    assert not [p for p in tmp_path.glob("store*/**/*") if p.is_file()]
+
+
+def test_long_values_are_cut_in_reasons(run_ingest, tmp_path):
+    path = write_rows(tmp_path / "a.csv")
+    with path.open("a") as sink:
+        sink.write("1," + "9" * 5000 + "x,a\n")
+    dataset = run_ingest(csv_config(path))
+    assert len(dataset.quarantine[0]["reason"]) < 120

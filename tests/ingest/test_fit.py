@@ -1,0 +1,89 @@
+"""Exact sums, counts and hashes."""
+
+import math
+
+import numpy as np
+import polars as pl
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import SparseFeature
+from pipeline.ingest.fit import SKETCH, HashedCounts, VocabCounts, hash_split
+from pipeline.ingest.hashing import hash_ids
+from pipeline.ingest.moments import Moments, exact_sum, measure
+from pipeline.ingest.profiling import access_histogram
+from pipeline.ingest.spec import data_spec
+
+from .conftest import csv_config
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e38, max_value=1e38)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(FINITE, min_size=1, max_size=30))
+def test_exact_sum_is_exact(values):
+    assert exact_sum(np.array(values)) / 2**2200 == math.fsum(values)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.one_of(FINITE, st.integers(-5, 1000).map(float), st.none()), min_size=2, max_size=40), st.data())
+def test_moments_do_not_depend_on_how_rows_are_cut(values, data):
+    cut = data.draw(st.integers(0, len(values)))
+    frame = pl.DataFrame({"v": pl.Series(values, dtype=pl.Float64)})
+    whole = measure(frame, [pl.col("v")])[0]
+    parts = Moments()
+    for part in (frame.slice(cut), frame.slice(0, cut)):
+        parts.merge(measure(part, [pl.col("v")])[0])
+    assert parts == whole
+
+
+def test_moments_are_right_where_naive_sums_cancel():
+    frame = pl.DataFrame({"v": [1e9, 1e9 + 1, 1e9 + 2, None]})
+    moments = measure(frame, [pl.col("v")])[0]
+    assert (moments.count, moments.minimum, moments.maximum, moments.mean) == (3, 1e9, 1e9 + 2, 1e9 + 1)
+    assert moments.std == pytest.approx(math.sqrt(2 / 3), rel=1e-15)
+
+
+def test_ids_are_hashed_by_xxhash64_with_a_seed_from_the_feature_name():
+    spec = data_spec(csv_config("x", sparse={"c": SparseFeature(), "d": SparseFeature()}).data)
+    ids = pl.Series(["68fd1e64", "", None, "é"])
+    for feature in spec.sparse:
+        assert feature.seed == xxhash.xxh64_intdigest(feature.name.encode())
+        expected = [None if s is None else xxhash.xxh64_intdigest(s.encode(), feature.seed) for s in ids]
+        assert hash_ids(ids, feature.seed).to_list() == expected
+
+
+def test_the_hash_split_takes_its_share():
+    hashes = np.random.default_rng(0).integers(0, 2**64, 100_000, dtype=np.uint64)
+    assert hash_split(hashes, 0.2).mean() == pytest.approx(0.2, abs=0.005)
+    assert not hash_split(hashes, 0.0).any()
+
+
+def test_vocabulary_counts_merge():
+    left, right = VocabCounts(), VocabCounts()
+    left.add(pl.Series([1, 2, 2], dtype=pl.UInt64), pl.Series(["a", "b", "b"]))
+    right.add(pl.Series([2, 3], dtype=pl.UInt64), pl.Series(["b", "c"]))
+    left.merge(right)
+    assert sorted(left.table().rows()) == [(1, "a", 1), (2, "b", 3), (3, "c", 1)]
+
+
+@pytest.mark.parametrize("distinct", [100, 50_000])
+def test_the_sketch_counts_distinct_ids(distinct):
+    hashes = pl.Series(np.random.default_rng(1).integers(0, 2**64, distinct, dtype=np.uint64))
+    counts = HashedCounts(1000)
+    for part in (hashes, hashes[: distinct // 2]):
+        other = HashedCounts(1000)
+        other.add(part, part)
+        counts.merge(other)
+    assert counts.counts.sum() == distinct + distinct // 2
+    assert counts.distinct == pytest.approx(distinct, rel=0 if distinct < SKETCH else 0.06)
+
+
+def test_the_access_histogram_is_the_share_of_the_hottest_rows():
+    ks, shares = access_histogram(np.array([0, 10, 5, 80, 5]))
+    assert ks[0] == 1 and ks[-1] == 5
+    assert shares[0] == 0.8 and shares[-1] == 1.0
+    assert shares[ks.index(2)] == 0.9
+    assert access_histogram(np.array([0, 0])) == ([1, 2], [0.0, 0.0])

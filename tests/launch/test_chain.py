@@ -1,0 +1,210 @@
+"""The chain with stages of a few lines: order, skipping, force, upstream artifacts, failures, result.json."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.compose import compose
+from pipeline.config import STAGES, Config
+from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
+from pipeline.launch import Chain, Console, Interrupted, Step
+from pipeline.launch.signals import deadline
+from pipeline.stages import INPUTS
+
+SUMMARIES = {
+    "ingest": {"rows": 5, "rows_train": 4, "rows_test": 1, "rows_quarantined": 0, "bytes_in": 9, "rows_per_s": 1.0},
+    "plan": {"tiers": {"hbm_bytes": 0, "ddr_bytes": 1, "ssd_bytes": 0}, "predicted_step_ms": 1.0, "tables": {}},
+    "partition": {"towers": 1},
+    "train": {
+        "train": {
+            "samples": 4, "steps": 1, "seconds": 0.1, "samples_per_s": 40.0, "data_wait_share": 0.0,
+            "peak_rss_bytes": 1, "world_size": 1, "internal": 3,
+        },
+        "checkpoint": {"count": 1, "bytes_written": 8, "bytes_full_equivalent": 8, "stall_share": 0.0},
+        "final": "runs/x/checkpoints/k/step-00000001",
+    },
+    "evaluate": {"samples": 1, "ne": 0.9, "auc": 0.7, "logloss": 0.5, "calibration": 1.0, "bayes_ne": 0.8},
+}  # fmt: skip
+
+
+def make_config(*overrides: str) -> Config:
+    return compose(["run=x", f"launch.inline=[{','.join(STAGES)}]", *overrides])
+
+
+def make_steps() -> list[Step]:
+    return [
+        Step(
+            name=name,
+            key=f"k-{name}",
+            path=f"artifacts/{name}",
+            inputs={stage: f"artifacts/{stage}" for stage in INPUTS[name]},
+            input_keys={stage: f"k-{stage}" for stage in INPUTS[name]},
+            scratch=("scratch",) if name == "train" else (),
+        )
+        for name in STAGES
+    ]
+
+
+class Stages:
+    """Stands in for run_stage: commits a small artifact, or raises what it was told to."""
+
+    def __init__(self, store: Store) -> None:
+        self.store, self.ran, self.errors = store, [], {}
+
+    def __call__(self, step: Step) -> Artifact:
+        self.ran.append(step.name)
+        with self.store.draft(step.path, kind=step.name, key=step.key, config={}, inputs=step.input_keys) as draft:
+            draft.write_json("data.json", {"stage": step.name})
+            if step.name in self.errors:
+                raise self.errors[step.name]
+            return draft.commit(SUMMARIES[step.name])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def stages(store: Store) -> Stages:
+    return Stages(store)
+
+
+def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | None = None) -> dict:
+    lines = said if said is not None else []
+    console = Console(say=lines.append, write=lambda data: None)
+    return Chain(make_config(*overrides), store, make_steps(), stages, console).run()
+
+
+def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stages: Stages) -> None:
+    first = run_chain(store, stages)
+    assert stages.ran == list(STAGES)
+    assert {o["status"] for o in first["stages"].values()} == {"done"}
+    said: list[str] = []
+    again = run_chain(store, stages, said=said)
+    assert stages.ran == list(STAGES)
+    assert {o["status"] for o in again["stages"].values()} == {"skipped"}
+    assert said[0] == "ingest     skipped: artifacts/ingest is committed"
+    assert again["eval"] == first["eval"]
+
+
+def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stages: Stages) -> None:
+    run_chain(store, stages)
+    result = store.read_json("runs/x/result.json")
+    assert list(result) == ["run", "status", "stages", "ingest", "plan", "train", "checkpoint", "eval"]
+    assert list(result["stages"]) == list(STAGES)
+    assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact")}
+    assert {part: list(result[part]) for part in ("ingest", "plan", "train", "checkpoint", "eval")} == {
+        "ingest": ["rows", "rows_quarantined", "bytes_in", "rows_per_s"],
+        "plan": ["tiers", "predicted_step_ms", "tables"],
+        "train": [
+            "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
+        ],
+        "checkpoint": ["count", "bytes_written", "bytes_full_equivalent", "stall_share"],
+        "eval": ["samples", "ne", "auc", "logloss", "calibration", "bayes_ne"],
+    }  # fmt: skip
+    assert (result["run"], result["status"]) == ("x", "done")
+
+
+def test_a_part_of_the_chain_shows_what_it_stands_on_as_skipped(store: Store, stages: Stages) -> None:
+    run_chain(store, stages, "stages=[ingest,plan]")
+    assert stages.ran == ["ingest", "plan"]
+    result = run_chain(store, stages, "stages=[partition]")
+    assert stages.ran == ["ingest", "plan", "partition"]
+    assert {name: o["status"] for name, o in result["stages"].items()} == {
+        "ingest": "skipped",
+        "plan": "skipped",
+        "partition": "done",
+    }
+    assert "train" not in result
+    assert "eval" not in result
+
+
+def test_stages_run_in_the_chains_order_whatever_order_they_are_named_in(store: Store, stages: Stages) -> None:
+    run_chain(store, stages, "stages=[plan,ingest]")
+    assert stages.ran == ["ingest", "plan"]
+
+
+def test_a_missing_input_names_the_command_that_makes_it(store: Store, stages: Stages) -> None:
+    with pytest.raises(ArtifactError) as caught:
+        run_chain(store, stages, "stages=[plan]")
+    assert caught.value.hint == "nightjar ingest with the same overrides makes it"
+    assert stages.ran == []
+    assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 7
+
+
+def test_force_makes_the_named_stages_again_and_drops_their_scratch(store: Store, stages: Stages) -> None:
+    run_chain(store, stages)
+    store.write_json("scratch/checkpoint.json", {})
+    stages.ran.clear()
+    result = run_chain(store, stages, "stages=[train]", "force=true")
+    assert stages.ran == ["train"]
+    assert not store.exists("scratch")
+    assert result["stages"]["ingest"]["status"] == "skipped"
+
+
+def test_a_failed_stage_is_recorded_and_the_next_start_goes_on_there(store: Store, stages: Stages) -> None:
+    stages.errors["partition"] = DataError("feature C1 is gone", hint="x=y")
+    with pytest.raises(DataError):
+        run_chain(store, stages)
+    result = store.read_json("runs/x/result.json")
+    assert result["status"] == "failed"
+    assert result["error"] == {"message": "feature C1 is gone", "exit_code": 3}
+    assert result["stages"]["partition"]["status"] == "failed"
+    assert result["stages"]["partition"]["artifact"] is None
+    assert list(result["stages"]) == ["ingest", "plan", "partition"]
+    assert not store.exists("artifacts/partition")
+    stages.errors.clear()
+    assert run_chain(store, stages)["stages"]["plan"]["status"] == "skipped"
+    assert stages.ran == ["ingest", "plan", "partition", "partition", "train", "evaluate"]
+
+
+def test_an_unexpected_fault_has_exit_code_1_in_the_result(store: Store, stages: Stages) -> None:
+    stages.errors["ingest"] = ZeroDivisionError("division by zero")
+    with pytest.raises(ZeroDivisionError):
+        run_chain(store, stages)
+    assert store.read_json("runs/x/result.json")["error"] == {"message": "division by zero", "exit_code": 1}
+
+
+def test_a_truncated_artifact_is_not_skipped_over(store: Store, stages: Stages) -> None:
+    run_chain(store, stages)
+    Path(store.full("artifacts/ingest/data.json")).write_text("{}")
+    with pytest.raises(ArtifactError, match="has 2 bytes, expected") as caught:
+        run_chain(store, stages)
+    assert "stages=[ingest] force=true" in caught.value.hint
+
+
+def test_several_hosts_cannot_be_trained_on_here_but_can_be_planned_for(store: Store, stages: Stages) -> None:
+    two_hosts = ["hardware.hosts=2", "launch.inline=[ingest,plan,partition]"]
+    with pytest.raises(ConfigError, match="launch=local runs one host"):
+        run_chain(store, stages, *two_hosts)
+    run_chain(store, stages, *two_hosts, "stages=[ingest,plan]")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_chain_with_its_exit_code(store: Store, stages: Stages, number: int) -> None:
+    former = signal.getsignal(number)
+
+    def interrupted(step: Step) -> Artifact:
+        os.kill(os.getpid(), number)
+        time.sleep(30)
+        raise AssertionError("the signal did not arrive")
+
+    with pytest.raises(Interrupted) as caught:
+        Chain(make_config(), store, make_steps(), interrupted, Console(say=str, write=bytes)).run()
+    assert caught.value.exit_code == 128 + number
+    assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 128 + number
+    assert signal.getsignal(number) is former
+
+
+def test_a_deadline_stops_a_stage_in_the_launchers_own_process() -> None:
+    with (
+        pytest.raises(LaunchError, match="ingest stage was stopped at its deadline") as caught,
+        deadline("ingest", 0.001),
+    ):
+        time.sleep(30)
+    assert "launch.deadline_minutes=" in caught.value.hint

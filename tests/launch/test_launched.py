@@ -1,0 +1,177 @@
+"""Stages for real: submitted to TorchX's local_cwd, under torchrun, ingest being the light one."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.errors import DataError, LaunchError, NightjarError
+from pipeline.launch import Report, read_report, write_report
+from pipeline.launch.appdefs import chain_app, stage_app
+from pipeline.launch.logs import Tail, exit_hint
+from pipeline.launch.status import MARK, clear_report
+
+ROOT = Path(__file__).parents[2]
+SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
+
+
+def nightjar(*arguments: str, **options: object) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        **options,
+    )
+
+
+def start(*arguments: str) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli", "run", *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def wait_for_worker(launcher: subprocess.Popen) -> list[psutil.Process]:
+    """All children of ``launcher`` once the stage's rank is among them."""
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and launcher.poll() is None:
+        children = psutil.Process(launcher.pid).children(recursive=True)
+        if any(
+            "worker" in _arguments(child) and "torch.distributed.run" not in _arguments(child) for child in children
+        ):
+            return children
+        time.sleep(0.05)
+    raise AssertionError("no worker was started")
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_a_stage_under_torchrun_commits_its_artifact_and_is_skipped_next_time(tmp_path: Path) -> None:
+    done = nightjar("run", *SMALL, f"store={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "runs/x/result.json").read_text())
+    assert result["stages"]["ingest"]["status"] == "done"
+    assert (tmp_path / result["stages"]["ingest"]["artifact"] / "manifest.json").is_file()
+    again = nightjar("run", *SMALL, f"store={tmp_path}")
+    assert "ingest     skipped" in again.stdout
+
+
+def test_a_known_error_of_a_rank_reaches_the_user_as_one_message(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    done = nightjar(
+        "run", "data=csv", "data.name=empty", f"data.path={tmp_path}/empty.csv", "+data.sparse.a={}",
+        "stages=[ingest]", "launch.inline=[]", "run=x", f"store={tmp_path}/store",
+    )  # fmt: skip
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert done.stderr.startswith("nightjar: ")
+    assert "torch" not in done.stderr
+    error = json.loads((tmp_path / "store/runs/x/result.json").read_text())["error"]
+    assert error["exit_code"] == 3
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Path, number: int, code: int) -> None:
+    launcher = start(*SMALL, "data.synthetic.rows=2000000", f"store={tmp_path}")
+    children = wait_for_worker(launcher)
+    launcher.send_signal(number)
+    launcher.communicate(timeout=30)
+    assert launcher.returncode == code
+    _, alive = psutil.wait_procs(children, timeout=15)
+    assert alive == []
+    assert list(tmp_path.rglob("manifest.json")) == []
+
+
+def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: Path) -> None:
+    launcher = start(*SMALL, "data.synthetic.rows=2000000", f"store={tmp_path}")
+    rank = wait_for_worker(launcher)[-1]
+    os.kill(rank.pid, signal.SIGKILL)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 8, output
+    assert "the ingest stage failed without a word (killed by signal 9" in output
+    assert f"log: {tmp_path}/runs/x/logs/ingest.log" in output
+    assert (tmp_path / "runs/x/logs/ingest.log").is_file()
+
+
+def test_a_deadline_cancels_the_stage(tmp_path: Path) -> None:
+    done = nightjar("run", *SMALL, "data.synthetic.rows=2000000", "launch.deadline_minutes=0.02", f"store={tmp_path}")
+    assert done.returncode == 8
+    assert "was cancelled at its deadline of 0.02 minutes" in done.stderr
+    assert "launch.deadline_minutes=0.04" in done.stderr
+
+
+def test_the_first_report_wins_and_errors_come_back_as_themselves(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    write_report(store, "x", "train", Report.of(DataError("label is 7", hint="data.label.positive=7"), rank=1))
+    write_report(store, "x", "train", Report.of(RuntimeError("connection closed by peer"), rank=0))
+    report = read_report(store, "x", "train")
+    assert report is not None
+    error = report.exception()
+    assert isinstance(error, DataError)
+    assert (error.message, error.hint, error.exit_code, report.rank) == ("label is 7", "data.label.positive=7", 3, 1)
+    clear_report(store, "x", "train")
+    assert read_report(store, "x", "train") is None
+
+
+def test_a_report_finds_its_way_through_the_log_when_the_store_is_full(tmp_path: Path, monkeypatch) -> None:
+    store = Store(str(tmp_path))
+
+    def refuse(path: str, value: object) -> None:
+        raise NightjarError("no space left")
+
+    monkeypatch.setattr(store, "write_json", refuse)
+    line = write_report(store, "x", "train", Report.of(LaunchError("full", hint="h")))
+    assert line.startswith(MARK)
+    report = read_report(store, "x", "train", f"noise\n{line}\nnoise")
+    assert report is not None
+    assert isinstance(report.exception(), LaunchError)
+
+
+def test_an_unexpected_error_has_no_exception_of_the_family() -> None:
+    report = Report.of(ZeroDivisionError("x"))
+    assert (report.exit_code, report.exception()) == (1, None)
+
+
+def test_a_tail_passes_carriage_returns_on_and_waits_for_its_file(tmp_path: Path) -> None:
+    tail = Tail(tmp_path / "log")
+    assert tail.read() == b""
+    with (tmp_path / "log").open("wb", buffering=0) as sink:
+        sink.write(b"step 1\r")
+        assert tail.read() == b"step 1\r"
+        sink.write(b"step 2\r")
+        assert tail.read() == b"step 2\r"
+    assert tail.read() == b""
+
+
+def test_exit_hint_reads_torchruns_account() -> None:
+    assert "ran out of memory" in exit_hint("  exitcode  : -9 (pid: 3)")
+    assert exit_hint("  exitcode  : 7 (pid: 3)") == " (exit code 7)"
+    assert exit_hint("nothing") == ""
+
+
+def test_appdefs_start_the_ranks_of_the_hardware() -> None:
+    config = compose(["run=x", "hardware.ranks_per_host=3"])
+    role = stage_app("train", config, "/s/runs/x/config.yaml", columns=99, launcher=7).roles[0]
+    assert role.entrypoint == sys.executable
+    text = " ".join(role.args)
+    assert text.startswith("-m torch.distributed.run --standalone")
+    assert "--nproc-per-node 3 --redirects 1:3,2:3 -m pipeline.cli worker train /s/runs/x/config.yaml" in text
+    assert "--columns 99 --launcher 7" in text
+    assert int(role.env["OMP_NUM_THREADS"]) >= 1
+    assert "--nproc-per-node 1" in " ".join(stage_app("ingest", config, "/s/runs/x/config.yaml").roles[0].args)
+    assert chain_app("n", ["data.path='$HOME'"]).roles[0].args[-1] == "data.path='$$HOME'"

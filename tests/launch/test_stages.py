@@ -1,0 +1,113 @@
+"""Keys: what a stage's artifact depends on changes them, nothing else does; and the paths they lead to."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.compose import compose, from_yaml
+from pipeline.config import STAGES
+from pipeline.errors import ArtifactError, DataError
+from pipeline.launch import Step, read_steps
+from pipeline.stages import INPUTS, StageIO, prepare, run_stage, steps
+
+
+def keys(*overrides: str) -> dict[str, str]:
+    return {step.name: step.key for step in steps(compose(["run=x", *overrides]), Store("memory://keys"))}
+
+
+BASE = keys()
+# override -> the stages whose keys it changes
+CHANGES = {
+    "data.synthetic.rows=77": STAGES,
+    "ingest.compression=lz4": STAGES,
+    "seed=1": STAGES,
+    "plan.reserve=0.2": ("plan", "partition", "train", "evaluate"),
+    "hardware.ranks_per_host=2": ("plan", "partition", "train", "evaluate"),
+    "model.embedding_dim=32": ("plan", "partition", "train", "evaluate"),
+    "train.global_batch=512": ("plan", "partition", "train", "evaluate"),
+    "model.top_mlp=[8]": ("train", "evaluate"),
+    "train.lr=0.5": ("train", "evaluate"),
+    "evaluate.global_batch=77": ("evaluate",),
+    "ingest.block_mib=64": (),
+    "train.log_every_steps=3": (),
+    "train.prefetch_batches=7": (),
+    "launch.attempts=3": (),
+    "launch.inline=[]": (),
+    "checkpoint.every_steps=5": (),
+    "debug.anomaly=true": (),
+    "store=elsewhere": (),
+    "force=true": (),
+    "run=y": (),
+    "stages=[plan]": (),
+}
+
+
+@pytest.mark.parametrize(("override", "changed"), CHANGES.items(), ids=list(CHANGES))
+def test_a_setting_changes_the_keys_of_what_depends_on_it_and_no_others(override: str, changed: tuple) -> None:
+    now = keys(override)
+    assert {name for name in STAGES if now[name] != BASE[name]} == set(changed)
+
+
+def test_the_same_file_elsewhere_is_the_same_data_and_a_changed_one_is_not(tmp_path: Path) -> None:
+    def ingest_key(path: Path, *overrides: str) -> str:
+        data = ["data=csv", "data.name=d", "+data.sparse.a={}", f"data.path={path}"]
+        return keys(*data, *overrides)["ingest"]
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "log.csv").write_text("label,a\n1,x\n")
+    first = ingest_key(tmp_path / "one" / "log.csv")
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert ingest_key(tmp_path / "two" / "log.csv") == first
+    assert ingest_key(tmp_path / "two" / "log.csv", "seed=5") == first
+    assert ingest_key(tmp_path / "two" / "log.csv", "data.synthetic.rows=5") == first
+    (tmp_path / "two" / "log.csv").write_text("label,a\n1,xx\n")
+    assert ingest_key(tmp_path / "two" / "log.csv") != first
+
+
+def test_missing_raw_data_is_found_before_anything_runs(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="nothing exists at"):
+        keys("data=csv", "data.name=d", "+data.sparse.a={}", f"data.path={tmp_path}/none.csv")
+
+
+def test_paths_are_those_of_the_architecture() -> None:
+    config = compose(["run=x"])
+    found = {step.name: step for step in steps(config, Store("memory://paths"))}
+    assert found["ingest"].path == f"datasets/synthetic/{BASE['ingest']}"
+    assert found["plan"].path == f"plans/{BASE['plan']}"
+    assert found["partition"].path == f"towers/{BASE['partition']}"
+    assert found["train"].path == f"runs/x/train/{BASE['train']}"
+    assert found["evaluate"].path == f"runs/x/evaluate/{BASE['evaluate']}"
+    assert found["train"].scratch == (f"runs/x/checkpoints/{BASE['train'][:10]}",)
+    assert {name: tuple(step.inputs) for name, step in found.items()} == INPUTS
+
+
+def test_prepare_writes_what_ranks_read(tmp_path: Path) -> None:
+    config, store = compose(["run=x", "train.lr=0.5"]), Store(str(tmp_path))
+    made = prepare(config, store)
+    assert read_steps(store, "x") == made
+    assert from_yaml((tmp_path / "runs/x/config.yaml").read_text()) == config
+
+
+def test_steps_that_do_not_parse_are_an_artifact_error(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    with pytest.raises(ArtifactError):
+        read_steps(store, "x")
+    store.write_json("runs/x/steps.json", {"steps": [{"nonsense": 1}]})
+    with pytest.raises(ArtifactError, match="does not hold a run's steps"):
+        read_steps(store, "x")
+
+
+def test_a_flat_partition_is_one_tower_with_every_feature(tmp_path: Path) -> None:
+    config, store = compose(["run=x", "data.synthetic.rows=500"]), Store(str(tmp_path))
+    closed: list[bool] = []
+    io = StageIO(say=lambda text: None, interval=lambda record: None, close=lambda: closed.append(True))
+    made: dict[str, Step] = {step.name: step for step in prepare(config, store)}
+    for name in ("ingest", "plan", "partition"):
+        artifact = run_stage(made[name], config, store, io)
+        assert artifact is not None
+        assert artifact.key == made[name].key
+        store.verify(artifact)
+    towers = store.read_json(f"{made['partition'].path}/towers.json")
+    assert towers == {"version": 1, "partition": "flat", "towers": [list(config.data.sparse)]}
+    assert len(closed) == 3

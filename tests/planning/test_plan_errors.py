@@ -1,0 +1,150 @@
+"""What a user may get wrong, and what the planner says then: asserted word by word."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from plan_cases import configure, cpu, criteo, dataset, preset
+
+from pipeline.contracts import Profile
+from pipeline.errors import ArtifactError, ConfigError, PlanError
+from pipeline.planning import make_plan
+
+TWO = dataset({"C3": 1_000, "country": 1_000})
+
+
+def test_infeasible_names_tier_shortfall_and_ways_out():
+    config = configure(cpu(1, 2, ddr=4.0), dim=64)
+    with pytest.raises(PlanError) as caught:
+        make_plan(config, *dataset(criteo()))
+    error = caught.value
+    assert error.exit_code == 4
+    assert re.search(r"need \d+\.\d\d GiB, 2 ranks offer 3\.40 GiB DDR each \(15% reserved\)", error.message)
+    assert re.search(r"DDR is short by \d+\.\d\d GiB \(\d+\.\d\d GiB a rank\)", error.message)
+    assert "the largest table, C1 (40,000,000 rows x 64)" in error.message
+    assert re.fullmatch(r"hardware\.ddr_gib=[\d.]+, or hardware\.hosts=\d+, or model\.embedding_dim=4", error.hint)
+
+
+@pytest.mark.parametrize("hardware", [cpu(1, 2, ddr=4.0), cpu(1, 1, ddr=4.0), preset("h100x8")])
+def test_the_hints_mend_it(hardware):
+    hardware.hbm_gib, hardware.ddr_gib = min(hardware.hbm_gib, 2.0), 4.0
+    with pytest.raises(PlanError) as caught:
+        make_plan(configure(hardware, dim=64), *dataset(criteo()))
+    for hint in caught.value.hint.split(", or "):
+        field, value = hint.split("=")
+        config = configure(preset(hardware.name) if hardware.device == "cuda" else cpu(1, hardware.ranks_per_host), 64)
+        config.hardware.hbm_gib, config.hardware.ddr_gib = hardware.hbm_gib, hardware.ddr_gib
+        part, name = field.split(".")
+        old = getattr(getattr(config, part), name)
+        setattr(getattr(config, part), name, type(old)(value))
+        make_plan(config, *dataset(criteo()))
+
+
+def test_infeasible_on_cuda_speaks_of_both_tiers():
+    hardware = preset("h100x8")
+    hardware.hbm_gib, hardware.ddr_gib = 2.0, 4.0
+    with pytest.raises(PlanError) as caught:
+        make_plan(configure(hardware, dim=64), *dataset(criteo()))
+    assert "8 ranks offer 1.70 GiB HBM and 3.40 GiB DDR each" in caught.value.message
+    assert "HBM is short by" in caught.value.message
+    assert "DDR is short by" in caught.value.message
+
+
+def test_a_pin_that_does_not_fit_hints_at_row_wise():
+    config = configure(cpu(1, 4, ddr=1.0), dim=64)
+    config.plan.tables = {"huge": "table_wise"}
+    with pytest.raises(PlanError) as caught:
+        make_plan(config, *dataset({"huge": 5_000_000}))
+    assert caught.value.hint.startswith("plan.tables.huge=row_wise, or hardware.ddr_gib=")
+
+
+def test_types_without_row_wise_hint_at_it():
+    config = configure(cpu(1, 4, ddr=1.0), dim=64)
+    config.plan.sharding_types = ["table_wise"]
+    with pytest.raises(PlanError) as caught:
+        make_plan(config, *dataset({"huge": 5_000_000}))
+    assert caught.value.hint.startswith("plan.sharding_types=[table_wise,row_wise], or ")
+
+
+def test_buffers_of_a_huge_batch_hint_at_the_batch():
+    with pytest.raises(PlanError) as caught:
+        make_plan(configure(cpu(1, 1, ddr=1.0), batch=50_000_000), *TWO)
+    assert "train.global_batch=" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("plan", "message", "hint"),
+    [
+        (
+            {"tables": {"contry": "row_wise"}},
+            "plan.tables pins 'contry', but the dataset has no such table; the nearest is 'country'",
+            "~plan.tables.contry +plan.tables.country=row_wise",
+        ),
+        (
+            {"tables": {"C3": "rowwise"}},
+            "plan.tables.C3 is 'rowwise', expected one of: data_parallel, table_wise, column_wise, row_wise, "
+            "table_row_wise, table_column_wise",
+            "plan.tables.C3=row_wise",
+        ),
+        (
+            {"sharding_types": ["tabel_wise"]},
+            "plan.sharding_types names 'tabel_wise', expected some of: data_parallel, table_wise, column_wise, "
+            "row_wise, table_row_wise, table_column_wise",
+            "plan.sharding_types=[table_wise]",
+        ),
+        (
+            {"sharding_types": []},
+            "plan.sharding_types is empty, expected some of: data_parallel, table_wise, column_wise, row_wise, "
+            "table_row_wise, table_column_wise",
+            "plan.sharding_types=[table_wise,row_wise]",
+        ),
+        (
+            {"tables": {"C3": "table_row_wise"}},
+            "plan.tables.C3 is 'table_row_wise', which cannot run: it places a table on one of several hosts, "
+            "hardware.hosts is 1 (use row_wise)",
+            "plan.tables.C3=row_wise",
+        ),
+        (
+            {"sharding_types": ["column_wise"]},
+            "plan.sharding_types=[column_wise] leaves nothing for table 'C3': its 16 columns do not split into two "
+            "or more shards of at least 128",
+            "plan.sharding_types=[table_wise,column_wise]",
+        ),
+    ],
+)
+def test_wrong_plan_settings(plan, message, hint):
+    config = configure(cpu(1, 2))
+    for name, value in plan.items():
+        setattr(config.plan, name, value)
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, *TWO)
+    assert caught.value.message == message
+    assert caught.value.hint == hint
+
+
+def test_too_few_rows_for_a_row_wise_pin():
+    config = configure(cpu(1, 4))
+    config.plan.tables = {"tiny": "row_wise"}
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, *dataset({"tiny": 5}))
+    assert caught.value.message == (
+        "plan.tables.tiny is 'row_wise', which cannot run: its 5 rows in equal blocks over 4 ranks leave a rank "
+        "without rows"
+    )
+    assert caught.value.hint == "plan.tables.tiny=table_wise"
+
+
+@pytest.mark.parametrize("field", ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s", "ddr_gib", "intra_host_gb_per_s"])
+def test_hardware_figures_must_be_positive(field):
+    config = configure(preset("h100x8"))
+    setattr(config.hardware, field, 0.0)
+    with pytest.raises(ConfigError, match=rf"hardware\.{field} is 0, expected more than 0 for 1 x 8 ranks on cuda"):
+        make_plan(config, *TWO)
+
+
+def test_profile_of_another_dataset():
+    schema, profile = TWO
+    other = Profile(rows={}, label_rate={}, dense={}, sparse={"C3": profile.sparse["C3"]})
+    with pytest.raises(ArtifactError, match=r"profile\.json has no figures for feature 'country'"):
+        make_plan(configure(cpu(1, 1)), schema, other)

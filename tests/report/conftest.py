@@ -1,0 +1,10 @@
+"""A store on disk."""
+
+import pytest
+
+from pipeline.artifacts import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(str(tmp_path / "store"))

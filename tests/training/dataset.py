@@ -1,0 +1,82 @@
+"""Small datasets written straight in the layout of ``contracts.DatasetSchema``, for the tests of this room."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.contracts import DatasetSchema, SparseColumn
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+def write_dataset(
+    root: Path,
+    *,
+    train: int = 1000,
+    test: int = 300,
+    group: int = 64,
+    groups_per_file: int = 4,
+    dense: int = 2,
+    sparse: tuple[SparseColumn, ...] = (SparseColumn(name="a", rows=50), SparseColumn(name="b", rows=7)),
+    seed: int = 0,
+    spoil=None,
+) -> tuple[Store, Artifact]:
+    """A committed dataset under ``root``: a planted logistic truth, dense column ``d0`` numbers the rows.
+
+    ``spoil(split, columns)`` may change the columns (a dict of arrays) before they are written.
+    """
+    store, rng = Store(str(root)), np.random.default_rng(seed)
+    effects = {c.name: rng.normal(0, 1.0, c.rows) for c in sparse}
+    schema = DatasetSchema(
+        dense=tuple(f"d{i}" for i in range(dense)),
+        sparse=sparse,
+        rows={"train": train, "test": test},
+        files={"train": [], "test": []},
+        groups={"train": [], "test": []},
+        true_probability=True,
+    )
+    with store.draft(f"datasets/t/{KEY}", kind="dataset", key=KEY, config={}, inputs={}) as draft:
+        for split, rows in schema.rows.items():
+            columns = _columns(split, rows, dense, sparse, effects, rng)
+            if spoil:
+                spoil(split, columns)
+            table = pa.table(columns)
+            step = group * groups_per_file
+            for number, start in enumerate(range(0, rows, step)):
+                name = f"{split}/part-{number:05d}.parquet"
+                part = table.slice(start, step)
+                with draft.open(name) as sink:
+                    pq.write_table(part, sink, row_group_size=group)
+                schema.files[split].append(name)
+                sizes = [min(group, part.num_rows - at) for at in range(0, part.num_rows, group)]
+                schema.groups[split].append(sizes)
+        draft.write_json("schema.json", schema.to_json())
+        artifact = draft.commit({"rows": train + test})
+    return store, artifact
+
+
+def _columns(split, rows, dense, sparse, effects, rng):
+    columns, logit = {}, np.full(rows, -0.5)
+    for i in range(dense):
+        columns[f"d{i}"] = rng.normal(0, 1, rows).astype(np.float32)
+        logit += 0.3 * columns[f"d{i}"]
+    if dense and rows:
+        columns["d0"] = np.arange(rows, dtype=np.float32) / max(rows, 1)
+    for c in sparse:
+        if not c.multi:
+            columns[c.name] = rng.integers(0, c.rows, rows).astype(np.int32)
+            logit += effects[c.name][columns[c.name]]
+            continue
+        lengths = rng.integers(0, 4, rows)
+        values = rng.integers(0, c.rows, lengths.sum()).astype(np.int32)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        columns[c.name] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+        if c.weighted:
+            weights = rng.uniform(0.5, 1.5, lengths.sum()).astype(np.float32)
+            columns[f"{c.name}__weight"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(weights))
+    probability = 1 / (1 + np.exp(-logit))
+    labels = (rng.random(rows) < probability).astype(np.float32)
+    return {"label": labels, **columns, "true_probability": probability.astype(np.float32)}
