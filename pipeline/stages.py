@@ -154,7 +154,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
     checkpoints = checkpoint_directory(config, step.key)
     plan = read_plan(store, inputs["plan"])
-    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval)
+    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say)
     if not is_first_rank():
         return None
     draft: Draft

@@ -107,21 +107,22 @@ class Checkpointer:
         self.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
 
-    def save(self, state: TrainState, *, wait: bool = False, final: bool = False) -> bool:
+    def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
 
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
-        is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError. ``final``: the
-        result of the run, a baseline in ``final_quantise``.
+        is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError, TimeoutError after
+        ``timeout`` seconds. ``final``: the result of the run, a baseline in ``final_quantise``.
         """
         began = time.monotonic()
         if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
             self.figures.skipped += 1
             return False
-        self._collect(raising=False)
+        self._collect(raising=False, timeout=timeout)
         self._writer.submit(self._job(state, final))
         if wait:
-            self._collect(raising=True)
+            left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
+            self._collect(raising=True, timeout=left)
         self.figures.stalled += time.monotonic() - began
         return True
 
@@ -200,9 +201,9 @@ class Checkpointer:
         expected = self.config.expected_restores
         return 8 if self.restores > expected else bits_for_restores(expected)
 
-    def _collect(self, raising: bool) -> None:
+    def _collect(self, raising: bool, timeout: float | None = None) -> None:
         """Take in the outcome of the write in flight: count it, prune, or put its rows back and tell."""
-        outcome = self._writer.wait()
+        outcome = self._writer.wait(timeout)
         if outcome is None:
             return
         if outcome.artifact is None:

@@ -19,7 +19,7 @@ class TrainState:
     """Where training stands. The position is (``epoch``, ``next_batch``: next global batch of that epoch).
 
     ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
-    ``rng``: rank 0's ``torch.get_rng_state()`` (uint8), None where it does not matter.
+    ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter.
     """
 
     step: int = 0
@@ -27,7 +27,7 @@ class TrainState:
     next_batch: int = 0
     samples: int = 0
     schedule: dict[str, Any] = field(default_factory=dict)
-    windows: dict[str, Any] = field(default_factory=dict)
+    windows: list[list[float]] = field(default_factory=list)
     rng: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:

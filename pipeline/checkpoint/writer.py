@@ -83,11 +83,16 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(job,), name="nightjar-checkpoint", daemon=True)
         self._thread.start()
 
-    def wait(self) -> Outcome | None:
-        """The outcome of the job in flight, once it is there; None where there is none."""
+    def wait(self, timeout: float | None = None) -> Outcome | None:
+        """The outcome of the job in flight, once it is there; None where there is none.
+
+        TimeoutError after ``timeout`` seconds.
+        """
         if self._thread is None:
             return None
-        self._thread.join()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
         self._thread = None
         return self._outcome
 

@@ -1,75 +1,109 @@
-"""When the training loop writes and reads checkpoints; how they lie on disk is ``checkpoint/``'s business."""
+"""When the training loop takes and reads checkpoints; what they are is ``checkpoint/``'s business."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.artifacts import Store
-from pipeline.checkpoint import TrainState, checkpoint_path, latest, prune, restore, save
+from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, restore
 from pipeline.config import Config
-from pipeline.embeddings import RowAccess
+from pipeline.embeddings import RowAccess, TouchedRows
+from pipeline.training.metrics import Meter
 from pipeline.training.trainer import Trainer
 
 
 class Checkpoints:
-    """The checkpoints of one training: ``resume`` from the newest, ``save`` the current state and drop old ones."""
+    """The checkpoints of one training: ``resume`` from the newest, ``save`` where one is due and at the end."""
 
-    def __init__(self, config: Config, store: Store, directory: str, key: str, trainer: Trainer) -> None:
-        self.config, self.store, self.directory, self.key, self.trainer = config, store, directory, key, trainer
-        self.final = ""
-        self._count = 0
-        self._bytes = 0
-        self._seconds = 0.0
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        directory: str,
+        key: str,
+        inputs: dict[str, str],
+        trainer: Trainer,
+        meter: Meter,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.trainer, self.meter, self.say = config, trainer, meter, say
+        model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
+        self.saver = Checkpointer(store, directory, config.checkpoint, model, key, asdict(config), inputs, say)
+        self._last = time.monotonic()
+
+    @property
+    def final(self) -> str:
+        """Path of the newest committed checkpoint, '' where there is none."""
+        return self.saver.newest or ""
 
     def resume(self) -> None:
-        """Continue from the newest committed checkpoint of the same key, unless ``force`` starts anew."""
-        found = None if self.config.force else latest(self.store, self.directory)
-        if found is None or found.key != self.key:
+        """Continue from the newest whole checkpoint of this training, unless ``force`` starts anew. Collective."""
+        state = None if self.config.force else self.saver.resume()
+        if state is None:
             return
-        dense: dict[str, Tensor] = dict(self.trainer.dense)
-        optimizer = self.trainer.optimizers.dense
-        state = restore(self.store, found, rows=self.trainer.rows, dense=dense, optimizer=optimizer)
         self.trainer.steps = state.step
-        self.final = found.path
+        self.meter.load(state.windows)
+        if state.rng is not None:
+            torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
+        if dist.get_rank() == 0:
+            self.say(f"resumed from {self.final} after step {state.step:,}")
 
-    def save(self, per_epoch: int, samples: int) -> None:
-        """Commit a checkpoint of the trainer's state, then drop old ones. Collective."""
+    def due(self, step: int) -> bool:
+        """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""
+        every = self.config.checkpoint.every_steps
+        return every is not None and step % every == 0
+
+    def late(self) -> bool:
+        """Whether by this rank's clock ``checkpoint.every_minutes`` have passed since the last one."""
+        minutes = self.config.checkpoint.every_minutes
+        return minutes is not None and time.monotonic() - self._last >= 60 * minutes
+
+    def save(self, per_epoch: int, samples: int, *, final: bool = False, grace: float | None = None) -> None:
+        """Take a checkpoint of the trainer's state. Collective.
+
+        ``final``: the result of the run; ``grace``: it must be committed in that many seconds (TimeoutError). In both
+        cases it is committed on return.
+        """
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
-        path = checkpoint_path(self.directory, step)
-        began = time.perf_counter()
-        artifact = save(
-            self.store,
-            path,
-            state=TrainState(step=step, epoch=epoch, next_batch=batch, samples=samples),
-            rows=self.trainer.rows,
-            dense=dict(self.trainer.dense),
-            optimizer=self.trainer.optimizers.dense,
-            key=self.key,
-            config={"model": asdict(self.config.model), "train": asdict(self.config.train), "seed": self.config.seed},
-        )
-        if dist.get_rank() == 0:
-            prune(self.store, self.directory, self.config.checkpoint.keep_last)
-        self._seconds += time.perf_counter() - began
-        self._count += 1
-        self._bytes += sum(entry.bytes for entry in artifact.files.values())
-        self.final = path
+        train = self.config.train
+        schedule = {"lr": train.lr, "sparse_lr": train.sparse_lr, "warmup_steps": train.warmup_steps}
+        state = TrainState(
+            step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
+            windows=self.meter.state(), rng=_all_rng_states(),
+        )  # fmt: skip
+        self.saver.save(state, final=final, wait=final or grace is not None, timeout=grace)
+        self._last = time.monotonic()
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """``checkpoint`` of result.json for a session of ``seconds``; full checkpoints cost what they are worth."""
+        """``checkpoint`` of result.json for a session of ``seconds``."""
+        figures = self.saver.figures
         return {
-            "count": self._count,
-            "bytes_written": self._bytes,
-            "bytes_full_equivalent": self._bytes,
-            "stall_share": self._seconds / seconds,
+            "count": figures.count,
+            "bytes_written": figures.bytes_written,
+            "bytes_full_equivalent": figures.bytes_full_equivalent,
+            "stall_share": figures.stalled / seconds,
         }
+
+
+def _all_rng_states() -> Tensor:
+    """Every rank's ``torch.get_rng_state()``: uint8 [world size, bytes]. Collective."""
+    own = torch.get_rng_state()
+    if dist.get_world_size() == 1:
+        return own[None]
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else own.device
+    states = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
+    dist.all_gather(states, own.to(device))
+    return torch.stack(states).cpu()
 
 
 def load_weights(store: Store, path: str, rows: RowAccess, dense: dict[str, nn.Parameter]) -> None:
     """Read tables and dense parameters of the checkpoint at ``path``; ArtifactError where it is missing or corrupt."""
-    restore(store, store.get(path, "train"), rows=rows, dense=dict(dense), weights_only=True)
+    restore(store, store.get(path, "train"), Target(rows, dict(dense), states=False))

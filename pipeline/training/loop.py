@@ -16,6 +16,7 @@ import torch.distributed as dist
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.contracts import Plan
+from pipeline.errors import ArtifactError, LaunchError
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
@@ -23,35 +24,47 @@ from pipeline.training.guards import check_collapse, check_finite, check_paramet
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
+from pipeline.training.signals import STOP, Agreement
 from pipeline.training.trainer import Trainer
 
 OnInterval = Callable[[dict[str, Any]], None]
 
 
 def train(
-    config: Config, store: Store, dataset: Artifact, plan: Plan, checkpoints: str, key: str, on_interval: OnInterval
+    config: Config,
+    store: Store,
+    dataset: Artifact,
+    plan: Plan,
+    checkpoints: str,
+    key: str,
+    on_interval: OnInterval,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
 
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
-    record on rank 0 every ``log_every_steps`` steps. Returns {"train", "checkpoint", "final"}: figures of this
-    session (rates) and of the whole training (samples, steps), and the path of the last checkpoint.
-    Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit.
+    record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens.
+    Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
+    steps), and the path of the last checkpoint.
+    Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
+    LaunchError after a SIGTERM (with a checkpoint committed first).
     """
     device = connect(config)
     with shared_failure():
         split = SplitReader(store, dataset, "train")
         trainer = Trainer(config, split.schema, plan, device)
-        saver = Checkpoints(config, store, checkpoints, key, trainer)
+        meter = Meter(config.train.guard.window_steps)
+        inputs = {"dataset": dataset.key}
+        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say)
         saver.resume()
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        run = _Run(config, trainer, saver, order, split, on_interval)
+        run = _Run(config, trainer, saver, meter, order, split, on_interval)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
-        with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step:
-            run.loop(reader, after_step)
+        with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
+            run.loop(reader, after_step, agreement)
         return run.summary()
 
 
@@ -62,6 +75,7 @@ class _Run:
     config: Config
     trainer: Trainer
     saver: Checkpoints
+    meter: Meter
     order: Order
     split: SplitReader
     on_interval: OnInterval
@@ -77,7 +91,6 @@ class _Run:
         if self.config.train.max_steps is not None:
             self.total = min(self.total, self.config.train.max_steps)
         self.first = self.trainer.steps
-        self.meter = Meter(self.config.train.guard.window_steps)
         return BatchReader(
             self.split,
             self.order,
@@ -86,22 +99,39 @@ class _Run:
             prefetch=self.config.train.prefetch_batches,
         )
 
-    def loop(self, reader: BatchReader, after_step: Callable[[], None]) -> None:
+    def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the steps that are left; a checkpoint is written only of a state the guards have passed."""
         self.began, self.reader = time.perf_counter(), reader
         batches = itertools.islice(reader, self.total - self.first)
-        every = self.config.checkpoint.every_steps
         while self.trainer.steps < self.total:
             self.meter.add(self.trainer.step(batches))
             after_step()
             step = self.trainer.steps
-            saving = step == self.total or (every is not None and step % every == 0)
+            agreed = agreement.step(save=self.saver.late())
+            last = step == self.total
+            saving = last or agreed > 0 or self.saver.due(step)
             if saving or self.meter.steps == self.config.train.log_every_steps:
                 self._close_interval()
             if saving:
                 check_parameters(self.trainer.rows, self.trainer.dense, step, self.config.train)
-                self.saver.save(self.per_epoch, self._samples(step))
+                self._save(final=last, stopping=agreed == STOP and not last)
         self.seconds = time.perf_counter() - self.began
+
+    def _save(self, final: bool, stopping: bool) -> None:
+        """Take a checkpoint; ``stopping``: the run was told to end, so it is committed first, within the grace time."""
+        step, grace = self.trainer.steps, self.config.checkpoint.grace_seconds
+        if not stopping:
+            self.saver.save(self.per_epoch, self._samples(step), final=final)
+            return
+        try:
+            self.saver.save(self.per_epoch, self._samples(step), grace=grace)
+            what = f"its checkpoint {self.saver.final} is committed"
+        except (TimeoutError, ArtifactError) as error:
+            what = f"no checkpoint could be taken in time ({error}); the newest is {self.saver.final or 'none'}"
+        raise LaunchError(
+            f"training was told to stop (SIGTERM) after step {step}; {what}",
+            hint="the same command again goes on from there",
+        )
 
     def _close_interval(self) -> None:
         step, train = self.trainer.steps, self.config.train

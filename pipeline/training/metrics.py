@@ -87,6 +87,14 @@ class Meter:
         """Whether ``window`` spans ``window_steps`` steps already."""
         return sum(steps for steps, _ in self._window) >= self.window_steps
 
+    def state(self) -> list[list[float]]:
+        """The window as plain data, for a checkpoint; ``load`` takes it back."""
+        return [[steps, *sums.as_list()] for steps, sums in self._window]
+
+    def load(self, state: list[list[float]]) -> None:
+        """Go on with the window of an earlier session."""
+        self._window = deque((int(steps), Sums(*figures)) for steps, *figures in state)
+
     def close(self, waited: float) -> tuple[Sums, float, float]:
         """End the interval: (its sums over all ranks, its seconds, the share spent waiting for data on this rank).
 

@@ -1,0 +1,57 @@
+"""What the ranks of the checkpointer tests run."""
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint import Checkpointer, Model, TrainState
+from pipeline.config import CheckpointConfig
+from pipeline.embeddings import TouchedRows, dense_parameters
+from tests.embeddings.cases import make, shards_to_tensors, train
+from tests.embeddings.ranks import plan_for
+
+LAST = 6
+
+
+def checkpointer(folder, dmp, access, **settings):
+    dense = dense_parameters(dmp)
+    model = Model(access, TouchedRows(dmp), dense, None)
+    config = CheckpointConfig(**{"quantise": "fp32", "chunk_mib": 0.001, "keep_last": 50, **settings})
+    said = []
+    saver = Checkpointer(Store(str(folder / "store")), "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append)
+    return saver, said
+
+
+def write(folder, kinds, name, steps, settings):
+    """Train ``LAST`` steps with a checkpoint after each of ``steps``; leave the tables at the end."""
+    dmp, access = make(plan_for(kinds, dist.get_world_size()))
+    saver, _ = checkpointer(folder, dmp, access, **settings)
+    for step in range(LAST):
+        train(dmp, step, step + 1)
+        if step + 1 in steps:
+            assert saver.save(TrainState(step=step + 1, rng=torch.get_rng_state()))
+            if step + 1 == max(steps):
+                saver.close()
+                save_file(shards_to_tensors(access), folder / f"{name}-saved-{dist.get_rank()}.safetensors")
+    save_file(shards_to_tensors(access), folder / f"{name}-end-{dist.get_rank()}.safetensors")
+
+
+def resume(folder, kinds, name, settings, expected):
+    """Restore into a model drawn from another seed, train to the end, leave the tables and save once more."""
+    dmp, access = make(plan_for(kinds, dist.get_world_size()), seed=77)
+    saver, said = checkpointer(folder, dmp, access, **settings)
+    state = saver.resume()
+    assert state.step == expected, said
+    save_file(shards_to_tensors(access), folder / f"{name}-restored-{dist.get_rank()}.safetensors")
+    train(dmp, state.step, LAST)
+    saver.save(TrainState(step=LAST), wait=True)
+    save_file(shards_to_tensors(access), folder / f"{name}-again-{dist.get_rank()}.safetensors")
+    again, access2 = make(plan_for(kinds, dist.get_world_size()), seed=78)
+    saver, _ = checkpointer(folder, again, access2, **settings)
+    assert saver.resume().step == LAST
+    for one, two in zip(access.local_shards(), access2.local_shards(), strict=True):
+        assert torch.equal(one.weight, two.weight), one.table
+        assert torch.equal(one.state["adagrad_sum"], two.state["adagrad_sum"]), one.table
+    if dist.get_rank() == 0:
+        (folder / f"{name}-said.txt").write_text("\n".join(said))

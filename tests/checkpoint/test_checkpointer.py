@@ -1,0 +1,89 @@
+"""Chains of differences restore bit for bit into other world sizes and shardings; a damaged one falls back."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint import committed
+from tests.checkpoint.chain_runs import resume, write
+from tests.embeddings.cases import DIM, ROWS
+from tests.embeddings.ranks import spawn
+
+POLICIES = ["intermittent", "one_shot", "consecutive", "full"]
+MIXED = ["row_wise", "data_parallel", "table_wise"]
+
+
+def tables(folder, stem, world):
+    """Whole tables and sums from all ranks' shards."""
+    weights = {name: torch.full((rows, DIM), float("nan")) for name, rows in ROWS.items()}
+    sums = {name: torch.full((rows,), float("nan")) for name, rows in ROWS.items()}
+    for rank in range(world):
+        for key, tensor in load_file(folder / f"{stem}-{rank}.safetensors").items():
+            table, row, column, what = key.split("|")
+            part = slice(int(row), int(row) + tensor.shape[0])
+            if what == "weight":
+                weights[table][part, int(column) : int(column) + tensor.shape[1]] = tensor
+            else:
+                sums[table][part] = tensor
+    return weights, sums
+
+
+def same(one, two, **close):
+    for name in ROWS:
+        for a, b in zip(one, two, strict=True):
+            if close:
+                torch.testing.assert_close(a[name], b[name], **close)
+            else:
+                assert torch.equal(a[name], b[name]), name
+
+
+def run(function, world, folder, *args):
+    (folder / "rendezvous").unlink(missing_ok=True)
+    spawn(function, world, folder, *args)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_chain_restores_bit_for_bit_on_one_rank(tmp_path, policy):
+    settings = {"policy": policy}
+    run(write, 1, tmp_path, "table_wise", "a", [1, 2, 3, 4], settings)
+    run(resume, 1, tmp_path, "row_wise", "b", settings, 4)
+    same(tables(tmp_path, "a-saved", 1), tables(tmp_path, "b-restored", 1))
+    same(tables(tmp_path, "a-end", 1), tables(tmp_path, "b-again", 1))
+
+
+@pytest.mark.parametrize(("world", "kinds"), [(2, MIXED), (1, "table_wise"), (3, "row_wise")])
+def test_two_ranks_restore_into_other_world_sizes(tmp_path, world, kinds):
+    settings = {"policy": "one_shot"}
+    run(write, 2, tmp_path, MIXED, "a", [2, 3, 4], settings)
+    run(resume, world, tmp_path, kinds, "b", settings, 4)
+    same(tables(tmp_path, "a-saved", 2), tables(tmp_path, "b-restored", world))
+    if world == 2:
+        same(tables(tmp_path, "a-end", 2), tables(tmp_path, "b-again", 2))
+    else:
+        same(tables(tmp_path, "a-end", 2), tables(tmp_path, "b-again", world), rtol=0, atol=1e-6)
+
+
+def test_a_damaged_difference_falls_back_to_the_one_before_it_and_says_so(tmp_path):
+    settings = {"policy": "one_shot"}
+    run(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], settings)
+    file = sorted((tmp_path / "store/ck/step-00000003/rows/a").iterdir())[0]
+    data = bytearray(file.read_bytes())
+    data[-1] ^= 1
+    file.write_bytes(data)
+    run(resume, 1, tmp_path, "table_wise", "b", settings, 2)
+    said = (tmp_path / "b-said.txt").read_text()
+    assert "step-00000003 cannot be used, going back to the one before it" in said
+    assert "is corrupt" in said
+    same(tables(tmp_path, "a-end", 1), tables(tmp_path, "b-again", 1))
+
+
+def test_quantised_differences_hold_only_touched_rows_and_stay_close(tmp_path):
+    settings = {"policy": "one_shot", "quantise": "8", "state": "bf16"}
+    run(write, 1, tmp_path, "table_wise", "a", [1, 2], settings)
+    base, difference = committed(Store(str(tmp_path / "store")), "ck")
+    assert (base.summary["type"], difference.summary["type"]) == ("baseline", "difference")
+    assert difference.summary["parents"] == ["step-00000001"]
+    assert difference.summary["rows"] < base.summary["rows"] == sum(ROWS.values())
+    store = Store(str(tmp_path / "store"))
+    assert all(store.read_json("ck/step-00000002/index.json")["tables"][n]["rows"] == r for n, r in ROWS.items())
