@@ -192,6 +192,8 @@ class BatchReader:
         parts: list[tuple[np.ndarray, Columns]] = []
         for start, rows, columns, order in self._windows(pool, epoch, batch * self.order.global_batch):
             cuts = self._cuts(batch, start, start + rows)
+            if not any(len(cut.inside) for cut in cuts):
+                continue
             # One gather for the whole window: each source column stays in the cache while it is read at random.
             mine = take(columns, order[np.concatenate([cut.positions[cut.inside] - start for cut in cuts])])
             at = 0

@@ -77,6 +77,13 @@ def test_ranks_together_take_the_same_global_batches(tmp_path, world, columns):
             assert [v.tolist() for v in got] == [v.tolist() for v in want]
 
 
+def test_windows_that_hold_nothing_of_a_rank_are_skipped(split):
+    options = {"shuffle": False, "global_batch": 130, "world_size": 2}
+    ranks = [batches(split, order(rank=r, **options)) for r in range(2)]
+    seen = [row for pair in zip(*ranks, strict=True) for batch in pair for row in row_numbers(batch, 1000)]
+    assert seen == list(range(1000))
+
+
 def test_padding_repeats_the_first_row_at_weight_zero(split):
     last = batches(split, order())[-1]
     pad = last.weights == 0

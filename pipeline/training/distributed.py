@@ -1,0 +1,122 @@
+"""Ranks: the process group, what they agree on, and how a failure of one reaches the others.
+
+A rank that fails leaves its error in the group's key-value store; the others, whose next collective then
+breaks, look there and raise the same error instead of a broken connection.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from pipeline.checkpoint.ranks import exchange
+from pipeline.config import Config
+from pipeline.errors import ConfigError, NightjarError
+
+_FAILURE = "nightjar/failure"
+
+
+def connect(config: Config) -> torch.device:
+    """Join the process group (gloo on CPU, NCCL on CUDA) and return this rank's device; threads are set too.
+
+    Rank and world size come from torchrun; without it this process is the only rank. The group stays up until
+    the process ends. ConfigError where the ranks or devices at hand are not those of ``hardware``.
+    """
+    device = _device(config)
+    if device.type == "cpu":
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        torch.set_num_threads(config.train.threads_per_rank or max(1, cores // config.hardware.ranks_per_host))
+        torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
+    if not dist.is_initialized():
+        backend = "gloo" if device.type == "cpu" else "nccl"
+        if "RANK" in os.environ:  # torchrun's contract
+            dist.init_process_group(backend, timeout=timedelta(minutes=30))
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        atexit.register(_disconnect)
+    if dist.get_world_size() != config.world_size:
+        raise ConfigError(
+            f"{dist.get_world_size()} ranks are running, but hardware.hosts * hardware.ranks_per_host is "
+            f"{config.world_size}",
+            hint=f"hardware.hosts=1 hardware.ranks_per_host={dist.get_world_size()}",
+        )
+    return device
+
+
+def _device(config: Config) -> torch.device:
+    if config.hardware.device == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("hardware.device is cuda, but this machine shows no CUDA device", hint="hardware=laptop")
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _disconnect() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def add_up(values: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks, in place."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def largest(values: torch.Tensor) -> torch.Tensor:
+    """The elementwise maximum over all ranks, in place."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+    return values
+
+
+def first_message(message: tuple[int, str] | None) -> str:
+    """Of the ranks' (step, text) the text of the earliest step, then lowest rank. Collective; '' where none has one."""
+    found = [(entry[0], entry[1]) for entry in exchange(message) if entry]
+    return min(found, key=lambda entry: entry[0], default=(0, ""))[1]
+
+
+@contextmanager
+def shared_failure() -> Iterator[None]:
+    """Raise on every rank the NightjarError that one of them met, whatever broke on the others because of it."""
+    try:
+        yield
+    except NightjarError as error:
+        _tell(error)
+        raise
+    except RuntimeError as error:
+        told = _told()
+        if told is None:
+            raise
+        raise told from error
+
+
+def _store() -> dist.Store | None:
+    return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+
+
+def _tell(error: NightjarError) -> None:
+    store = _store()
+    if store is not None and dist.get_world_size() > 1:
+        store.set(_FAILURE, json.dumps(error.to_json()))
+
+
+def _told() -> NightjarError | None:
+    store = _store()
+    if store is None or dist.get_world_size() == 1:
+        return None
+    try:
+        if not store.check([_FAILURE]):
+            return None
+        return NightjarError.from_json(json.loads(store.get(_FAILURE)))
+    except RuntimeError:  # the rank that kept the store is gone too
+        return None

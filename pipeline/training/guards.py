@@ -1,0 +1,77 @@
+"""Training guards: when a run must stop itself, with the same error on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from pipeline.config import TrainConfig
+from pipeline.embeddings import RowAccess
+from pipeline.errors import GuardError
+from pipeline.training.distributed import add_up, first_message
+from pipeline.training.metrics import Meter, Sums
+
+SCAN_ROWS = 1 << 18
+
+
+def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[], tuple[int, str]]) -> None:
+    """Stop where an interval held a logit or loss that is not finite; ``fault`` names this rank's finding.
+
+    ``sums`` are equal on all ranks, so all stop together.
+    """
+    if not sums.bad:
+        return
+    raise GuardError(
+        f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.rows:.0f} rows): the first part that "
+        f"is not finite is {first_message(fault())}",
+        hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps="
+        f"{max(100, 2 * config.warmup_steps)}, or train.precision=fp32",
+    )
+
+
+def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
+    """Stop where the predictions of the window say nothing: all alike, or worse than the window's base rate."""
+    guard, window = config.guard, meter.window
+    if not guard.collapse or step < guard.collapse_after_steps or not meter.window_full:
+        return
+    over = f"over the {window.rows:.0f} rows before step {step}"
+    go_on = "train.guard.collapse=false to go on"
+    if window.logit_std < guard.min_logit_std:
+        raise GuardError(
+            f"predictions have collapsed: the standard deviation of the logits is {window.logit_std:.3g} {over}, "
+            f"expected at least train.guard.min_logit_std={guard.min_logit_std:g}",
+            hint=f"train.lr={config.lr / 4:g}, or {go_on}",
+        )
+    if window.ne is not None and window.ne >= guard.max_window_ne:
+        raise GuardError(
+            f"the model does not learn: NE is {window.ne:.4f} {over}, expected below "
+            f"train.guard.max_window_ne={guard.max_window_ne:g} (1 is the base rate alone)",
+            hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or {go_on}",
+        )
+
+
+def check_parameters(rows: RowAccess, dense: dict[str, torch.nn.Parameter], step: int, config: TrainConfig) -> None:
+    """Before a checkpoint: stop where the last update left a table or layer that is not finite. Collective."""
+    fault = _spoilt_table(rows) or _spoilt_layer(dense)
+    flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
+    if add_up(flag).item():
+        name = first_message((0, fault) if fault else None)
+        raise GuardError(
+            f"{name} is not finite after step {step}; no checkpoint was written",
+            hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}",
+        )
+
+
+def _spoilt_table(rows: RowAccess) -> str | None:
+    for shard in rows.local_shards():
+        for start in range(0, shard.rows, SCAN_ROWS):
+            good = torch.isfinite(shard.weight[start : start + SCAN_ROWS]).all(dim=1)
+            if not good.all():
+                return f"table {shard.table!r} row {shard.row + start + int(good.long().argmin())}"
+    return None
+
+
+def _spoilt_layer(dense: dict[str, torch.nn.Parameter]) -> str | None:
+    bad = (name for name, value in dense.items() if not torch.isfinite(value).all())
+    return next((f"layer parameter {name!r}" for name in bad), None)

@@ -1,0 +1,155 @@
+"""The training run: from a dataset and a plan to a committed checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config
+from pipeline.contracts import Plan
+from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.distributed import add_up, connect, largest, shared_failure
+from pipeline.training.guards import check_collapse, check_finite, check_parameters
+from pipeline.training.metrics import Meter
+from pipeline.training.parquet import SplitReader
+from pipeline.training.profiling import debugging
+from pipeline.training.trainer import Trainer
+
+OnInterval = Callable[[dict[str, Any]], None]
+
+
+def train(
+    config: Config, store: Store, dataset: Artifact, plan: Plan, checkpoints: str, key: str, on_interval: OnInterval
+) -> dict[str, Any]:
+    """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
+
+    Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
+    record on rank 0 every ``log_every_steps`` steps. Returns {"train", "checkpoint", "final"}: figures of this
+    session (rates) and of the whole training (samples, steps), and the path of the last checkpoint.
+    Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit.
+    """
+    device = connect(config)
+    with shared_failure():
+        split = SplitReader(store, dataset, "train")
+        trainer = Trainer(config, split.schema, plan, device)
+        saver = Checkpoints(config, store, checkpoints, key, trainer)
+        saver.resume()
+        order = Order(
+            key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
+            window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
+        )  # fmt: skip
+        run = _Run(config, trainer, saver, order, split, on_interval)
+        trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
+        with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step:
+            run.loop(reader, after_step)
+        return run.summary()
+
+
+@dataclass
+class _Run:
+    """The loop around the steps: intervals, guards, checkpoints."""
+
+    config: Config
+    trainer: Trainer
+    saver: Checkpoints
+    order: Order
+    split: SplitReader
+    on_interval: OnInterval
+
+    @property
+    def per_epoch(self) -> int:
+        """Global batches in an epoch."""
+        return -(-self.split.rows // self.order.global_batch)
+
+    def open_reader(self) -> BatchReader:
+        """The batches from the trainer's position on."""
+        self.total = self.config.train.epochs * self.per_epoch
+        if self.config.train.max_steps is not None:
+            self.total = min(self.total, self.config.train.max_steps)
+        self.first = self.trainer.steps
+        self.meter = Meter(self.config.train.guard.window_steps)
+        return BatchReader(
+            self.split,
+            self.order,
+            epochs=self.config.train.epochs,
+            start=divmod(self.first, self.per_epoch),
+            prefetch=self.config.train.prefetch_batches,
+        )
+
+    def loop(self, reader: BatchReader, after_step: Callable[[], None]) -> None:
+        """Take the steps that are left; a checkpoint is written only of a state the guards have passed."""
+        self.began, self.reader = time.perf_counter(), reader
+        batches = itertools.islice(reader, self.total - self.first)
+        every = self.config.checkpoint.every_steps
+        while self.trainer.steps < self.total:
+            self.meter.add(self.trainer.step(batches))
+            after_step()
+            step = self.trainer.steps
+            saving = step == self.total or (every is not None and step % every == 0)
+            if saving or self.meter.steps == self.config.train.log_every_steps:
+                self._close_interval()
+            if saving:
+                check_parameters(self.trainer.rows, self.trainer.dense, step, self.config.train)
+                self.saver.save(self.per_epoch, self._samples(step))
+        self.seconds = time.perf_counter() - self.began
+
+    def _close_interval(self) -> None:
+        step, train = self.trainer.steps, self.config.train
+        steps = self.meter.steps
+        sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
+        check_finite(sums, step, train, self.trainer.head.first_fault)
+        if dist.get_rank() == 0:
+            elapsed = time.perf_counter() - self.began
+            self.on_interval(
+                {
+                    "step": step,
+                    "steps_total": self.total,
+                    "samples": self._samples(step),
+                    "samples_per_s": sums.rows / seconds,
+                    "data_wait_share": waited,
+                    "loss": sums.mean_loss,
+                    "ne_window": self.meter.window.ne,
+                    "eta_seconds": elapsed / (step - self.first) * (self.total - step),
+                    "lr": self.trainer.lr,
+                    "seconds": elapsed,
+                    "step_ms": 1000 * seconds / steps,
+                }
+            )
+        check_collapse(self.meter, step, train)
+
+    def _samples(self, steps: int) -> int:
+        epochs, rest = divmod(steps, self.per_epoch)
+        return epochs * self.split.rows + rest * self.order.global_batch
+
+    def summary(self) -> dict[str, Any]:
+        """What ``train`` returns, the same on every rank."""
+        device = next(iter(self.trainer.dense.values())).device
+        seconds = max(self.seconds, 1e-9)
+        peak = largest(torch.tensor([_peak_rss()], dtype=torch.float64, device=device)).item()
+        waited = add_up(torch.tensor([self.reader.wait_seconds], dtype=torch.float64, device=device)).item()
+        figures = {
+            "samples": self._samples(self.trainer.steps),
+            "steps": self.trainer.steps,
+            "seconds": seconds,
+            "samples_per_s": (self._samples(self.trainer.steps) - self._samples(self.first)) / seconds,
+            "data_wait_share": waited / dist.get_world_size() / seconds,
+            "peak_rss_bytes": int(peak),
+            "world_size": dist.get_world_size(),
+        }
+        return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}
+
+
+def _peak_rss() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,115 @@
+"""What a training interval reports: kept as references while steps run, computed and summed over ranks at its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.training.distributed import add_up
+from pipeline.training.model import Output
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the real rows of some steps, all ranks together. ``bad``: rows whose logit is not finite."""
+
+    rows: float = 0.0
+    positives: float = 0.0
+    loss: float = 0.0
+    logit: float = 0.0
+    logit_square: float = 0.0
+    bad: float = 0.0
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(*(a + b for a, b in zip(self.as_list(), other.as_list(), strict=True)))
+
+    def as_list(self) -> list[float]:
+        """The figures in the order of the fields."""
+        return [self.rows, self.positives, self.loss, self.logit, self.logit_square, self.bad]
+
+    @property
+    def mean_loss(self) -> float:
+        """Log loss per row."""
+        return self.loss / self.rows if self.rows else math.nan
+
+    @property
+    def ne(self) -> float | None:
+        """Normalised entropy: log loss over the entropy of these rows' base rate; None for rows of one class."""
+        rate = self.positives / self.rows if self.rows else 0.0
+        if not 0.0 < rate < 1.0:
+            return None
+        return self.mean_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+
+    @property
+    def logit_std(self) -> float:
+        """Standard deviation of the logits."""
+        if not self.rows:
+            return math.nan
+        mean = self.logit / self.rows
+        return math.sqrt(max(self.logit_square / self.rows - mean * mean, 0.0))
+
+
+class Meter:
+    """Collects the outputs of steps; ``close`` sums them over all ranks (the one collective of an interval)."""
+
+    def __init__(self, window_steps: int) -> None:
+        self.window_steps = window_steps
+        self._outputs: list[Output] = []
+        self._window: deque[tuple[int, Sums]] = deque()
+        self._began = time.perf_counter()
+        self._waited = 0.0
+
+    def add(self, output: Output) -> None:
+        """Keep one step's (logits, labels, weights)."""
+        self._outputs.append(output)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the interval so far."""
+        return len(self._outputs)
+
+    @property
+    def window(self) -> Sums:
+        """The last intervals that make up at least ``window_steps`` steps."""
+        total = Sums()
+        for _, sums in self._window:
+            total = total + sums
+        return total
+
+    @property
+    def window_full(self) -> bool:
+        """Whether ``window`` spans ``window_steps`` steps already."""
+        return sum(steps for steps, _ in self._window) >= self.window_steps
+
+    def close(self, waited: float) -> tuple[Sums, float, float]:
+        """End the interval: (its sums over all ranks, its seconds, the share spent waiting for data on this rank).
+
+        ``waited``: seconds waited for data since the start of training.
+        """
+        steps, sums = self.steps, _sums(self._outputs)
+        self._outputs = []
+        self._window.append((steps, sums))
+        while sum(count for count, _ in self._window) - self._window[0][0] >= self.window_steps:
+            self._window.popleft()
+        now = time.perf_counter()
+        seconds, share = now - self._began, (waited - self._waited) / max(now - self._began, 1e-9)
+        self._began, self._waited = now, waited
+        return sums, seconds, share
+
+
+def _sums(outputs: list[Output]) -> Sums:
+    logits, labels, weights = (torch.cat(parts) for parts in zip(*outputs, strict=True))
+    real = weights > 0
+    logits, labels = logits[real], labels[real]
+    losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    figures: list[Tensor] = [
+        real.sum(), labels.sum(dtype=torch.float64), losses.sum(dtype=torch.float64), logits.sum(dtype=torch.float64),
+        logits.double().square().sum(), (~torch.isfinite(logits)).sum(),
+    ]  # fmt: skip
+    return Sums(*add_up(torch.stack([figure.double() for figure in figures])).tolist())

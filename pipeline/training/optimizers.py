@@ -1,0 +1,56 @@
+"""All optimizers of a model as one, with the linear warm-up of both learning rates."""
+
+from __future__ import annotations
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.config import TrainConfig
+from pipeline.embeddings import dense_parameters, dense_table_optimizer, set_sparse_lr
+
+
+class Optimizers:
+    """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
+
+    The fused table optimizer works inside the backward pass; Adam(W) or Adagrad for the dense part and the
+    data-parallel tables' Adagrad work in ``step``. ``dense`` is the dense part's optimizer.
+    """
+
+    def __init__(self, dmp: DistributedModelParallel, config: TrainConfig) -> None:
+        self._dmp, self._config = dmp, config
+        self.dense = _dense_optimizer(list(dense_parameters(dmp).values()), config)
+        self._factor = 0.0
+        self._tables = dense_table_optimizer(dmp)
+        self._parts = [self.dense, *([self._tables] if self._tables else [])]
+
+    def set_step(self, step: int) -> float:
+        """Set the learning rates for training step ``step`` (from 0); returns the dense one."""
+        warmup = self._config.warmup_steps
+        factor = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        for group in self.dense.param_groups:
+            group["lr"] = self._config.lr * factor
+        if factor != self._factor:
+            self._factor = factor
+            set_sparse_lr(self._dmp, self._config.sparse_lr * factor)
+        return self._config.lr * factor
+
+    def zero_grad(self) -> None:
+        """Drop the gradients of the last step."""
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """Apply the gradients of the last backward pass."""
+        for part in self._parts:
+            part.step()
+
+
+def _dense_optimizer(parameters: list[torch.nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
+    if config.dense_optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=_fused(parameters))
+    return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+
+
+def _fused(parameters: list[torch.nn.Parameter]) -> bool:
+    """PyTorch's fused Adagrad exists for the CPU only."""
+    return all(parameter.device.type == "cpu" for parameter in parameters)

@@ -1,0 +1,71 @@
+"""Predictions of a checkpoint for every held-out row, in row order, the same on any number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config
+from pipeline.contracts import LABEL, Plan
+from pipeline.embeddings import RowAccess, dense_parameters, shard_model
+from pipeline.training.checkpoints import load_weights
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.distributed import connect, shared_failure
+from pipeline.training.model import TABLES, build
+from pipeline.training.parquet import SplitReader
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Labels, logits and (where known) true click probabilities of all test rows, float32 [rows], in row order."""
+
+    labels: np.ndarray
+    logits: np.ndarray
+    true_probability: np.ndarray | None
+
+
+def predict(config: Config, store: Store, dataset: Artifact, plan: Plan, checkpoint: str) -> Predictions | None:
+    """Logits of the checkpoint at path ``checkpoint`` for the dataset's test rows; on rank 0, None elsewhere.
+
+    Every rank calls it. Raises DataError where there are no test rows, ArtifactError for a bad checkpoint.
+    """
+    device = connect(config)
+    with shared_failure():
+        split = SplitReader(store, dataset, "test")
+        order = Order(
+            key=dataset.key, seed=config.seed, global_batch=config.evaluate.global_batch, shuffle=False,
+            rank=dist.get_rank(), world_size=dist.get_world_size(),
+        )  # fmt: skip
+        with BatchReader(split, order) as reader:
+            model = shard_model(build(config, split.schema, device, trained=False), plan, TABLES, device)
+            load_weights(store, checkpoint, RowAccess(model), dense_parameters(model))
+            logits = _run(model, reader, device)
+        gathered = _gather(logits)
+        if gathered is None:
+            return None
+        return Predictions(split.column(LABEL), _in_row_order(gathered, order, split.rows), split.true_probability())
+
+
+@torch.no_grad()
+def _run(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> torch.Tensor:
+    """This rank's logits, one row per global batch: [batches, b]."""
+    model.eval()
+    return torch.stack([model(batch.to(device))[1][0].float() for batch in reader])
+
+
+def _gather(logits: torch.Tensor) -> torch.Tensor | None:
+    """The logits of all ranks on rank 0: [batches, W, b]."""
+    parts = [torch.empty_like(logits) for _ in range(dist.get_world_size())] if dist.get_rank() == 0 else None
+    dist.gather(logits, parts)
+    return torch.stack(parts, dim=1) if parts else None
+
+
+def _in_row_order(logits: torch.Tensor, order: Order, rows: int) -> np.ndarray:
+    """Drop the padding: keep ``global_batch`` places of each batch, of the last what is left of ``rows``."""
+    # The ranks' slices follow each other; padding lies behind the batch's last row only.
+    flat = logits.flatten(1)[:, : order.global_batch].flatten()
+    return flat[:rows].cpu().numpy()

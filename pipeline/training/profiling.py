@@ -1,0 +1,55 @@
+"""``debug.anomaly`` and ``debug.profile_steps``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from pipeline.artifacts import Store
+from pipeline.config import DebugConfig
+from pipeline.errors import GuardError
+
+WARM_UP_STEPS = 3
+
+
+@contextmanager
+def debugging(config: DebugConfig, store: Store, trace: str) -> Iterator[Callable[[], None]]:
+    """Gives the function to call after each step; a trace of ``profile_steps`` steps is stored at ``trace``.
+
+    With ``anomaly``, a gradient that is not finite raises GuardError naming the operation it came from.
+    """
+    with torch.autograd.set_detect_anomaly(config.anomaly), _anomalies(config.anomaly):
+        if not config.profile_steps:
+            yield lambda: None
+            return
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=config.profile_steps, repeat=1)
+        with profile(
+            activities=activities, schedule=plan, on_trace_ready=lambda p: _write(p, store, trace)
+        ) as profiler:
+            yield profiler.step
+
+
+def _write(profiler: profile, store: Store, trace: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        store.write_bytes(trace, file.read_bytes())
+
+
+@contextmanager
+def _anomalies(enabled: bool) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if enabled and "returned nan values" in str(error):
+            raise GuardError(
+                f"debug.anomaly: {error}",
+                hint="the forward call that made it is in the log; debug.anomaly=false to go on",
+            ) from error
+        raise

@@ -1,0 +1,233 @@
+"""Whole training runs on real gloo ranks: one spawn per world size does all cases, the tests look at what it left."""
+
+import hashlib
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+from safetensors.torch import load
+
+from pipeline.artifacts import Store
+from pipeline.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    DebugConfig,
+    EvaluateConfig,
+    GuardConfig,
+    HardwareConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from pipeline.contracts import SparseColumn
+from pipeline.errors import NightjarError
+from pipeline.training import predict, train
+from tests.embeddings.ranks import plan_for, spawn
+from tests.training.dataset import write_dataset
+
+ROWS = {"a": 40, "b": 23, "c": 11}
+RAGGED = (SparseColumn(name="a", rows=40), SparseColumn(name="b", rows=23, multi=True, weighted=True))
+RAGGED += (SparseColumn(name="c", rows=11, multi=True),)
+MIXED = ["table_wise", "row_wise", "data_parallel"]
+
+
+def config(world, **changes):
+    groups = {"checkpoint": CheckpointConfig(), "debug": DebugConfig()}
+    groups |= {name: changes.pop(name) for name in list(changes) if name in groups}
+    guard = GuardConfig(**changes.pop("guard", {}))
+    options = {"global_batch": 250, "epochs": 2, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 5, "guard": guard}
+    return Config(
+        run="r",
+        data=DataConfig(name="t", format="synthetic"),
+        model=ModelConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
+        hardware=HardwareConfig(name="t", ranks_per_host=world),
+        train=TrainConfig(**{**options, "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 4, **changes}),
+        evaluate=EvaluateConfig(global_batch=130),
+        **groups,
+    )
+
+
+def spoil_dense(split, columns):
+    if split == "train":
+        columns["d1"][1234] = np.nan
+
+
+def spoil_row(split, columns):
+    if split == "train":
+        columns["b"][1234] = 23
+
+
+CASES = {
+    "plain": {},
+    "again": {},
+    "stopped": {"then": {"epochs": 2}, "max_steps": 7},
+    "base": {"pipeline": "base"},
+    "data_parallel": {"sharding": "data_parallel"},
+    "mixed": {"sharding": MIXED},
+    "bf16": {"precision": "bf16"},
+    "adagrad": {"dense_optimizer": "adagrad", "checkpoint": CheckpointConfig(every_steps=3, keep_last=3)},
+    "ragged": {"data": {"sparse": RAGGED}, "sharding": "row_wise"},
+    "debug": {"max_steps": 6, "debug": DebugConfig(anomaly=True, profile_steps=2)},
+    "nan_input": {"data": {"spoil": spoil_dense}},
+    "bad_row": {"data": {"spoil": spoil_row}},
+    "explodes": {"lr": 1e38, "epochs": 20},
+    "collapsed": {"guard": {"collapse_after_steps": 8, "window_steps": 4, "min_logit_std": 50.0}},
+    "no_learning": {"lr": 0.0, "sparse_lr": 0.0, "guard": {"collapse_after_steps": 8, "window_steps": 4}},
+    "no_test_rows": {"data": {"test": 0}},
+}
+
+
+def run_cases(folder):
+    logging.disable(logging.WARNING)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for name, case in CASES.items():
+        outcome = run_case(folder / name, world, rank, **case)
+        (folder / f"{name}-rank{rank}.json").write_text(json.dumps(outcome))
+
+
+def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, **changes):
+    columns = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
+    options = {"train": 2110, "test": 700, "sparse": columns, **(data or {})}
+    store, dataset = Store(str(root)), None
+    if rank == 0:
+        store, dataset = write_dataset(root, **options)
+    dist.barrier()
+    dataset = dataset or store.get(f"datasets/t/{'0123456789abcdef' * 2}", "ingest")
+    plan = plan_for(sharding, world, rows=ROWS, dim=8)
+    records, outcome = [], {}
+    try:
+        for settings in [changes, *([{**changes, "max_steps": None, **then}] if then else [])]:
+            current = config(world, **settings)
+            summary = train(current, store, dataset, plan, "runs/r/checkpoints/k", "key", records.append)
+        predictions = predict(current, store, dataset, plan, summary["final"])
+    except NightjarError as error:
+        return {"error": type(error).__name__, "message": str(error), "records": records}
+    final = store.get(summary["final"], "train")
+    outcome = {"summary": summary, "records": records, "names": store.names("runs/r/checkpoints/k")}
+    outcome["digests"] = digests(store, final)
+    outcome["traces"] = [name for name in store.names("runs/r") if name.startswith("trace")]
+    if predictions is not None:
+        logits, labels = predictions.logits.astype(np.float64), predictions.labels
+        loss = np.mean(np.logaddexp(0, logits) - labels * logits)
+        rate = labels.mean()
+        outcome["ne"] = loss / -(rate * np.log(rate) + (1 - rate) * np.log(1 - rate))
+        outcome["rows"] = len(logits)
+        outcome["logits"] = predictions.logits.tolist()
+    return outcome
+
+
+def digests(store, artifact):
+    """SHA-256 of every tensor of a checkpoint: tables, their optimizer state, dense parameters and theirs."""
+    found = {}
+    for name in artifact.files:
+        if name.endswith(".safetensors"):
+            with store.open(f"{artifact.path}/{name}") as source:
+                for key, value in load(source.read()).items():
+                    found[key] = hashlib.sha256(value.numpy().tobytes()).hexdigest()
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """(world size, case name) -> the outcome on each rank."""
+    found = {}
+    for world in (1, 2):
+        folder = tmp_path_factory.mktemp(f"world{world}")
+        spawn(run_cases, world, folder)
+        for name in CASES:
+            ranks = [json.loads((folder / f"{name}-rank{rank}.json").read_text()) for rank in range(world)]
+            found[world, name] = ranks
+    return found
+
+
+def good(outcomes, world, name):
+    first = outcomes[world, name][0]
+    assert "summary" in first, first
+    return first
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_it_learns_and_reports(outcomes, world):
+    outcome = good(outcomes, world, "plain")
+    assert outcome["ne"] < 0.93
+    assert outcome["rows"] == 700
+    figures = outcome["summary"]["train"]
+    assert set(figures) == {
+        "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
+    }  # fmt: skip
+    assert (figures["samples"], figures["steps"], figures["world_size"]) == (4220, 18, world)
+    assert figures["samples_per_s"] == pytest.approx(4220 / figures["seconds"])
+    assert 0 <= figures["data_wait_share"] <= 1
+    assert figures["peak_rss_bytes"] > 100e6
+    assert set(outcome["summary"]["checkpoint"]) == {"count", "bytes_written", "bytes_full_equivalent", "stall_share"}
+    assert [record["step"] for record in outcome["records"]] == [4, 8, 12, 16, 18]
+    assert {"step", "steps_total", "samples", "samples_per_s", "data_wait_share", "loss", "ne_window", "eta_seconds",
+            "lr", "seconds"} <= set(outcome["records"][0])  # fmt: skip
+    assert outcome["records"][-1]["samples"] == 4220
+    assert outcome["records"][-1]["eta_seconds"] == 0
+    assert outcome["records"][0]["lr"] == pytest.approx(0.01 * 4 / 5)
+    assert outcome["records"][1]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("name", ["plain", "data_parallel", "mixed", "ragged", "bf16"])
+def test_one_and_two_ranks_agree(outcomes, name):
+    one, two = good(outcomes, 1, name), good(outcomes, 2, name)
+    assert one["ne"] == pytest.approx(two["ne"], rel=1e-3)
+    assert np.allclose(one["logits"], two["logits"], atol=1e-3 if name != "bf16" else 0.1)
+    assert "ne" not in outcomes[2, name][1]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_identical_runs_give_the_same_bytes(outcomes, world):
+    assert good(outcomes, world, "plain")["digests"] == good(outcomes, world, "again")["digests"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_resumed_run_ends_where_the_whole_one_does(outcomes, world):
+    stopped = good(outcomes, world, "stopped")
+    assert stopped["digests"] == good(outcomes, world, "plain")["digests"]
+    assert stopped["summary"]["train"]["steps"] == 18
+    assert stopped["names"] == ["step-00000007", "step-00000018"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_both_pipelines_and_shardings_train_the_same(outcomes, world):
+    plain = good(outcomes, world, "plain")
+    assert good(outcomes, world, "base")["digests"] == plain["digests"]
+    assert good(outcomes, world, "data_parallel")["ne"] == pytest.approx(plain["ne"], rel=1e-3)
+    assert good(outcomes, world, "mixed")["ne"] == pytest.approx(plain["ne"], rel=1e-3)
+    assert good(outcomes, world, "bf16")["ne"] == pytest.approx(plain["ne"], rel=2e-2)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_checkpoints_every_n_steps_are_pruned(outcomes, world):
+    outcome = good(outcomes, world, "adagrad")
+    assert outcome["names"] == ["step-00000012", "step-00000015", "step-00000018"]
+    assert outcome["summary"]["checkpoint"]["count"] == 6
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_profile_writes_a_trace_per_rank(outcomes, world):
+    assert good(outcomes, world, "debug")["traces"] == [f"trace-rank{rank}.json" for rank in range(world)]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    ("name", "error", "parts"),
+    [
+        ("nan_input", "GuardError", ["the loss is not finite", "dense feature 'd1'", "train.lr="]),
+        ("bad_row", "GuardError", ["table 'b' has rows 0 to 22", "train row 1234", "asks for row 23"]),
+        ("explodes", "GuardError", ["not finite", "train.lr="]),
+        ("collapsed", "GuardError", ["predictions have collapsed", "min_logit_std=50", "train.guard.collapse=false"]),
+        ("no_learning", "GuardError", ["does not learn: NE is", "before step 8", "train.guard.collapse=false"]),
+        ("no_test_rows", "DataError", ["has no test rows", "data.split.test_share"]),
+    ],
+)
+def test_guards_stop_every_rank_with_the_same_error(outcomes, world, name, error, parts):
+    ranks = outcomes[world, name]
+    assert {outcome.get("error") for outcome in ranks} == {error}
+    assert len({outcome["message"] for outcome in ranks}) == 1
+    for part in parts:
+        assert part in ranks[0]["message"]
