@@ -61,7 +61,10 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
         values = generator.random((size, table.dim), dtype=np.float32)
         parts.append(values[max(start - first, 0) : stop - first])
     flat = np.concatenate(parts) if parts else np.empty((0, table.dim), dtype=np.float32)
-    return torch.from_numpy(flat).mul_(2 * bound).sub_(bound)
+    # numpy, not torch: blocks are small, and threads for them would wait for one another.
+    flat *= np.float32(2 * bound)
+    flat -= np.float32(bound)
+    return torch.from_numpy(flat)
 
 
 class RowAccess:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
@@ -118,9 +119,7 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
     return collection
 
 
-def shard_model(
-    model: nn.Module, plan: Plan, module_path: str, device: torch.device, *, static_graph: bool = False
-) -> DistributedModelParallel:
+def shard_model(model: nn.Module, plan: Plan, module_path: str, device: torch.device) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
 
     Call ``apply_fused_optimizer`` on the collection before. TorchRec fills the shards anew on CPU:
@@ -133,7 +132,8 @@ def shard_model(
         module=model,
         device=device,
         plan=to_sharding_plan(plan, module_path),
-        sharders=[EmbeddingBagCollectionSharder()],  # type: ignore[list-item]
+        # A net under check_rows: the kernels' default answers a wrong row number with row 0.
+        sharders=[EmbeddingBagCollectionSharder(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})],  # type: ignore[list-item]
         init_data_parallel=plan.world_size > 1,
     )
     dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]

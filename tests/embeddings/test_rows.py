@@ -58,6 +58,10 @@ def in_one_rank(folder):
     ):
         make(plan_for("table_wise", 1, rows=ROWS | {"a": 11}))
     _fused_rate_reaches_the_next_step(dmp, access)
+    ids, _ = global_batch(0)
+    ids[2][0, 0] = ROWS["long"]
+    with pytest.raises(RuntimeError):
+        dmp(kjt_of(ids))[1].sum().item()
 
 
 def _fused_rate_reaches_the_next_step(dmp, access):
