@@ -85,14 +85,16 @@ def _plan_words(part: Mapping[str, Any], plan: Plan | None, tables: int) -> str:
         for tier in ("hbm", "ddr", "ssd")
         if tiers.get(f"{tier}_bytes")
     ]
-    said = [f"{tables} embedding tables", *sizes]
+    said = [f"{tables} embedding tables"]
+    if sizes:
+        said.append(f"predicted memory of all ranks {', '.join(sizes)}")
     if plan is not None:
         said.insert(0, f"planned for {plan.hardware}")
     if units.known(part.get("predicted_step_ms")):
         said.append(f"predicted embedding step {units.decimal(part['predicted_step_ms'], 3)} ms on the slowest rank")
     if tables > MOST_TABLES:
         said.append(f"the {MOST_TABLES} largest are shown")
-    return escape(", ".join(said) + "; sizes with optimizer state.")
+    return escape(", ".join(said) + "; a table's size counts its optimizer state.")
 
 
 def _plan_row(name: str, table: Mapping[str, Any], known: TablePlan | None, share: float, world: int | None) -> str:

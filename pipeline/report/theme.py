@@ -26,7 +26,8 @@ section { background: var(--card); border: 1px solid var(--edge); border-radius:
   color: var(--idle); background: var(--idle-back); }
 .pill.done, .pill.PASS { color: var(--good); background: var(--good-back); }
 .pill.failed, .pill.HOLD { color: var(--bad); background: var(--bad-back); }
-.error { margin: 0 0 16px; border-color: var(--bad); background: var(--bad-back); color: var(--bad); overflow-wrap: anywhere; }
+.error { margin: 0 0 16px; overflow-wrap: anywhere;
+  border-color: var(--bad); background: var(--bad-back); color: var(--bad); }
 .figures { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(156px, 1fr)); margin: 0; }
 .figures > div { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: 11px 14px; }
 .figures dt { color: var(--soft); font-size: 13px; }
