@@ -125,7 +125,7 @@ class Engine:
         limit = min(max(SEARCH_BUDGET // work, 30), 500)
         return [
             GridSearchProposer(max_proposals=GRID_PROPOSALS),
-            LadderProposer(),
+            LadderProposer(self.topology.world_size),
             Bounded(GreedyProposer(), limit),
             Bounded(GreedyProposer(use_depth=False), limit),
             UniformProposer(),

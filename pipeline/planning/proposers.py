@@ -37,22 +37,22 @@ class Bounded(Proposer):
 class LadderProposer(Proposer):
     """The k largest tables take their least memory a rank, the others their fastest option, for k = 0, 1, 2, 4, ...
 
-    One ladder for each kernel (fused, UVM with a cache, UVM), and each from two starts: every type, or
-    unsplit tables. The last rung spreads every table as thinly as it goes, so a plan is found wherever
-    the most even one fits.
+    Least memory comes in the ways of ``spreads``, the others start from every type or from unsplit
+    tables. The last rungs are the spreads themselves, so a plan is found wherever one of them fits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
         self._proposals: list[list[ShardingOption]] = []
         self._next = 0
 
     def load(self, search_space: list[ShardingOption], enumerator: Enumerator | None = None) -> None:
-        """Lay out all rungs: about 6 log2(tables) of them on a GPU, 2 log2(tables) on a CPU."""
+        """Lay out all rungs: about 12 log2(tables) of them on a GPU, 4 log2(tables) on a CPU."""
         by_table: dict[str, list[ShardingOption]] = {}
         for option in search_space:
             by_table.setdefault(option.name, []).append(option)
         self._next = 0
-        self._proposals = ladders(by_table)
+        self._proposals = ladders(by_table, self._ranks)
 
     def propose(self) -> list[ShardingOption] | None:
         """The next rung, None after the last."""
@@ -69,33 +69,41 @@ class LadderProposer(Proposer):
         self._next += 1
 
 
-def ladders(by_table: dict[str, list[ShardingOption]]) -> list[list[ShardingOption]]:
+def ladders(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[list[ShardingOption]]:
     """All rungs, each with one option for every table in ``by_table``'s order."""
     starts = [
         {name: min(options, key=slowest_shard) for name, options in by_table.items()},
         {name: min(options, key=lambda o: (o.num_shards, slowest_shard(o))) for name, options in by_table.items()},
     ]
-    largest = sorted(by_table, key=lambda name: -_bytes(by_table[name][0]))
+    largest = sorted(by_table, key=lambda name: -table_bytes(by_table[name][0]))
     rungs = [0, *(2**i for i in range(len(largest).bit_length()) if 2**i < len(largest)), len(largest)]
     proposals = []
-    for thin in thinnest(by_table):
+    for spread in spreads(by_table, ranks):
         for start in starts:
             for k in rungs:
                 chosen = set(largest[:k])
-                proposals.append([thin[name] if name in chosen else start[name] for name in by_table])
+                proposals.append([spread[name] if name in chosen else start[name] for name in by_table])
     return proposals
 
 
-def thinnest(by_table: dict[str, list[ShardingOption]]) -> list[dict[str, ShardingOption]]:
-    """For each kernel, every table's option with the smallest largest shard (of any kernel where it lacks this one)."""
+def spreads(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[dict[str, ShardingOption]]:
+    """Ways to use little memory, two for each kernel (fused, UVM with a cache, UVM; any kernel where a table lacks it).
+
+    First the least in all, but tables above half of a rank's fair share of bytes as thin as they go: a
+    row-wise table keeps a whole batch's output on every rank, which many tables cannot afford. Then
+    every table as thin as it goes: the most even.
+    """
     kernels = sorted({o.compute_kernel for options in by_table.values() for o in options} - {"dense"})
+    fair = sum(table_bytes(options[0]) for options in by_table.values()) / ranks
     found = []
     for kernel in kernels or ["dense"]:
-        chosen = {}
-        for name, options in by_table.items():
-            same = [option for option in options if option.compute_kernel == kernel] or options
-            chosen[name] = min(same, key=lambda o: (largest_shard(o), slowest_shard(o)))
-        found.append(chosen)
+        same = {
+            name: [o for o in options if o.compute_kernel == kernel] or options for name, options in by_table.items()
+        }
+        thin = {name: min(o, key=lambda x: (largest_shard(x), slowest_shard(x))) for name, o in same.items()}
+        least = {name: min(o, key=lambda x: (_total(x), slowest_shard(x))) for name, o in same.items()}
+        mixed = {name: thin[name] if table_bytes(thin[name]) > fair / 2 else least[name] for name in by_table}
+        found += [mixed, thin] if mixed != thin else [thin]
     return found
 
 
@@ -109,5 +117,10 @@ def largest_shard(option: ShardingOption) -> int:
     return max(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
 
 
-def _bytes(option: ShardingOption) -> int:
+def _total(option: ShardingOption) -> int:
+    return option.total_storage.hbm + option.total_storage.ddr
+
+
+def table_bytes(option: ShardingOption) -> int:
+    """Bytes of the table's weights, however they are sharded."""
     return option.tensor.numel() * option.tensor.element_size()

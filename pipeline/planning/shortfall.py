@@ -13,7 +13,7 @@ from pipeline.errors import PlanError
 from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, Choice, Table
 from pipeline.planning.engine import Engine
 from pipeline.planning.hardware import GIB, Capacity, capacity, tier_gib, tiers
-from pipeline.planning.proposers import largest_shard, thinnest
+from pipeline.planning.proposers import largest_shard, spreads
 
 BISECTIONS = 12
 
@@ -38,32 +38,32 @@ def least_bytes(options: dict[str, list[ShardingOption]]) -> int:
 
 
 def missing_bytes(engine: Engine, options: dict[str, list[ShardingOption]], room: Capacity) -> dict[str, int]:
-    """Bytes that every rank lacks, by tier: the least that makes the thinnest spread fit if only that tier grew.
+    """Bytes that every rank lacks, by tier: the least that makes a spread fit if only that tier grew.
 
     A tier that cannot mend it alone is absent (all HBM of the world does not hold what must be in DDR).
     """
     found = {}
-    spreads = [list(chosen.values()) for chosen in thinnest(options)]
+    ways = [list(chosen.values()) for chosen in spreads(options, engine.topology.world_size)]
     everything = sum(max(o.total_storage.hbm + o.total_storage.ddr for o in table) for table in options.values())
     for tier in ("hbm", "ddr") if room.hbm else ("ddr",):
         low, high = 0, everything
-        if not _fits(engine, spreads, tier, high):
+        if not _fits(engine, ways, tier, high):
             continue
         for _ in range(BISECTIONS + max(0, int(math.log2(max(1, everything / GIB))))):
             middle = (low + high) // 2
-            low, high = (low, middle) if _fits(engine, spreads, tier, middle) else (middle, high)
+            low, high = (low, middle) if _fits(engine, ways, tier, middle) else (middle, high)
         found[tier] = high
     return found
 
 
-def _fits(engine: Engine, spreads: list[list[ShardingOption]], tier: str, extra: int) -> bool:
+def _fits(engine: Engine, ways: list[list[ShardingOption]], tier: str, extra: int) -> bool:
     topology = engine.topology
     kept = [device.storage for device in topology.devices]
     try:
         for device in topology.devices:
             more = Storage(hbm=extra, ddr=0) if tier == "hbm" else Storage(hbm=0, ddr=extra)
             device.storage = device.storage + more
-        return any(_places(engine, spread) for spread in spreads)
+        return any(_places(engine, spread) for spread in ways)
     finally:
         for device, storage in zip(topology.devices, kept, strict=True):
             device.storage = storage
