@@ -1,6 +1,7 @@
 """Whole runs, raw logs to figures, on 1 and 2 ranks through TorchX and torchrun; stopped ones go on."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -57,11 +58,12 @@ def test_one_and_two_ranks_agree(store: Path) -> None:
     assert two["eval"]["samples"] == one["eval"]["samples"]
 
 
-def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(store: Path) -> None:
+def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(store: Path, tmp_path: Path) -> None:
     settings = [*SMALL, TWO, "train.epochs=6", "checkpoint.every_steps=4", "run=killed", f"store={store}"]
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", *settings], cwd=ROOT, stdout=subprocess.DEVNULL
-    )
+        [sys.executable, "-m", "pipeline.cli", "run", *settings], cwd=ROOT, stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
     directory, limit = store / "runs" / "killed" / "checkpoints", time.monotonic() + 120
     while not list(directory.glob("*/*/manifest.json")) and time.monotonic() < limit:
         assert launcher.poll() is None
