@@ -1,7 +1,7 @@
 """The yardstick of ``benchmarks.train``: a plain TorchRec training loop, eager and in float32.
 
 TorchRec's own ``DLRM`` and EmbeddingBagCollection under DistributedModelParallel, fused row-wise Adagrad for the
-tables, Adam for the dense part, and one of TorchRec's pipelines. Shares no code with ``pipeline/`` but the batches.
+tables, Adam for the dense part, and TorchRec's plain pipeline. Shares no code with ``pipeline/`` but the batches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
-from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torchrec.distributed.train_pipeline import TrainPipelineBase
 from torchrec.models.dlrm import DLRM
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -20,7 +20,10 @@ from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-from pipeline.training.data import Batch
+from pipeline.config import Config
+from pipeline.contracts import DatasetSchema
+from pipeline.embeddings.tables import kernels
+from pipeline.training import Batch, Trainer
 
 
 class _Train(nn.Module):
@@ -40,38 +43,39 @@ class _Train(nn.Module):
 class PlainLoop:
     """``step`` trains on the next batch, ``logits`` predicts one. One rank, CPU."""
 
-    def __init__(
-        self, names: list[str], rows: int, *, dense: int, dim: int, bottom: list[int], top: list[int], lr: float,
-        sparse_lr: float, warmup_steps: int, seed: int, pipelined: bool,
-    ) -> None:  # fmt: skip
-        torch.manual_seed(seed)
+    def __init__(self, config: Config, schema: DatasetSchema) -> None:
+        model, train = config.model, config.train
         tables = EmbeddingBagCollection(
             tables=[
-                EmbeddingBagConfig(name=name, embedding_dim=dim, num_embeddings=rows, feature_names=[name])
-                for name in names
+                EmbeddingBagConfig(
+                    name=column.name,
+                    embedding_dim=model.embedding_dim,
+                    num_embeddings=column.rows,
+                    feature_names=[column.name],
+                )
+                for column in schema.sparse
             ],
             device=torch.device("meta"),
         )
-        _apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": sparse_lr, "eps": 1e-8})
+        _apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": train.sparse_lr, "eps": 1e-8})
         device = torch.device("cpu")
         dlrm = DLRM(
             embedding_bag_collection=tables,
-            dense_in_features=dense,
-            dense_arch_layer_sizes=[*bottom, dim],
-            over_arch_layer_sizes=[*top, 1],
+            dense_in_features=len(schema.dense),
+            dense_arch_layer_sizes=[*model.bottom_mlp, model.embedding_dim],
+            over_arch_layer_sizes=[*model.top_mlp, 1],
         )
         self.model = DistributedModelParallel(_Train(dlrm), device=device)
         dense_optimizer = KeyedOptimizerWrapper(
             dict(in_backward_optimizer_filter(self.model.named_parameters())),
-            lambda parameters: torch.optim.Adam(parameters, lr=lr),
+            lambda parameters: torch.optim.Adam(parameters, lr=train.lr),
         )
         self.optimizer = CombinedOptimizer([self.model.fused_optimizer, dense_optimizer])
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer,  # type: ignore[arg-type]
-            lambda step: min(1.0, (step + 1) / warmup_steps) if warmup_steps else 1.0,
+            lambda step: min(1.0, (step + 1) / max(1, train.warmup_steps)),
         )
-        pipeline = TrainPipelineSparseDist if pipelined else TrainPipelineBase
-        self.pipeline = pipeline(self.model, self.optimizer, device)  # type: ignore[arg-type]
+        self.pipeline = TrainPipelineBase(self.model, self.optimizer, device)  # type: ignore[arg-type]
 
     def step(self, batches: Iterator[Batch]) -> None:
         """One forward, backward and optimizer step."""
@@ -79,6 +83,31 @@ class PlainLoop:
         self.schedule.step()
 
     @torch.no_grad()
-    def logits(self, batch: Batch) -> Tensor:
-        """Logits [b]."""
-        return self.model.module(batch)[1][1]
+    def start_from(self, trainer: Trainer) -> None:
+        """Take over the initial values of ``trainer``, so that only the arithmetic differs."""
+        ours = {shard.table: shard.weight for shard in trainer.rows.local_shards()}
+        for kernel in kernels(self.model):
+            for table, weight in zip(kernel.tables, kernel.module.split_embedding_weights(), strict=True):
+                weight.copy_(ours[table.name])
+        dlrm = self.model.module.dlrm
+        theirs = [layer for layer in dlrm.modules() if isinstance(layer, nn.Linear)]
+        given = [layer for layer in trainer.head.ranking.modules() if isinstance(layer, nn.Linear)]
+        for mine, source in zip(theirs, given, strict=True):
+            mine.bias.copy_(source.bias)
+            mine.weight.copy_(source.weight)
+        first, dim = (
+            next(layer for layer in dlrm.over_arch.modules() if isinstance(layer, nn.Linear)),
+            ours_dim(trainer),
+        )
+        # Theirs lists the pairs by the upper triangle, ours by the lower one.
+        vectors = len(ours) + 1
+        low = torch.tril_indices(vectors, vectors, -1)
+        place = torch.zeros(vectors, vectors, dtype=torch.long)
+        place[low[1], low[0]] = torch.arange(low.shape[1])
+        up = torch.triu_indices(vectors, vectors, 1)
+        first.weight[:, dim:] = first.weight[:, dim:][:, place[up[0], up[1]]]
+
+
+def ours_dim(trainer: Trainer) -> int:
+    """The embedding width of ``trainer``."""
+    return next(iter(trainer.rows.tables.values())).dim

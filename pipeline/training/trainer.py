@@ -40,3 +40,9 @@ class Trainer:
         output: Output = self._pipeline.progress(batches)
         self.steps += 1
         return output
+
+    def finished(self) -> torch.nn.Module:
+        """The model taken out of the pipeline, to be called directly in evaluation mode."""
+        if isinstance(self._pipeline, TrainPipelineSparseDist):
+            self._pipeline.detach()
+        return self.model.eval()
