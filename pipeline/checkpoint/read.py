@@ -35,6 +35,7 @@ class _Overlap:
 
     @property
     def cells(self) -> int:
+        """Values in common."""
         return (self.stop - self.row) * (self.end - self.column)
 
 
