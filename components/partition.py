@@ -2,7 +2,7 @@
 
 from torchx.specs import AppDef
 
-from pipeline.component import stage_component
+from components.shared import stage_component
 
 
 def partition(*overrides: str) -> AppDef:

@@ -114,6 +114,7 @@ class _HashingFile(io.RawIOBase):
             self.inner.flush()
 
     def entry(self) -> FileEntry:
+        """Size and checksum of what has passed so far."""
         return FileEntry(self.count, f"xxh3_128:{self.hash.hexdigest()}")
 
 

@@ -115,7 +115,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 def _run(options: argparse.Namespace) -> int:
     if options.shell_completion:
-        from pipeline.completion import answer
+        from pipeline.compose.completion import answer
 
         sys.stdout.write(answer(options.overrides, COMMANDS, COMPOSING))
         return 0
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.stage:
         overrides.append(f"stages=[{options.stage}]")
     if options.help or options.cfg or options.info:
-        from pipeline.inspection import show
+        from pipeline.compose.inspection import show
 
         return show(overrides, options)
     from pipeline.compose import compose, sweep

@@ -32,6 +32,7 @@ class _Rejected:
         self.rejects: list[Reject] = []
 
     def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str]) -> None:
+        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
         for index in np.flatnonzero(mask & ~self.bad):
             self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index))))
         self.bad |= mask

@@ -92,6 +92,7 @@ class _Meter:
         self.started = self.reported = time.monotonic()
 
     def add(self, rows: int) -> None:
+        """Count ``rows`` more, and report them about once a second."""
         self.rows += rows
         now = time.monotonic()
         if now - self.reported >= 1.0:

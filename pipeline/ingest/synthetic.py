@@ -37,6 +37,7 @@ class _Effects:
     turn: np.ndarray
 
     def at(self, angle: float) -> np.ndarray:
+        """The effects after drifting by ``angle`` (radians): same size, other direction."""
         return (np.cos(angle) * self.start + np.sin(angle) * self.turn).astype(np.float32)
 
 

@@ -34,6 +34,7 @@ from torchrec.optim import RowWiseAdagrad
 
 from pipeline.config import Config
 from pipeline.planning.choices import SHARDING_TYPES, Choice, Table
+from pipeline.planning.estimator import estimators
 from pipeline.planning.hardware import BYTES_PER_MS, capacity
 from pipeline.planning.proposers import Bounded, LadderProposer
 
@@ -52,13 +53,22 @@ class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
 
 
 class Enumerator(EmbeddingEnumerator):
-    """Options in a fixed order: the stock one walks Python sets, so equal costs would resolve differently by run."""
+    """Options in a fixed order, enumerated once.
+
+    The stock one walks Python sets, so equal costs would resolve differently by run, and copies its whole
+    search space for every caller.
+    """
+
+    _options: list[ShardingOption] | None = None
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
         """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
-        options = super().enumerate(module, sharders)
-        order = {name: index for index, name in enumerate(dict.fromkeys(option.name for option in options))}
-        return sorted(options, key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
+        if self._options is None:
+            options = super().enumerate(module, sharders)
+            order = {name: index for index, name in enumerate(dict.fromkeys(option.name for option in options))}
+            options.sort(key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
+            self._options = options
+        return self._options
 
 
 class LinkBandwidths(BasicCommsBandwidths):
@@ -83,7 +93,9 @@ class Engine:
         self._batch = -(-config.train.global_batch // config.world_size)
         self._constraints = {t.name: _constraints(t, choices[t.name], kernels) for t in tables}
         self.topology = build_topology(config)
-        self._enumerator = Enumerator(self.topology, self._batch, self._constraints)
+        self._enumerator = Enumerator(
+            self.topology, self._batch, self._constraints, estimator=estimators(self.topology, self._constraints)
+        )
         self._collection = meta_collection(tables)
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
@@ -125,7 +137,7 @@ class Engine:
         limit = min(max(SEARCH_BUDGET // work, 30), 500)
         return [
             GridSearchProposer(max_proposals=GRID_PROPOSALS),
-            LadderProposer(self.topology.world_size),
+            LadderProposer(self.topology.devices[0].storage),
             Bounded(GreedyProposer(), limit),
             Bounded(GreedyProposer(use_depth=False), limit),
             UniformProposer(),

@@ -13,10 +13,9 @@ from pipeline.planning.quiet import quiet
 if TYPE_CHECKING:
     from torchrec.distributed.planner.types import ShardingOption
 
-# Above this many (table, rank) pairs only heavy tables are offered split: first those above half of a rank's
-# fair load, and where that does not fit, those above a twentieth.
+# Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
-HEAVY_SHARES = (0.5, 0.05)
+HEAVY_SHARE = 0.5
 
 
 def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
@@ -42,13 +41,14 @@ def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
 
 def _rounds(config: Config, tables: list[Table]) -> list[tuple[dict[str, Choice], tuple[str, ...]]]:
     """What each search may use, narrowest first: DDR behind a GPU only where HBM alone does not do."""
-    heavies = HEAVY_SHARES if len(tables) * config.world_size > SEARCH_PAIRS else (0.0,)
+    heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
+    offered = choices(config, tables, heavy)
     kernels: list[tuple[str, ...]] = [DEVICE_KERNELS]
     if config.hardware.device == "cuda":
         hbm = capacity(config).hbm * config.world_size
         kernels = [DEVICE_KERNELS] if sum(table.bytes for table in tables) <= hbm else []
         kernels.append(DEVICE_KERNELS + HOST_KERNELS)
-    return [(choices(config, tables, heavy), some) for some in kernels for heavy in heavies]
+    return [(offered, some) for some in kernels]
 
 
 def _assemble(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Topology
+from torchrec.distributed.planner.types import Enumerator, Proposer, ShardingOption, Storage, Topology
 
 
 class Bounded(Proposer):
@@ -41,8 +41,8 @@ class LadderProposer(Proposer):
     tables. The last rungs are the spreads themselves, so a plan is found wherever one of them fits.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
+    def __init__(self, room: Storage) -> None:
+        self._room = room
         self._proposals: list[list[ShardingOption]] = []
         self._next = 0
 
@@ -52,7 +52,7 @@ class LadderProposer(Proposer):
         for option in search_space:
             by_table.setdefault(option.name, []).append(option)
         self._next = 0
-        self._proposals = ladders(by_table, self._ranks)
+        self._proposals = ladders(by_table, self._room)
 
     def propose(self) -> list[ShardingOption] | None:
         """The next rung, None after the last."""
@@ -69,7 +69,7 @@ class LadderProposer(Proposer):
         self._next += 1
 
 
-def ladders(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[list[ShardingOption]]:
+def ladders(by_table: dict[str, list[ShardingOption]], room: Storage) -> list[list[ShardingOption]]:
     """All rungs, each with one option for every table in ``by_table``'s order."""
     starts = [
         {name: min(options, key=slowest_shard) for name, options in by_table.items()},
@@ -78,7 +78,7 @@ def ladders(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[list[
     largest = sorted(by_table, key=lambda name: -table_bytes(by_table[name][0]))
     rungs = [0, *(2**i for i in range(len(largest).bit_length()) if 2**i < len(largest)), len(largest)]
     proposals = []
-    for spread in spreads(by_table, ranks):
+    for spread in spreads(by_table, room):
         for start in starts:
             for k in rungs:
                 chosen = set(largest[:k])
@@ -86,15 +86,14 @@ def ladders(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[list[
     return proposals
 
 
-def spreads(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[dict[str, ShardingOption]]:
+def spreads(by_table: dict[str, list[ShardingOption]], room: Storage) -> list[dict[str, ShardingOption]]:
     """Ways to use little memory, two for each kernel (fused, UVM with a cache, UVM; any kernel where a table lacks it).
 
-    First the least in all, but tables above half of a rank's fair share of bytes as thin as they go: a
-    row-wise table keeps a whole batch's output on every rank, which many tables cannot afford. Then
+    First the least in all, but tables whose shard would fill half of one rank's ``room`` as thin as they go:
+    a row-wise table keeps a whole batch's output on every rank, which many tables cannot afford. Then
     every table as thin as it goes: the most even.
     """
     kernels = sorted({o.compute_kernel for options in by_table.values() for o in options} - {"dense"})
-    fair = sum(table_bytes(options[0]) for options in by_table.values()) / ranks
     found = []
     for kernel in kernels or ["dense"]:
         same = {
@@ -102,7 +101,7 @@ def spreads(by_table: dict[str, list[ShardingOption]], ranks: int) -> list[dict[
         }
         thin = {name: min(o, key=lambda x: (largest_shard(x), slowest_shard(x))) for name, o in same.items()}
         least = {name: min(o, key=lambda x: (_total(x), slowest_shard(x))) for name, o in same.items()}
-        mixed = {name: thin[name] if table_bytes(thin[name]) > fair / 2 else least[name] for name in by_table}
+        mixed = {name: least[name] if _fits_half(least[name], room) else thin[name] for name in by_table}
         found += [mixed, thin] if mixed != thin else [thin]
     return found
 
@@ -115,6 +114,11 @@ def slowest_shard(option: ShardingOption) -> float:
 def largest_shard(option: ShardingOption) -> int:
     """Bytes (HBM and DDR together) of the option's largest shard."""
     return max(shard.storage.hbm + shard.storage.ddr for shard in option.shards if shard.storage)
+
+
+def _fits_half(option: ShardingOption, room: Storage) -> bool:
+    sizes = [shard.storage for shard in option.shards if shard.storage]
+    return all(2 * size.hbm <= room.hbm and 2 * size.ddr <= room.ddr for size in sizes)
 
 
 def _total(option: ShardingOption) -> int:

@@ -43,7 +43,7 @@ def missing_bytes(engine: Engine, options: dict[str, list[ShardingOption]], room
     A tier that cannot mend it alone is absent (all HBM of the world does not hold what must be in DDR).
     """
     found = {}
-    ways = [list(chosen.values()) for chosen in spreads(options, engine.topology.world_size)]
+    ways = [list(chosen.values()) for chosen in spreads(options, engine.topology.devices[0].storage)]
     everything = sum(max(o.total_storage.hbm + o.total_storage.ddr for o in table) for table in options.values())
     for tier in ("hbm", "ddr") if room.hbm else ("ddr",):
         low, high = 0, everything

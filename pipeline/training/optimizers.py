@@ -48,7 +48,9 @@ class Optimizers:
 def _dense_optimizer(parameters: list[torch.nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
     if config.dense_optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=_fused(parameters))
-    return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    if config.weight_decay:
+        return torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.Adam(parameters, lr=config.lr, fused=True)
 
 
 def _fused(parameters: list[torch.nn.Parameter]) -> bool:

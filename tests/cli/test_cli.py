@@ -163,7 +163,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 
 
 def test_completion_of_words_that_bash_splits_at_equals_signs(tmp_path: Path) -> None:
-    from pipeline.completion import script
+    from pipeline.compose.completion import script
 
     text = script(cli.COMMANDS, cli.COMPOSING)
     check = f"""{text}

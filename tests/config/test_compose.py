@@ -140,7 +140,7 @@ def test_composition_leaves_no_files_and_no_hydra_state(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_schema_is_reached_by_a_dotted_path() -> None:
-    from pipeline.overrides import field_type, leaves
+    from pipeline.compose.overrides import field_type, leaves
 
     paths = list(leaves(Config))
     assert "train.guard.window_steps" in paths

@@ -20,6 +20,17 @@ from pipeline.launch.logs import Tail, exit_hint
 from pipeline.launch.status import MARK, clear_report
 
 ROOT = Path(__file__).parents[2]
+FAULT = """
+import sys
+
+if "worker" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+    import pipeline.stages
+
+    def fault(*arguments):
+        raise ZeroDivisionError("a fault")
+
+    pipeline.stages._FUNCTIONS["ingest"] = fault
+"""
 SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
 
 
@@ -34,10 +45,12 @@ def nightjar(*arguments: str, **options: object) -> subprocess.CompletedProcess:
     )
 
 
-def start(*arguments: str) -> subprocess.Popen:
+def start(place: Path, *arguments: str) -> subprocess.Popen:
+    (place / "tmp").mkdir()
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.cli", "run", *arguments],
+        [sys.executable, "-m", "pipeline.cli", "run", *arguments, f"store={place}"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "TMPDIR": str(place / "tmp")},
     )  # fmt: skip
 
 
@@ -87,7 +100,7 @@ def test_a_known_error_of_a_rank_reaches_the_user_as_one_message(tmp_path: Path)
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Path, number: int, code: int) -> None:
-    launcher = start(*SMALL, "data.synthetic.rows=2000000", f"store={tmp_path}")
+    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000")
     children = wait_for_worker(launcher)
     launcher.send_signal(number)
     launcher.communicate(timeout=30)
@@ -98,7 +111,7 @@ def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Pa
 
 
 def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: Path) -> None:
-    launcher = start(*SMALL, "data.synthetic.rows=2000000", f"store={tmp_path}")
+    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000")
     rank = wait_for_worker(launcher)[-1]
     os.kill(rank.pid, signal.SIGKILL)
     output, _ = launcher.communicate(timeout=60)
@@ -106,6 +119,19 @@ def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: P
     assert "the ingest stage failed without a word (killed by signal 9" in output
     assert f"log: {tmp_path}/runs/x/logs/ingest.log" in output
     assert (tmp_path / "runs/x/logs/ingest.log").is_file()
+
+
+def test_an_unexpected_error_of_a_rank_has_exit_code_1_and_a_log_with_its_traceback(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FAULT)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = nightjar("run", *SMALL, "launch.attempts=2", f"store={tmp_path}/s", env=env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "attempt 2 of 2" in done.stdout
+    assert "the ingest stage failed on rank 0: ZeroDivisionError: a fault" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    log = done.stderr.split("log: ")[1].strip()
+    assert "ZeroDivisionError: a fault" in Path(log).read_text()
+    assert "Traceback" in Path(log).read_text()
 
 
 def test_a_deadline_cancels_the_stage(tmp_path: Path) -> None:

@@ -86,6 +86,34 @@ def test_tables_beyond_hbm_stay_in_ddr_on_cuda():
     assert any("stays in DDR" in table.reason for table in plan.tables.values())
 
 
+def test_many_tables_whose_row_wise_buffers_would_fill_hbm_still_fit_whole():
+    hardware = preset("h100x8")
+    hardware.hbm_gib = 2.2
+    config = configure(hardware, dim=128, batch=65_536)
+    plan = make_plan(config, *dataset({f"T{i}": 400_000 for i in range(100)}))
+    check_plan(plan, config)
+    assert {"ddr", "hbm_cached"} & {table.tier for table in plan.tables.values()}
+
+
+def test_equal_shards_estimated_once_cost_what_torchrec_says():
+    from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
+
+    from pipeline.planning.choices import choices, tables_of
+    from pipeline.planning.engine import Engine
+    from pipeline.planning.hardware import DEVICE_KERNELS, HOST_KERNELS
+
+    config = configure(preset("h100x2x8"), dim=256)
+    tables = tables_of(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001}))
+    engine = Engine(config, tables, choices(config, tables, 0.0), DEVICE_KERNELS + HOST_KERNELS)
+    stock = EmbeddingEnumerator(engine.topology, engine._batch, engine._constraints)
+
+    def costs(options):
+        return {(o.name, o.sharding_type, o.compute_kernel): [(s.perf, s.storage) for s in o.shards] for o in options}
+
+    ours = [option for options in engine.options().values() for option in options]
+    assert costs(ours) == costs(stock.enumerate(engine._collection, engine._sharders))
+
+
 def test_hbm_alone_is_used_where_it_is_enough():
     plan = make_plan(configure(preset("h100x16x8"), dim=128, batch=65_536), *dataset(criteo()))
     assert {table.tier for table in plan.tables.values()} == {"hbm"}

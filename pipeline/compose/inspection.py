@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from pipeline import overrides as complaints
 from pipeline.compose import ROOT, checked_overrides, hydra_session
+from pipeline.compose import overrides as complaints
 from pipeline.errors import ConfigError
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")

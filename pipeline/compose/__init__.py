@@ -24,7 +24,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline import overrides as complaints
+from pipeline.compose import overrides as complaints
 from pipeline.config import Config, check
 from pipeline.errors import ConfigError
 
@@ -36,7 +36,7 @@ NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch")
 
 def conf_directory() -> Path:
     """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
     for candidate in (here.parent / "conf", here / "conf"):
         if (candidate / f"{ROOT}.yaml").is_file():
             return candidate

@@ -1,0 +1,88 @@
+"""Whole runs, raw logs to figures, on 1 and 2 ranks through TorchX and torchrun; stopped ones go on."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
+    "model.top_mlp=[32]", "train.global_batch=512", "train.warmup_steps=5", "train.guard.collapse=false",
+    "train.precision=fp32", "train.log_every_steps=2",
+]  # fmt: skip
+ONE, TWO = "hardware.ranks_per_host=1", "hardware.ranks_per_host=2"
+
+
+def nightjar(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+
+
+def result(store: Path, run: str) -> dict:
+    return json.loads((store / "runs" / run / "result.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    """A store with one finished run on each number of ranks."""
+    place = tmp_path_factory.mktemp("store")
+    for run, ranks in (("one", ONE), ("two", TWO)):
+        done = nightjar("run", *SMALL, ranks, f"run={run}", f"store={place}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == ""
+    return place
+
+
+def test_a_run_has_every_part_and_leaves_what_it_promises(store: Path) -> None:
+    found = result(store, "one")
+    assert list(found) == ["run", "status", "stages", "ingest", "plan", "train", "checkpoint", "eval"]
+    assert found["train"]["world_size"] == 1
+    assert found["eval"]["bayes_ne"] < 1
+    names = {path.name for path in (store / "runs" / "one").iterdir()}
+    assert {"config.yaml", "metrics.jsonl", "result.json", "report.html", "train", "evaluate", "checkpoints"} <= names
+
+
+def test_one_and_two_ranks_agree(store: Path) -> None:
+    one, two = result(store, "one"), result(store, "two")
+    assert two["train"]["world_size"] == 2
+    assert two["stages"]["ingest"] == {**one["stages"]["ingest"], "status": "skipped", "seconds": 0.0}
+    assert two["eval"]["ne"] == pytest.approx(one["eval"]["ne"], rel=1e-3)
+    assert two["eval"]["samples"] == one["eval"]["samples"]
+
+
+def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(store: Path, tmp_path: Path) -> None:
+    settings = [*SMALL, TWO, "train.epochs=6", "checkpoint.every_steps=4", "run=killed", f"store={store}"]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli", "run", *settings], cwd=ROOT, stdout=subprocess.DEVNULL,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    directory, limit = store / "runs" / "killed" / "checkpoints", time.monotonic() + 120
+    while not list(directory.glob("*/*/manifest.json")) and time.monotonic() < limit:
+        assert launcher.poll() is None
+        time.sleep(0.02)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    assert not (store / "runs" / "killed" / "result.json").exists()
+    done = nightjar("run", *settings)
+    assert done.returncode == 0, done.stderr
+    assert "plan       skipped" in done.stdout
+    first, total = map(int, re.findall(r"^step +(\d+)/(\d+)", done.stdout, re.MULTILINE)[0])
+    assert 4 < first < total
+    assert result(store, "killed")["train"]["steps"] == total
+
+
+def test_a_guard_on_two_ranks_is_one_message_with_its_exit_code(store: Path) -> None:
+    done = nightjar("run", *SMALL, TWO, "train.lr=1e30", "run=guard", f"store={store}")
+    assert done.returncode == 5
+    assert "is not finite" in done.stderr
+    assert done.stderr.count("nightjar: ") == 1
+    assert "Traceback" not in done.stdout + done.stderr
+    assert result(store, "guard")["error"]["exit_code"] == 5
