@@ -71,7 +71,8 @@ CONTRACTS = ("RANK", "LOCAL_RANK", "COMP_LINE")
 
 
 def test_no_configuration_through_the_environment() -> None:
-    pattern = re.compile(r"os\.(?:environ|getenv)(?!\.get\(\"(?:%s)\")" % "|".join(CONTRACTS))
+    known = "|".join(CONTRACTS)
+    pattern = re.compile(rf'os\.(?:environ|getenv)(?!\.get\("(?:{known})")')
     readers = [
         f"{path.relative_to(ROOT)}: {line.strip()}"
         for path in SOURCES
