@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -154,10 +155,10 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     try:
         io = _stage_io(config, store, console.columns)
         result = Chain(config, store, steps, lambda step: run_stage(step, config, store, io), console).run()
-    except NightjarError as error:
-        return _complain(str(error), error.exit_code), {}
-    except StageError as fault:
-        return _complain(fault.message + (f"\n  log: {fault.log}" if fault.log else ""), 1 if fault.report else 8), {}
+    except (NightjarError, StageError) as error:
+        with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
+            write_report(store, str(config.run))
+        return _failed(error), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
     if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
@@ -165,6 +166,13 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
+
+
+def _failed(error: Any) -> int:
+    """Print why the chain stopped; the exit code."""
+    if isinstance(error, NightjarError):
+        return _complain(str(error), error.exit_code)
+    return _complain(error.message + (f"\n  log: {error.log}" if error.log else ""), 1 if error.report else 8)
 
 
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:

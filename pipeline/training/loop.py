@@ -153,6 +153,7 @@ class _Run:
                     "lr": self.trainer.lr,
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
+                    "resumed_step": self.first,
                 }
             )
         check_collapse(self.meter, step, train)
