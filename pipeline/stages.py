@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConfigError
 from pipeline.launch.step import Step, run_directory, write_steps
 
 __all__ = ["INPUTS", "STAGES", "StageIO", "prepare", "run_stage", "steps"]
@@ -49,6 +49,8 @@ def steps(config: Config, store: Store) -> list[Step]:
         covered = key_config(name, config)
         if name == "ingest":
             covered["raw"] = raw_fingerprint(config)
+        if name == "train" and config.checkpoint.init_from is not None:
+            covered["init"] = _init(config, store, made["ingest"].key)
         input_keys = {stage: made[stage].key for stage in INPUTS[name]}
         key = artifact_key(name, covered, input_keys)
         made[name] = Step(
@@ -57,6 +59,37 @@ def steps(config: Config, store: Store) -> list[Step]:
             scratch=(checkpoint_directory(config, key),) if name == "train" else (),
         )  # fmt: skip
     return list(made.values())
+
+
+def _init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
+    """What the train key covers of ``checkpoint.init_from``: the checkpoint it names and how it is used.
+
+    Raises ArtifactError where there is no such checkpoint, ConfigError where it does not go with the settings.
+    """
+    from pipeline.checkpoint.changes import check_changes
+    from pipeline.checkpoint.naming import find_checkpoint
+
+    wanted = config.checkpoint
+    if wanted.init_from == config.run:
+        raise ConfigError(
+            f"checkpoint.init_from is {wanted.init_from!r}, the run itself, which goes on from its own checkpoints",
+            hint="checkpoint.init_from=null, or a step of it: checkpoint.init_from=<run>/step-00000100",
+        )
+    artifact = find_checkpoint(store, str(wanted.init_from))
+    if "train" in config.stages:
+        check_changes(artifact, config, dataset)
+    step = artifact.summary["step"]
+    return {"key": artifact.key, "step": step, "tables_only": wanted.init_tables_only, "rename": dict(wanted.rename)}
+
+
+def _init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
+    """The checkpoint that training starts from, the very one its key names."""
+    covered = step.config.get("init")
+    if not isinstance(covered, dict):
+        return None
+    from pipeline.checkpoint.naming import find_checkpoint
+
+    return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
 
 
 def key_config(name: str, config: Config) -> dict[str, Any]:
@@ -154,7 +187,8 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
     checkpoints = checkpoint_directory(config, step.key)
     plan = read_plan(store, inputs["plan"])
-    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say)
+    init = _init_artifact(step, config, store)
+    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say, init)
     if not is_first_rank():
         return None
     draft: Draft

@@ -6,7 +6,7 @@ difference) and ``parents`` (names of the checkpoints it is restored on top of, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
@@ -24,7 +24,11 @@ def name_of(step: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds."""
+    """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds.
+
+    ``rested``: what a baseline that was compacted from a chain rested on before: a training that goes on may still
+    write differences on top of those.
+    """
 
     name: str
     step: int
@@ -32,6 +36,7 @@ class Entry:
     parents: tuple[str, ...]
     bytes: int
     created: float
+    rested: tuple[str, ...] = ()
 
 
 def entry_of(artifact: Artifact) -> Entry:
@@ -39,7 +44,8 @@ def entry_of(artifact: Artifact) -> Entry:
     summary = artifact.summary
     size = sum(file.bytes for file in artifact.files.values())
     name = artifact.path.rsplit("/", 1)[-1]
-    return Entry(name, summary["step"], summary["type"], tuple(summary["parents"]), size, artifact.created)
+    parents, rested = tuple(summary["parents"]), tuple(summary.get("compacted", ()))
+    return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
 
 
 def committed(store: Store, directory: str) -> list[Artifact]:
@@ -63,15 +69,17 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
     Raises ArtifactError naming a parent that is not there any more.
     """
     directory = artifact.path.rsplit("/", 1)[0]
-    order = []
-    for parent in artifact.summary["parents"]:
+    order: list[Artifact] = []
+    for parent in reversed(artifact.summary["parents"]):
         found = store.find(f"{directory}/{parent}")
         if found is None:
             raise ArtifactError(
                 f"checkpoint {artifact.path} rests on {parent}, which is missing",
                 hint="an older checkpoint is used if there is one; nightjar ckpt ls shows what is left",
             )
-        order.append(found)
+        order.insert(0, found)
+        if found.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
+            break
     return [*order, artifact]
 
 
@@ -99,11 +107,23 @@ def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: I
         for entry in entries:
             slots.setdefault(entry.step // keep_every, entry.name)
         wanted |= {name for slot, name in slots.items() if slot > 0}
-    parents = {parent for entry in entries if entry.name in wanted for parent in entry.parents}
     # The next difference will rest on the newest baseline, whatever else is kept.
     chain = newest_chain(entries)
     growing = set(chain.paths[:1]) if chain else set()
-    return (wanted | parents | growing) & {entry.name for entry in entries}
+    growing |= set(entries[-1].rested) if entries else set()
+    by_name = {entry.name: entry for entry in entries}
+    parents = {name for each in wanted | growing if each in by_name for name in needed(by_name[each], by_name)}
+    return (wanted | parents | growing) & set(by_name)
+
+
+def needed(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
+    """Names of what ``entry`` rests on: its parents from the last baseline among them on."""
+    names: set[str] = set()
+    for parent in reversed(entry.parents):
+        names.add(parent)
+        if parent in entries and entries[parent].type == BASELINE:
+            break
+    return names
 
 
 def remove(store: Store, directory: str, entries: list[Entry]) -> None:

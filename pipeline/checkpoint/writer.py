@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.artifacts import Artifact, Draft, FileEntry, Store
-from pipeline.checkpoint.chunks import RowBlock, TableCoding, write_block
+from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError
@@ -33,6 +33,7 @@ class Job:
     """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
 
     ``tables``: {name: {"rows", "dim"}} of the model; ``codings`` by table; ``chunk_bytes``: of rows before encoding.
+    ``compact``: done by rank 0 to what was committed (compaction), None: nothing.
     """
 
     path: str
@@ -46,14 +47,19 @@ class Job:
     tables: dict[str, dict[str, int]]
     summary: dict[str, Any]
     chunk_bytes: int
+    compact: Callable[[Artifact], Artifact] | None = None
 
 
 @dataclass
 class Outcome:
-    """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share."""
+    """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share.
+
+    Both where it was committed but not compacted. ``bytes``: written by all ranks.
+    """
 
     artifact: Artifact | None = None
     error: Exception | None = None
+    bytes: int = 0
     seconds: float = 0.0
 
 
@@ -97,12 +103,24 @@ class Writer:
         return self._outcome
 
     def _run(self, job: Job) -> None:
-        began = time.monotonic()
+        began, outcome = time.monotonic(), self._outcome
         try:
-            self._outcome.artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
+            outcome.artifact = artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
+            outcome.bytes = sum(file.bytes for file in artifact.files.values())
+            if job.compact is not None:
+                outcome.artifact = compacted = self._compact(job.compact, artifact)
+                outcome.bytes += sum(file.bytes for file in compacted.files.values())
         except Exception as error:  # handed to the training loop, which decides
             self._outcome.error = error
-        self._outcome.seconds = time.monotonic() - began
+        outcome.seconds = time.monotonic() - began
+
+    def _compact(self, compact: Callable[[Artifact], Artifact], artifact: Artifact) -> Artifact:
+        """The compacted ``artifact``, on every rank; rank 0 does it."""
+
+        def work() -> dict[str, Any] | None:
+            return compact(artifact).to_json() if this_rank() == 0 else None
+
+        return _artifact(artifact.path, together(f"compacting {artifact.path}", work, self.group)[0])
 
 
 def write_checkpoint(
@@ -131,8 +149,12 @@ def write_checkpoint(
         if leader:
             _discard_quietly(draft)
         raise
-    files = {name: FileEntry(**entry) for name, entry in committed.pop("files").items()}
-    return Artifact(path=job.path, files=files, **committed)
+    return _artifact(job.path, committed)
+
+
+def _artifact(path: str, record: dict[str, Any]) -> Artifact:
+    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+    return Artifact(path=path, files=files, **record)
 
 
 def _write_rows(draft: Draft, job: Job, on_phase: Callable[[str], None]) -> list[dict[str, Any]]:
@@ -144,9 +166,13 @@ def _write_rows(draft: Draft, job: Job, on_phase: Callable[[str], None]) -> list
         _retry(draft, name, lambda name=name, chunk=chunk: _write_chunk(draft, name, chunk, job, on_phase))  # type: ignore[misc]
         first, last = (int(chunk.ids[0]), int(chunk.ids[-1]))
         place = {"column": chunk.column, "columns": chunk.weight.shape[1]}
+        coding = coding_name(job.codings[chunk.table].weight)
         extents.append(
-            {"file": name, "table": chunk.table, "first": first, "last": last, "rows": len(chunk.ids), **place}
-        )
+            {
+                "file": name, "table": chunk.table, "first": first, "last": last, "rows": len(chunk.ids), **place,
+                "coding": coding,
+            }
+        )  # fmt: skip
     return extents
 
 
@@ -199,7 +225,8 @@ def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: Calla
     on_phase("before commit")
     size = sum(entry.bytes for entry in draft.files.values())
     rows = sum(extent["rows"] for extent in extents)
-    artifact = draft.commit({**job.summary, "bytes": size, "rows": rows})
+    codings = sorted({extent["coding"] for extent in extents})
+    artifact = draft.commit({**job.summary, "bytes": size, "rows": rows, "codings": codings})
     on_phase("after commit")
     return artifact
 

@@ -39,8 +39,11 @@ def train(
     key: str,
     on_interval: OnInterval,
     say: Callable[[str], None] = lambda line: None,
+    init: Artifact | None = None,
 ) -> dict[str, Any]:
     """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
+
+    Where there is none, tables and dense part come from checkpoint ``init`` (None: initial values).
 
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens.
@@ -56,7 +59,7 @@ def train(
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say)
-        saver.resume()
+        saver.resume(init)
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
