@@ -86,13 +86,13 @@ def match_tables(
             raise ConfigError(
                 f"checkpoint.rename names table {then!r}, which the checkpoint does not have; "
                 f"it has: {', '.join(stored)}",
-                hint=f"~checkpoint.rename.{then}",
+                hint=f"checkpoint.rename={{...}} without {then}",
             )
         if now not in tables:
             raise ConfigError(
                 f"checkpoint.rename gives table {then!r} the name {now!r}, which the model does not have; "
                 f"it has: {', '.join(tables)}",
-                hint=f"checkpoint.rename.{then}={next(iter(tables))}",
+                hint=f"checkpoint.rename={{{then}: {next(iter(tables))}}}",
             )
     pairs: dict[str, str] = {}
     for then in sorted(stored, key=lambda name: name not in rename):
@@ -102,7 +102,7 @@ def match_tables(
         if now in pairs:
             raise ConfigError(
                 f"checkpoint.rename gives {pairs[now]!r} and {then!r} the same name {now!r}",
-                hint=f"~checkpoint.rename.{then}",
+                hint=f"checkpoint.rename={{...}} without {then}",
             )
         if stored[then]["dim"] != tables[now].dim:
             raise ConfigError(
