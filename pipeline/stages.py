@@ -15,8 +15,8 @@ from typing import Any
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile
-from pipeline.errors import ArtifactError, ConfigError
-from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 
 __all__ = ["INPUTS", "STAGES", "StageIO", "prepare", "run_stage", "steps"]
 
@@ -75,21 +75,54 @@ def _init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
             f"checkpoint.init_from is {wanted.init_from!r}, the run itself, which goes on from its own checkpoints",
             hint="checkpoint.init_from=null, or a step of it: checkpoint.init_from=<run>/step-00000100",
         )
-    artifact = find_checkpoint(store, str(wanted.init_from))
+    known = None if config.force else _recorded_init(config, store)
+    use = {"tables_only": wanted.init_tables_only, "rename": dict(wanted.rename)}
+    try:
+        artifact = find_checkpoint(store, str(wanted.init_from), *(known or ()))
+    except ArtifactError:
+        if known is None:
+            raise
+        return {"key": known[0], "step": known[1], **use}  # removed since; training has checkpoints of its own
     if "train" in config.stages:
         check_changes(artifact, config, dataset)
-    step = artifact.summary["step"]
-    return {"key": artifact.key, "step": step, "tables_only": wanted.init_tables_only, "rename": dict(wanted.rename)}
+    return {"key": artifact.key, "step": artifact.summary["step"], **use}
+
+
+def _recorded_init(config: Config, store: Store) -> tuple[str, int] | None:
+    """Key and step of the checkpoint this run started from before, by the same name; None where it did not.
+
+    A run that goes on must not begin anew because the other one has newer checkpoints by now.
+    """
+    from pipeline.compose import from_yaml
+
+    run = str(config.run)
+    path = f"{run_directory(run)}/config.yaml"
+    if not store.exists(path):
+        return None
+    try:
+        with store.open(path) as source:
+            former = from_yaml(source.read().decode())
+        init = next(step.config.get("init") for step in read_steps(store, run) if step.name == "train")
+    except (NightjarError, StopIteration):
+        return None
+    if former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
+        return None
+    return init["key"], init["step"]
 
 
 def _init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
-    """The checkpoint that training starts from, the very one its key names."""
+    """The checkpoint that training starts from, the very one its key names; None also where it goes on by itself."""
     covered = step.config.get("init")
     if not isinstance(covered, dict):
         return None
-    from pipeline.checkpoint.naming import find_checkpoint
+    from pipeline.checkpoint import committed, find_checkpoint
 
-    return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
+    try:
+        return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
+    except ArtifactError:
+        if not config.force and committed(store, checkpoint_directory(config, step.key)):
+            return None
+        raise
 
 
 def key_config(name: str, config: Config) -> dict[str, Any]:

@@ -148,11 +148,16 @@ def _read_dense(store: Store, artifact: Artifact, target: Target) -> str:
 
 
 def _table_lines(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], pairs: dict[str, str]) -> list[str]:
-    lines = []
+    lines, whole = [], []
     for name, table in tables.items():
         if name in pairs:
             then = stored[pairs[name]]["rows"]
-            lines.append(Taken(name, pairs[name], min(then, table.rows), then, table.rows).line())
+            if (then, pairs[name]) == (table.rows, name):
+                whole.append(then)
+            else:
+                lines.append(Taken(name, pairs[name], min(then, table.rows), then, table.rows).line())
         else:
             lines.append(f"table {name}: not in the checkpoint, keeps its initial values")
+    if whole:
+        lines.insert(0, f"{len(whole)} tables taken as they are, {sum(whole):,} rows")
     return lines + [f"table {name} of the checkpoint: left out" for name in stored if name not in pairs.values()]

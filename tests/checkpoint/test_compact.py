@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.artifacts import Store
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.index import committed, entry_of, kept
 from pipeline.checkpoint.retention import collect, sweep
@@ -140,3 +141,23 @@ def test_rows_are_read_in_order_in_windows_of_any_size(tmp_path):
             assert (window.state["adagrad_sum"] == sums[first : first + count]).all()
             first += count
         assert first == len(weight)
+
+
+def test_compaction_and_clearing_up_work_on_a_store_without_rename():
+    store = Store("memory://compact-test")
+    put(store, 1)
+    last = put(store, 2, [1], 0.3)
+    before = restored(store, last)
+    with pytest.raises(Killed):
+        compact(store, last, killer("before commit", 0))
+    done = compact(store, last)
+    same(before, restored(store, done))
+    store.write_bytes(f"{DIRECTORY}/step-00000007/rows/a/x", b"1")
+    store.write_bytes(f"{DIRECTORY}/step-00000002/rows/a/x", b"1")
+    store.write_json("models/m/1/manifest.json", {"summary": {"checkpoint": f"{DIRECTORY}/step-00000001"}})
+    put(store, 3)
+    going, staying = collect(store, None, keep_last=1, min_age_seconds=0)
+    assert [each.path for each in going] == [f"{DIRECTORY}/step-00000002", f"{DIRECTORY}/step-00000007"]
+    assert {each["path"][-1] for each in staying} == {"1", "3"}
+    sweep(store, going)
+    assert store.names(DIRECTORY) == ["step-00000001", "step-00000003"]
