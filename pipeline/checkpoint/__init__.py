@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pipeline.checkpoint.checkpointer import Checkpointer, Model, latest
 from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.restore import Target, restore, restore_newest
 from pipeline.checkpoint.state import TrainState
 
 __all__ = [
     "Checkpointer",
     "Model",
+    "OnPhase",
+    "Phase",
     "Target",
     "TrainState",
     "committed",
+    "ignore",
     "latest",
     "restore",
     "restore_newest",

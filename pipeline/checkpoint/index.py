@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import ArtifactError
 
@@ -106,11 +107,12 @@ def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: I
     return (wanted | parents | growing) & {entry.name for entry in entries}
 
 
-def remove(store: Store, directory: str, entries: list[Entry]) -> None:
+def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:
     """Remove checkpoints, the ones that rest on others first; each stops existing before its files go."""
     for entry in sorted(entries, key=lambda entry: -entry.step):
         path = store.full(f"{directory}/{entry.name}")
         if store.fs.exists(f"{path}/{MANIFEST}"):
             store.fs.rm_file(f"{path}/{MANIFEST}")
+        on_phase(Phase.PRUNE)
         if store.fs.exists(path):
             store.fs.rm(path, recursive=True)

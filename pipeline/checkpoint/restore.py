@@ -21,6 +21,7 @@ from pipeline.artifacts import Artifact, FileEntry, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import together
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, KIND, STATE
@@ -53,6 +54,7 @@ class Target:
     optimizer: torch.optim.Optimizer | None = None
     states: bool = True
     touched: TouchedRows | None = None
+    on_phase: OnPhase = ignore
 
 
 @torch.no_grad()
@@ -171,6 +173,7 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
             for shard in shards:
                 count = _apply(block, shard, target, mark=artifact is not chain[0])
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
+            target.on_phase(Phase.RESTORE)
         report.checkpoints.append(artifact.path)
 
 

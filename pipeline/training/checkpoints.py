@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.artifacts import Store
-from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, restore
+from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore
 from pipeline.config import Config
 from pipeline.embeddings import RowAccess, TouchedRows
 from pipeline.training.metrics import Meter
@@ -32,10 +32,13 @@ class Checkpoints:
         trainer: Trainer,
         meter: Meter,
         say: Callable[[str], None],
+        on_phase: OnPhase = ignore,
     ) -> None:
         self.config, self.trainer, self.meter, self.say = config, trainer, meter, say
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
-        self.saver = Checkpointer(store, directory, config.checkpoint, model, key, asdict(config), inputs, say)
+        self.saver = Checkpointer(
+            store, directory, config.checkpoint, model, key, asdict(config), inputs, say, on_phase=on_phase
+        )
         self._last = time.monotonic()
 
     @property
