@@ -69,10 +69,15 @@ def plan_for(shardings, world, local=None, rows=ROWS, dim=DIM):
     return Plan(hardware="test", device="cpu", world_size=world, ranks_per_host=local, global_batch=8, tables=tables)
 
 
-def _rank(rank, world, local, folder, function, args):
+def join_ranks(rank, world, local, folder):
+    """Make this process rank ``rank`` of ``world``, meeting in ``folder``, ``local`` ranks on each pretended host."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+
+
+def _rank(rank, world, local, folder, function, args):
+    join_ranks(rank, world, local, folder)
     try:
         function(folder, *args)
     except BaseException:
