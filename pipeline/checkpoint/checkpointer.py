@@ -23,6 +23,7 @@ from pipeline.checkpoint.index import (
     name_of,
     newest_chain,
     remove,
+    sweep,
 )
 from pipeline.checkpoint.phases import OnPhase, ignore
 from pipeline.checkpoint.policy import parents, wants_baseline
@@ -95,6 +96,9 @@ class Checkpointer:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model = self.model
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_phase=self.on_phase)
+        together(
+            "sweeping uncommitted checkpoints", lambda: sweep(self.store, self.directory) if this_rank() == 0 else None
+        )
         found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
         if found is None:
             return None

@@ -43,15 +43,20 @@ def entry_of(artifact: Artifact) -> Entry:
     return Entry(name, summary["step"], summary["type"], tuple(summary["parents"]), size, artifact.created)
 
 
-def committed(store: Store, directory: str) -> list[Artifact]:
-    """All committed checkpoints of ``directory``, oldest step first. A manifest that does not parse is left out."""
+def committed(store: Store, directory: str, damaged: list[str] | None = None) -> list[Artifact]:
+    """All committed checkpoints of ``directory``, oldest step first.
+
+    One whose manifest is damaged is left out; what is wrong with it is added to ``damaged``.
+    """
     found = []
     for name in store.names(directory):
         if not name.startswith("step-"):
             continue
         try:
             artifact = store.find(f"{directory}/{name}")
-        except ArtifactError:
+        except ArtifactError as error:
+            if damaged is not None:
+                damaged.append(error.message)
             continue
         if artifact is not None:
             found.append(artifact)
@@ -105,6 +110,14 @@ def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: I
     chain = newest_chain(entries)
     growing = set(chain.paths[:1]) if chain else set()
     return (wanted | parents | growing) & {entry.name for entry in entries}
+
+
+def sweep(store: Store, directory: str) -> None:
+    """Remove what writers and pruners that were killed left: directories of checkpoints without a manifest."""
+    for name in store.names(directory):
+        path = f"{directory}/{name}"
+        if name.startswith("step-") and not store.exists(f"{path}/{MANIFEST}"):
+            store.fs.rm(store.full(path), recursive=True)
 
 
 def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:

@@ -16,7 +16,7 @@ from urllib.parse import quote
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, Draft, FileEntry, Store
+from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
@@ -127,7 +127,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         )[0]
     except BaseException:
         if leader:
-            _discard_quietly(draft)
+            _discard_uncommitted(draft)
         raise
     files = {name: FileEntry(**entry) for name, entry in committed.pop("files").items()}
     return Artifact(path=job.path, files=files, **committed)
@@ -203,9 +203,13 @@ def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: OnPha
     return artifact
 
 
-def _discard_quietly(draft: Draft) -> None:
-    """Remove what was written; a store that fails here too must not hide the first error."""
+def _discard_uncommitted(draft: Draft) -> None:
+    """Remove what was written, unless it is committed: then it is whole, though a rank died before it could know.
+
+    A store that fails here too must not hide the first error.
+    """
     try:
-        draft.discard()
+        if not draft.store.exists(f"{draft.path}/{MANIFEST}"):
+            draft.discard()
     except Exception:
         return

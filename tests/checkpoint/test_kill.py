@@ -24,9 +24,9 @@ KILLS = {
     "before commit": [Kill(Phase.BEFORE_COMMIT, 0, 2)],
     "after commit": [Kill(Phase.AFTER_COMMIT, 0, 2)],
     "prune": [Kill(Phase.PRUNE, 0, 1)],
-    "the final checkpoint": [Kill(Phase.CHUNK, 0, 1000)],
+    "the final checkpoint": [Kill(Phase.BEFORE_COMMIT, 0, STEPS // 2)],
     "restore": [Kill(Phase.BATCH, 1, 8), Kill(Phase.RESTORE, 0, 3)],
-    "three times": [Kill(Phase.BEFORE_COMMIT, 0, 2), Kill(Phase.RESTORE, 0, 2), Kill(Phase.CHUNK, 0, 12)],
+    "three times": [Kill(Phase.BEFORE_COMMIT, 0, 2), Kill(Phase.RESTORE, 0, 2), Kill(Phase.CHUNK, 0, 4)],
 }
 QUANTISED = {"quantise": "4"}
 
