@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pipeline.checkpoint.checkpointer import Checkpointer, Model, latest
     from pipeline.checkpoint.index import committed, restore_order
     from pipeline.checkpoint.naming import find_checkpoint
+    from pipeline.checkpoint.phases import OnPhase, Phase, ignore
     from pipeline.checkpoint.reader import Target, restore, restore_newest
     from pipeline.checkpoint.state import TrainState
     from pipeline.checkpoint.warm import warm_start
@@ -23,6 +24,9 @@ _HOMES = {
     "committed": "index",
     "restore_order": "index",
     "find_checkpoint": "naming",
+    "OnPhase": "phases",
+    "Phase": "phases",
+    "ignore": "phases",
     "Target": "reader",
     "restore": "reader",
     "restore_newest": "reader",
@@ -33,10 +37,13 @@ _HOMES = {
 __all__ = [
     "Checkpointer",
     "Model",
+    "OnPhase",
+    "Phase",
     "Target",
     "TrainState",
     "committed",
     "find_checkpoint",
+    "ignore",
     "latest",
     "restore",
     "restore_newest",

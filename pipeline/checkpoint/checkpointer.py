@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,9 @@ from pipeline.checkpoint.index import (
     name_of,
     newest_chain,
     remove,
+    sweep,
 )
+from pipeline.checkpoint.phases import OnPhase, ignore
 from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
 from pipeline.checkpoint.ranks import exchange, this_rank, together
@@ -78,7 +80,7 @@ class Checkpointer:
     resolved: dict[str, Any]
     inputs: dict[str, str]
     say: Callable[[str], None]
-    on_phase: Callable[[str], None] = field(default=lambda phase: None)
+    on_phase: OnPhase = ignore
 
     def __post_init__(self) -> None:
         group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
@@ -94,7 +96,10 @@ class Checkpointer:
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model = self.model
-        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched)
+        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_phase=self.on_phase)
+        together(
+            "sweeping uncommitted checkpoints", lambda: sweep(self.store, self.directory) if this_rank() == 0 else None
+        )
         found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
         if found is None:
             return None
@@ -140,7 +145,7 @@ class Checkpointer:
         baseline = final or wants_baseline(self.config.policy, chain, self.config.max_chain)
         longest = self.config.compact_after
         compacting = not baseline and chain is not None and longest is not None and len(chain.paths) >= longest
-        blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers)
+        blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers, self.on_phase)
         self._mark_saved(baseline or compacting)
         record, tensors = self._dense(state)
         names = () if baseline or chain is None else parents(self.config.policy, chain)
@@ -263,9 +268,7 @@ class Checkpointer:
             return None
 
     def _remove(self, entries: list[Entry]) -> None:
-        if entries:
-            self.on_phase("prune")
-        remove(self.store, self.directory, entries)
+        remove(self.store, self.directory, entries, self.on_phase)
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

@@ -92,10 +92,18 @@ def _state(store: Store, artifact: Artifact) -> Any:
 
 def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:
     """Read a checkpoint and its chain: {"checkpoint", "whole", "files", "bytes", "damage"}."""
+    from pipeline.checkpoint.verify import Damage
     from pipeline.checkpoint.verify import verify as look
 
     artifact = find_checkpoint(store, name)
     damage, files, size = look(store, artifact, progress)
+    if not name.rstrip("/").rpartition("/")[2].startswith("step-"):
+        # The newest was meant: one with a damaged manifest was passed over, and may be newer.
+        directory, broken = artifact.path.rpartition("/")[0], list[str]()
+        committed(store, directory, broken)
+        named = {each.checkpoint for each in damage}
+        others = [message for message in broken if not any(f"{path}/" in message for path in named)]
+        damage += [Damage(directory, "manifest.json of another checkpoint", message) for message in others]
     return {
         "checkpoint": artifact.path,
         "whole": not damage,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pipeline.artifacts import MANIFEST, Artifact, Draft, Store
 from pipeline.checkpoint.chunks import Chunk, RowBlock, TableCoding, open_chunk, write_block, write_part
 from pipeline.checkpoint.index import BASELINE, restore_order
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.reader import read_index, read_verified
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
 from pipeline.errors import ArtifactError
@@ -29,7 +30,7 @@ ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"
 def compact(
     store: Store,
     artifact: Artifact,
-    on_phase: Callable[[str], None] = lambda phase: None,
+    on_phase: OnPhase = ignore,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Artifact:
     """Turn the difference ``artifact`` into a baseline; a baseline is returned as it is.
@@ -48,9 +49,9 @@ def compact(
     extents = merge.run()
     tables = indices[-1]["tables"]
     draft.write_json(NEW_INDEX, {"format": FORMAT, "tables": tables, "files": extents})
-    on_phase("before commit")
+    on_phase(Phase.BEFORE_SWAP)
     done = _swap(store, artifact, draft, extents, chain)
-    on_phase("after commit")
+    on_phase(Phase.AFTER_SWAP)
     _remove(store, f"{artifact.path}/{ROWS}")
     _remove(store, f"{artifact.path}/{INDEX}")
     return done
@@ -65,7 +66,7 @@ class _Merge:
         chain: list[Artifact],
         indices: list[dict[str, Any]],
         draft: Draft,
-        on_phase: Callable[[str], None],
+        on_phase: OnPhase,
         progress: Callable[[int, int], None],
     ) -> None:
         self.store, self.chain, self.indices, self.draft = store, chain, indices, draft
@@ -117,7 +118,7 @@ class _Merge:
         if keep.any():
             with self.draft.open(self._name(chunk.table)) as sink:
                 write_part(sink, chunk, keep)
-                self.on_phase("compact chunk")
+                self.on_phase(Phase.COMPACT)
             self._note(chunk.table, ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
 
     def _write_columns(self, block: RowBlock, keep: NDArray[np.bool_], left: int, right: int) -> None:
@@ -167,7 +168,7 @@ def _swap(
     )
     if changed_since(store, artifact):
         raise gone
-    store.write_json(f"{artifact.path}/{MANIFEST}", new.to_json())
+    store.write_manifest(new)
     if not all(store.exists(f"{artifact.path}/{name}") for name in files):
         _remove(store, f"{artifact.path}/{MANIFEST}")
         raise gone

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import ArtifactError
 
@@ -48,15 +49,20 @@ def entry_of(artifact: Artifact) -> Entry:
     return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
 
 
-def committed(store: Store, directory: str) -> list[Artifact]:
-    """All committed checkpoints of ``directory``, oldest step first. A manifest that does not parse is left out."""
+def committed(store: Store, directory: str, damaged: list[str] | None = None) -> list[Artifact]:
+    """All committed checkpoints of ``directory``, oldest step first.
+
+    One whose manifest is damaged is left out; what is wrong with it is added to ``damaged``.
+    """
     found = []
     for name in store.names(directory):
         if not name.startswith("step-"):
             continue
         try:
             artifact = store.find(f"{directory}/{name}")
-        except ArtifactError:
+        except ArtifactError as error:
+            if damaged is not None:
+                damaged.append(error.message)
             continue
         if artifact is not None:
             found.append(artifact)
@@ -126,11 +132,20 @@ def needed(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
     return names
 
 
-def remove(store: Store, directory: str, entries: list[Entry]) -> None:
+def sweep(store: Store, directory: str) -> None:
+    """Remove what writers and pruners that were killed left: directories of checkpoints without a manifest."""
+    for name in store.names(directory):
+        path = f"{directory}/{name}"
+        if name.startswith("step-") and not store.exists(f"{path}/{MANIFEST}"):
+            store.fs.rm(store.full(path), recursive=True)
+
+
+def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:
     """Remove checkpoints, the ones that rest on others first; each stops existing before its files go."""
     for entry in sorted(entries, key=lambda entry: -entry.step):
         path = store.full(f"{directory}/{entry.name}")
         if store.fs.exists(f"{path}/{MANIFEST}"):
             store.fs.rm_file(f"{path}/{MANIFEST}")
+        on_phase(Phase.PRUNE)
         if store.fs.exists(path):
             store.fs.rm(path, recursive=True)

@@ -6,9 +6,11 @@ never half applied and called good: the caller falls back to an older checkpoint
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +23,12 @@ from pipeline.artifacts import Artifact, FileEntry, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import together
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, KIND, STATE
 from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, UnreachableError
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _OLDER = "an older checkpoint is used if there is one; nightjar ckpt verify names all damage"
@@ -53,6 +56,7 @@ class Target:
     optimizer: torch.optim.Optimizer | None = None
     states: bool = True
     touched: TouchedRows | None = None
+    on_phase: OnPhase = ignore
 
 
 @torch.no_grad()
@@ -66,8 +70,9 @@ def restore(store: Store, artifact: Artifact, target: Target, report: Report | N
     report = report or Report()
 
     def read() -> None:
-        _restore_rows(store, restore_order(store, artifact), target, report)
-        result.append(restore_dense(store, artifact, target))
+        with reachable(store.url_of(artifact.path)):
+            _restore_rows(store, restore_order(store, artifact), target, report)
+            result.append(restore_dense(store, artifact, target))
 
     together(f"restoring {artifact.path}", read)
     return result[0]
@@ -80,19 +85,48 @@ def restore_newest(
 
     Collective. Each one that is damaged is told to ``say`` and passed over; ArtifactError where all are damaged.
     """
-    failures: list[ArtifactError] = []
-    for artifact in reversed(committed(store, directory)):
+    names, failures = together(f"listing {store.url_of(directory)}", lambda: _listing(store, directory))[0]
+    for message in failures:
+        say(f"a checkpoint cannot be used: {message}")
+    for name in reversed(names):
+        found: list[Artifact] = []
+        path = f"{directory}/{name}"
         try:
-            return artifact, restore(store, artifact, target)
+            together(f"opening {path}", lambda path=path, found=found: found.append(store.get(path, "train")))  # type: ignore[misc]
+            return found[0], restore(store, found[0], target)
+        except UnreachableError:
+            raise
         except ArtifactError as error:
-            failures.append(error)
-            say(f"checkpoint {artifact.path} cannot be used, going back to the one before it: {error.message}")
+            failures.append(error.message)
+            say(f"checkpoint {path} cannot be used, going back to the one before it: {error.message}")
     if failures:
         raise ArtifactError(
-            f"none of the {len(failures)} checkpoints in {store.url_of(directory)} is whole: {failures[0].message}",
+            f"none of the {len(failures)} checkpoints in {store.url_of(directory)} is whole: {failures[0]}",
             hint="force=true trains from the start",
         )
     return None
+
+
+def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
+    """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged."""
+    damaged: list[str] = []
+    with reachable(store.url_of(directory)):
+        names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
+    return names, damaged
+
+
+@contextmanager
+def reachable(where: str) -> Iterator[None]:
+    """Turn an error of the store itself (not a missing file or a bad sector) into UnreachableError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno == errno.EIO:
+            raise
+        raise UnreachableError(
+            f"{where} cannot be read: {type(error).__name__}: {error}",
+            hint="the same command again once the store answers; nothing was changed",
+        ) from error
 
 
 def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
@@ -103,7 +137,7 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
         raise ArtifactError(f"{store.url_of(artifact.path)} has no file {name}, expected in a {KIND}", hint=_OLDER)
     data = bytearray(expected.bytes)
     try:
-        with store.open(path) as source:
+        with reachable(store.url_of(path)), store.open(path) as source:
             view, count = memoryview(data), 0
             while count < len(view) and (got := source.readinto(view[count:])):
                 count += got
@@ -172,6 +206,7 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
                 touched = target.touched if artifact is not chain[0] else None
                 count = apply_block(block, shard, states=target.states, touched=touched)
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
+            target.on_phase(Phase.RESTORE)
         report.checkpoints.append(artifact.path)
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, restore, warm_start
+from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config
 from pipeline.embeddings import RowAccess, TouchedRows
@@ -33,10 +33,13 @@ class Checkpoints:
         trainer: Trainer,
         meter: Meter,
         say: Callable[[str], None],
+        on_phase: OnPhase = ignore,
     ) -> None:
         self.config, self.trainer, self.meter, self.say = config, trainer, meter, say
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
-        self.saver = Checkpointer(store, directory, config.checkpoint, model, key, asdict(config), inputs, say)
+        self.saver = Checkpointer(
+            store, directory, config.checkpoint, model, key, asdict(config), inputs, say, on_phase=on_phase
+        )
         self._last = time.monotonic()
 
     @property

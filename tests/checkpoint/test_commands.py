@@ -109,6 +109,14 @@ def test_verify_names_a_missing_and_a_damaged_parent(store, capsys, tmp_path):
     assert damage["problem"] == "is missing, and step-00000003 rests on it"
 
 
+def test_verify_of_a_run_does_not_pass_over_a_damaged_manifest(store, capsys, tmp_path):
+    manifest = tmp_path / "store" / DIRECTORY / "step-00000003/manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step": 3', b'"step": 2'))
+    result = ckpt_json(store, capsys, "verify", "r", code=7)
+    assert "step-00000003/manifest.json" in result["damage"][0]["problem"]
+    assert "step-00000003/manifest.json" in ckpt(store, capsys, "verify", "r/step-00000003", code=7).err
+
+
 def test_diff_counts_rows_values_and_settings(store, capsys):
     put(store, 4, [1, 3], 0.1, checkpoint={"keep_last": 7})
     a = {t: w for t, _, w, _ in restored(store, store.get(f"{DIRECTORY}/step-00000003", "train"))}

@@ -5,6 +5,7 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.index import committed, entry_of, kept
+from pipeline.checkpoint.phases import Phase
 from pipeline.checkpoint.retention import collect, sweep
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.errors import ArtifactError
@@ -79,8 +80,8 @@ def killer(phase, after):
 
 @pytest.mark.parametrize(
     ("phase", "after", "kind"),
-    [("compact chunk", 0, "difference"), ("compact chunk", 5, "difference"), ("before commit", 0, "difference"),
-     ("after commit", 0, "baseline")],
+    [(Phase.COMPACT, 0, "difference"), (Phase.COMPACT, 5, "difference"), (Phase.BEFORE_SWAP, 0, "difference"),
+     (Phase.AFTER_SWAP, 0, "baseline")],
 )  # fmt: skip
 def test_a_killed_compaction_leaves_a_whole_checkpoint_and_gc_clears_up(tmp_path, phase, after, kind):
     store = new_store(tmp_path)
@@ -107,7 +108,7 @@ def test_a_checkpoint_removed_while_it_is_compacted_stays_removed(tmp_path):
     last = put(store, 2, [1], 0.3)
 
     def prune(phase):
-        if phase == "before commit":
+        if phase == Phase.BEFORE_SWAP:
             store.fs.rm(store.full(last.path), recursive=True)
 
     with pytest.raises(ArtifactError, match="was removed or replaced while it was compacted"):
@@ -149,7 +150,7 @@ def test_compaction_and_clearing_up_work_on_a_store_without_rename():
     last = put(store, 2, [1], 0.3)
     before = restored(store, last)
     with pytest.raises(Killed):
-        compact(store, last, killer("before commit", 0))
+        compact(store, last, killer(Phase.BEFORE_SWAP, 0))
     done = compact(store, last)
     same(before, restored(store, done))
     store.write_bytes(f"{DIRECTORY}/step-00000007/rows/a/x", b"1")
