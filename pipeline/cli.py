@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline import ckpt
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ STAGE_COMMANDS = {
     "evaluate": "figures of the trained model on held-out rows",
 }
 COMPOSING = ("run", *STAGE_COMMANDS)
-COMMANDS = (*COMPOSING, "doctor", "result")
+COMMANDS = (*COMPOSING, "ckpt", "doctor", "result")
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
 stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _composing_flags(run, None)
     for name, text in STAGE_COMMANDS.items():
         _composing_flags(commands.add_parser(name, help=f"only this stage: {text}", add_help=False), name)
+    ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
