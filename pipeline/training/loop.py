@@ -56,6 +56,7 @@ def train(
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
     device = connect(config)
+    torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure():
         split = SplitReader(store, dataset, "train")
         trainer = Trainer(config, split.schema, plan, device)
