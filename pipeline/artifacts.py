@@ -28,7 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import ArtifactError, ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 
 
