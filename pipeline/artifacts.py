@@ -28,7 +28,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import ArtifactError, ConfigError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
 
 
@@ -147,7 +147,7 @@ def disk_errors(what: str) -> Iterator[None]:
                 f"no space left on the store's disk while writing {what}",
                 hint="free space there, or store=<another fsspec URL>; nothing half-written was kept",
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
             raise ArtifactError(
                 f"the store refuses writing {what}: {os.strerror(error.errno or 0)}",
                 hint="store=<an fsspec URL you may write to>",

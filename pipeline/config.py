@@ -7,6 +7,8 @@ got, what it expected and the override that mends it. Nothing here imports torch
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING
@@ -344,6 +346,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 # (field, lowest, highest): closed ranges; None is an open end.
 _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
+    ("seed", 0, 2**63 - 1),
     ("data.split.test_share", 0.0, 0.9),
     ("data.split.test_days", 1, None),
     ("data.sparse_defaults.rows", 3, 2**31 - 1),
@@ -352,18 +355,36 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.days", 1, None),
     ("data.synthetic.ids_per_feature", 2, None),
     ("data.synthetic.base_rate", 0.001, 0.999),
+    ("data.synthetic.zipf", 0.0, None),
+    ("data.synthetic.dense_effect", 0.0, None),
+    ("data.synthetic.first_order_effect", 0.0, None),
+    ("data.synthetic.pairwise_effect", 0.0, None),
+    ("data.synthetic.pairs", 0, 325),
+    ("data.synthetic.latent_dim", 1, 1024),
+    ("data.synthetic.drift", 0.0, None),
     ("ingest.block_mib", 1, 4096),
     ("ingest.rows_per_group", 1, None),
     ("ingest.groups_per_file", 1, None),
     ("model.embedding_dim", 4, 4096),
     ("hardware.hosts", 1, None),
     ("hardware.ranks_per_host", 1, None),
+    ("hardware.hbm_gib", 0.0, None),
+    ("hardware.ddr_gib", 0.0, None),
+    ("hardware.ssd_gib", 0.0, None),
     ("plan.reserve", 0.0, 0.95),
     ("train.global_batch", 1, None),
     ("train.epochs", 1, None),
     ("train.lr", 0.0, None),
     ("train.sparse_lr", 0.0, None),
+    ("train.weight_decay", 0.0, None),
     ("train.warmup_steps", 0, None),
+    ("train.max_steps", 1, None),
+    ("train.threads_per_rank", 1, None),
+    ("train.guard.window_steps", 1, None),
+    ("train.guard.collapse_after_steps", 0, None),
+    ("train.guard.min_logit_std", 0.0, None),
+    ("train.guard.max_window_ne", 0.0, None),
+    ("debug.profile_steps", 0, None),
     ("train.shuffle_window_groups", 1, None),
     ("train.prefetch_batches", 1, None),
     ("train.log_every_steps", 1, None),
@@ -407,6 +428,8 @@ def check(config: Config) -> None:
 
 
 def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={low or 0:g}")
     if (low is not None and value < low) or (high is not None and value > high):
         span = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
         bound = low if low is not None and value < low else high
@@ -414,6 +437,16 @@ def _check_range(path: str, value: float, low: float | None, high: float | None)
 
 
 def _check_stages(config: Config) -> None:
+    if not config.stages:
+        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(STAGES)}]")
+    if not config.store.strip():
+        raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
+    split = config.data.split
+    if "evaluate" in config.stages and split.by == "hash" and split.test_share == 0:
+        raise ConfigError(
+            "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
+            hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
+        )
     for path, names in (("stages", config.stages), ("launch.inline", config.launch.inline)):
         for name in names:
             if name not in STAGES:
@@ -456,6 +489,11 @@ def _check_checkpoint(config: Config) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", data.name):
+        raise ConfigError(
+            f"data.name is {data.name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
+            hint=f"data.name={re.sub(r'[^A-Za-z0-9_-]+', '-', data.name).strip('-')[:100] or 'clicks'}",
+        )
     if data.format != "synthetic" and not data.path:
         raise ConfigError("data.path is not set: no click logs to read", hint="data.path=<file, directory or glob>")
     if not data.sparse:
@@ -478,6 +516,8 @@ def _check_data(data: DataConfig) -> None:
                 f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected vocab or hash",
                 hint=f"data.sparse.{name}.mapping=vocab",
             )
+        if sparse.min_count is not None:
+            _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
         if sparse.rows is not None:
             _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
     if data.split.by == "day" and not (data.day or data.timestamp or data.format == "synthetic"):

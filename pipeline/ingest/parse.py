@@ -224,8 +224,12 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
 
 
 def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
-    """Stable hash (uint64) of each typed row's label and features."""
-    words = [frame[LABEL].to_numpy().astype(np.uint64)]
+    """Stable hash (uint64) of each typed row's features.
+
+    The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
+    and the side of a row tells its label.
+    """
+    words: list[np.ndarray] = []
     for dense in spec.dense:
         values = frame[f"dense:{dense.name}"].fill_null(float("nan")).to_numpy()
         words.append((values + 0.0).view(np.uint64))

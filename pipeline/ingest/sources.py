@@ -167,7 +167,13 @@ def text_layout(data: DataConfig, header: bytes | None) -> Layout:
         return Layout(names=tuple(data.columns), separator=separator, quote=data.quote)
     text = header.decode(errors="replace").rstrip("\r\n")
     if data.quote:
-        names = next(csv.reader([text], delimiter=separator, quotechar=data.quote), [""])
+        try:
+            names = next(csv.reader([text], delimiter=separator, quotechar=data.quote), [""])
+        except csv.Error as error:
+            raise DataError(
+                f"the first line is no header of a text file: {error}; it begins with {text[:40]!r}",
+                hint="data.path=<a text file>, or data.format and data.header that describe this one",
+            ) from None
     else:
         names = text.split(separator)
     return Layout(names=tuple(name.strip() for name in names), separator=separator, quote=data.quote)

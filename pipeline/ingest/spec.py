@@ -137,12 +137,13 @@ def _check_names(spec: DataSpec) -> None:
     taken |= {weight_column(feature.name) for feature in spec.sparse if feature.weighted}
     for group, features in (("dense", spec.dense), ("sparse", spec.sparse)):
         for feature in features:
-            if feature.name in taken or "/" in feature.name:
+            if feature.name in taken or set(feature.name) & set("/."):
+                safe = feature.name.replace("/", "_").replace(".", "_")
                 raise ConfigError(
                     f"data.{group} has a feature called {feature.name!r}, a name the dataset needs for itself "
-                    "or cannot use as a file name",
-                    hint=f"~data.{group}.{feature.name} '+data.{group}.my_{feature.name.replace('/', '_')}"
-                    f"={{column: {feature.column}}}'",
+                    "or that cannot name a file and a module ('/' and '.' are not allowed)",
+                    hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
+                    f"{feature.column}}}' in place of {feature.name!r}",
                 )
     if spec.positive == spec.negative:
         raise ConfigError(

@@ -70,7 +70,7 @@ def csv_config(path: Path | str, **changes) -> Config:
         "name": "d", "format": "csv", "path": str(path), "label": LabelConfig(),
         "dense": {"x": DenseFeature()}, "sparse": {"c": SparseFeature()},
     }  # fmt: skip
-    return Config(data=DataConfig(**{**fields, **changes}), hardware=HardwareConfig(name="laptop"))
+    return Config(stages=["ingest"], data=DataConfig(**{**fields, **changes}), hardware=HardwareConfig(name="laptop"))
 
 
 def write_rows(path: Path, rows: int = 300, header: str = "label,x,c") -> Path:

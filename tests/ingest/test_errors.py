@@ -2,6 +2,7 @@
 
 import gzip
 
+import numpy as np
 import polars as pl
 import pytest
 
@@ -126,3 +127,28 @@ def test_long_values_are_cut_in_reasons(run_ingest, tmp_path):
         sink.write("1," + "9" * 5000 + "x,a\n")
     dataset = run_ingest(csv_config(path))
     assert len(dataset.quarantine[0]["reason"]) < 120
+
+
+def test_garbage_bytes_are_a_data_error(run_ingest, tmp_path):
+    path = tmp_path / "garbage.csv"
+    path.write_bytes(bytes(np.random.default_rng(3).integers(0, 256, 5000, dtype=np.uint8)) + b'"\r"\r\n')
+    with pytest.raises(DataError):
+        run_ingest(csv_config(path))
+
+
+@pytest.mark.parametrize("name", ["a.b", "a/b"])
+def test_a_feature_name_that_cannot_name_a_module_or_file_is_refused_early(run_ingest, tmp_path, name):
+    path = tmp_path / "d.csv"
+    path.write_text("label,c\n1,a\n0,b\n")
+    with pytest.raises(ConfigError, match="'/' and '.' are not allowed"):
+        run_ingest(csv_config(path, sparse={name: SparseFeature(column="c")}))
+
+
+def test_rows_that_differ_in_the_label_alone_stay_together(run_ingest, tmp_path):
+    path = tmp_path / "d.csv"
+    rows = [f"{label},{c}" for c in range(200) for label in (0, 1)]
+    path.write_text("\n".join(["label,c", *rows]) + "\n")
+    dataset = run_ingest(csv_config(path, dense={}, split=SplitConfig(test_share=0.3)))
+    test = dataset.split("test")
+    assert 60 <= len(test) <= 180
+    assert test["label"].mean() == 0.5
