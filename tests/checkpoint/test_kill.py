@@ -1,4 +1,4 @@
-"""The kill matrix: kill -9 at every named point, resumed on as many, fewer and more ranks, loses and doubles nothing."""
+"""The kill matrix: kill -9 at any named point, resumed on as many, fewer or more ranks, loses and doubles no row."""
 
 import shutil
 from collections import Counter
