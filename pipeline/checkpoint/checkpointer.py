@@ -86,6 +86,7 @@ class Checkpointer:
         self._writer = Writer(self.store, group, self.on_phase)
         self._buffers = HostBuffers()
         self._entries: list[Entry] = []
+        self._gone: list[Entry] = []  # to be removed
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings: dict[str, Coding] = {}
         self.figures = Figures()
@@ -235,9 +236,14 @@ class Checkpointer:
 
     def _prune(self) -> None:
         stay = kept(self._entries, self.config.keep_last, self.config.keep_every, self.pinned)
-        gone = [entry for entry in self._entries if entry.name not in stay]
+        self._gone += [entry for entry in self._entries if entry.name not in stay]
         self._entries = [entry for entry in self._entries if entry.name in stay]
-        together("pruning checkpoints", lambda: self._remove(gone) if this_rank() == 0 else None)
+        try:
+            together("pruning checkpoints", lambda: self._remove(self._gone) if this_rank() == 0 else None)
+            self._gone = []
+        except ArtifactError as error:
+            if this_rank() == 0:
+                self.say(f"old checkpoints stay until the next one: {error.message}")
 
     def _remove(self, entries: list[Entry]) -> None:
         remove(self.store, self.directory, entries, self.on_phase)
