@@ -59,6 +59,7 @@ def train(
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
+        torch.manual_seed(config.seed + dist.get_rank())  # torch's own first seed differs from process to process
         saver.resume()
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
