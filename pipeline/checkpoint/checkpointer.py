@@ -87,6 +87,7 @@ class Checkpointer:
         self._writer = Writer(self.store, group, self.on_phase)
         self._buffers = HostBuffers()
         self._entries: list[Entry] = []
+        self._gone: list[Entry] = []  # to be removed
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings: dict[str, Coding] = {}
         self.figures = Figures()
@@ -249,15 +250,20 @@ class Checkpointer:
 
     def _prune(self) -> None:
         keep_last, keep_every = self.config.keep_last, self.config.keep_every
-        if len(kept(self._entries, keep_last, keep_every)) == len(self._entries):
+        if not self._gone and len(kept(self._entries, keep_last, keep_every)) == len(self._entries):
             return
         pins = together("reading which checkpoints are pinned", lambda: self._pins() if this_rank() == 0 else None)[0]
         if pins is None:
             return
         stay = kept(self._entries, keep_last, keep_every, pins)
-        gone = [entry for entry in self._entries if entry.name not in stay]
+        self._gone += [entry for entry in self._entries if entry.name not in stay]
         self._entries = [entry for entry in self._entries if entry.name in stay]
-        together("pruning checkpoints", lambda: self._remove(gone) if this_rank() == 0 else None)
+        try:
+            together("pruning checkpoints", lambda: self._remove(self._gone) if this_rank() == 0 else None)
+            self._gone = []
+        except ArtifactError as error:
+            if this_rank() == 0:
+                self.say(f"old checkpoints stay until the next one: {error.message}")
 
     def _pins(self) -> list[str] | None:
         """Names that must stay; None where it cannot be known: then nothing goes."""

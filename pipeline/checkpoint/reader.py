@@ -28,7 +28,7 @@ from pipeline.checkpoint.ranks import together
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, KIND, STATE
 from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
-from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.errors import ArtifactError, NightjarError, UnreachableError
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _OLDER = "an older checkpoint is used if there is one; nightjar ckpt verify names all damage"
@@ -71,8 +71,9 @@ def restore(store: Store, artifact: Artifact, target: Target, report: Report | N
 
     def read() -> None:
         with reachable(store.url_of(artifact.path)):
-            _restore_rows(store, restore_order(store, artifact), target, report)
-            result.append(restore_dense(store, artifact, target))
+            chain = restore_order(store, artifact)
+        _restore_rows(store, chain, target, report)
+        result.append(restore_dense(store, artifact, target))
 
     together(f"restoring {artifact.path}", read)
     return result[0]
@@ -92,7 +93,7 @@ def restore_newest(
         found: list[Artifact] = []
         path = f"{directory}/{name}"
         try:
-            together(f"opening {path}", lambda path=path, found=found: found.append(store.get(path, "train")))  # type: ignore[misc]
+            together(f"opening {path}", lambda path=path, found=found: found.append(_open(store, path)))  # type: ignore[misc]
             return found[0], restore(store, found[0], target)
         except UnreachableError:
             raise
@@ -107,6 +108,11 @@ def restore_newest(
     return None
 
 
+def _open(store: Store, path: str) -> Artifact:
+    with reachable(store.url_of(path)):
+        return store.get(path, "train")
+
+
 def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
     """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged."""
     damaged: list[str] = []
@@ -117,11 +123,16 @@ def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def reachable(where: str) -> Iterator[None]:
-    """Turn an error of the store itself (not a missing file or a bad sector) into UnreachableError."""
+    """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
+
+    Clients of object stores raise their own classes for a cut connection or a timeout, so any class counts.
+    """
     try:
         yield
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) or error.errno == errno.EIO:
+    except (NightjarError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
             raise
         raise UnreachableError(
             f"{where} cannot be read: {type(error).__name__}: {error}",

@@ -205,11 +205,14 @@ def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
             return
         except ArtifactError:
             raise
-        except OSError as error:
+        except Exception as error:  # clients of object stores have error classes of their own
             draft.files.pop(name, None)
+            if draft.store.is_local and not isinstance(error, OSError):
+                raise
             if attempt == _ATTEMPTS or draft.store.is_local:
+                tries = "" if attempt == 1 else f" after {attempt} tries"
                 raise ArtifactError(
-                    f"cannot write {draft.store.url_of(draft.path)}/{name} after {attempt} tries: {error}",
+                    f"cannot write {draft.store.url_of(draft.path)}/{name}{tries}: {type(error).__name__}: {error}",
                     hint="the checkpoint before it is untouched; check the store, then start the run again",
                 ) from error
             time.sleep(0.5 * 2**attempt)
@@ -225,9 +228,11 @@ def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: OnPha
     size = sum(entry.bytes for entry in draft.files.values())
     rows = sum(extent["rows"] for extent in extents)
     codings = sorted({extent["coding"] for extent in extents})
-    artifact = draft.commit({**job.summary, "bytes": size, "rows": rows, "codings": codings})
+    summary = {**job.summary, "bytes": size, "rows": rows, "codings": codings}
+    made: list[Artifact] = []
+    _retry(draft, MANIFEST, lambda: made.append(draft.commit(summary)))
     on_phase(Phase.AFTER_COMMIT)
-    return artifact
+    return made[0]
 
 
 def _discard_uncommitted(draft: Draft) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from torchx.specs import AppDef
 
 DISTRIBUTED = ("train", "evaluate")
+MARGIN_SECONDS = 5  # over what a stage needs to end by itself
 
 
 def ranks_of(stage: str, config: Config) -> int:
@@ -26,7 +28,12 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     ends the ranks, 0 for none. Single-rank stages go through torchrun too, so that all stages start alike.
     """
     worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--columns", str(columns), "--launcher", str(launcher)]
-    return _app(f"{config.run}-{stage}", stage, [*_torchrun(ranks_of(stage, config)), *worker], _threads(stage, config))
+    return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], _threads(stage, config))
+
+
+def seconds_to_end(stage: str, config: Config) -> int:
+    """How long ranks told to end may take: training ranks write a checkpoint first."""
+    return math.ceil(config.checkpoint.grace_seconds if stage == "train" else 0) + MARGIN_SECONDS
 
 
 def chain_app(name: str, overrides: list[str]) -> AppDef:
@@ -42,12 +49,13 @@ def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
     return AppDef(name=name, roles=[Role(name=role, image="", entrypoint=sys.executable, args=arguments, env=env)])
 
 
-def _torchrun(ranks: int) -> list[str]:
+def _torchrun(stage: str, config: Config) -> list[str]:
     """Arguments of torchrun on one host. Output of ranks other than 0 goes to files, not to the terminal."""
+    ranks = ranks_of(stage, config)
     redirects = ["--redirects", ",".join(f"{rank}:3" for rank in range(1, ranks))] if ranks > 1 else []
     return [
         "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-        "--nproc-per-node", str(ranks), *redirects,
+        "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,
     ]  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from typing import Any
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError
-from pipeline.launch.appdefs import DISTRIBUTED, stage_app
-from pipeline.launch.logs import Tail, collect, exit_hint
+from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end, stage_app
+from pipeline.launch.logs import Tail, cause_of, collect, exit_hint, killed_rank
 from pipeline.launch.result import Outcome, assemble
 from pipeline.launch.runner import LocalRunner
 from pipeline.launch.signals import Interrupted, deadline, handled
@@ -187,12 +188,33 @@ class Chain:
         handle = runner.submit(app)
         try:
             state = self._follow(step, handle)
+        except Interrupted as stop:
+            self._end(step, handle, stop)
+            raise
         finally:
             runner.cancel(handle)
         artifact = self.store.find(step.path) if state == "succeeded" else None
         if artifact is None:
             raise self._failure(step, handle, state)
         return artifact
+
+    def _end(self, step: Step, handle: str, stop: Interrupted) -> None:
+        """Give a stage time to end by itself after a signal; raises what it said last, if it said something.
+
+        A second signal does not wait. Ctrl-C keeps its own exit code, with the stage's words.
+        """
+        assert self._runner is not None
+        seconds = seconds_to_end(step.name, self.config)
+        self.console.say(f"{step.name:<10} {stop}: waiting up to {seconds} s for it to end; again to end at once")
+        self._runner.stop(handle, seconds)
+        text = collect(self._runner.log_directory, handle)
+        report = read_report(self.store, str(self.config.run), step.name, text)
+        error = report.exception() if report else None
+        if error is None:
+            return
+        if stop.number == signal.SIGINT:
+            raise Interrupted(stop.number, error.message) from error
+        raise error from stop
 
     def _follow(self, step: Step, handle: str) -> str:
         """Pass the stage's output on until it ends; returns its last state. LaunchError at the deadline."""
@@ -218,15 +240,19 @@ class Chain:
         run = str(self.config.run)
         text = collect(self._runner.log_directory, handle)
         report = read_report(self.store, run, step.name, text)
-        known = report.exception() if report else None
-        if known is not None:
+        known, dead = report.exception() if report else None, killed_rank(text)
+        if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
         path = f"{run_directory(run)}/logs/{step.name}.log"
         log = ""
         with contextlib.suppress(NightjarError, OSError):
             self.store.write_bytes(path, text.encode())
             log = self.store.url_of(path)
-        if report is None or report.status == "done":
+        if dead is not None:
+            rank, number = dead
+            message = f"the {step.name} stage {state}: rank {rank} was killed by signal {number}{cause_of(number)}"
+            report = None  # what its peers say follows from that
+        elif report is None or report.status == "done":
             message = f"the {step.name} stage {state} without a word{exit_hint(text)}"
         else:
             message = f"the {step.name} stage failed on rank {report.rank}: {report.message}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 LONGEST = 1 << 20  # bytes kept of one log file, from its end
@@ -46,6 +47,20 @@ def exit_hint(log: str) -> str:
     if not found:
         return ""
     code = int(found.group(1))
-    if code == -9:
-        return " (killed by signal 9: most often the machine ran out of memory)"
-    return f" (killed by signal {-code})" if code < 0 else f" (exit code {code})"
+    return f" (killed by signal {-code}{cause_of(-code)})" if code < 0 else f" (exit code {code})"
+
+
+def cause_of(number: int) -> str:
+    """The most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
+    return ": most often the machine ran out of memory" if number == signal.SIGKILL else ""
+
+
+def killed_rank(log: str) -> tuple[int, int] | None:
+    """The rank that a signal killed and the signal's number, from torchrun's account in ``log``; None if there is none.
+
+    Ranks that torchrun itself stopped (SIGTERM) and those that failed because a peer was gone are not the cause.
+    """
+    for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)", log):
+        if int(code) < 0 and -int(code) != signal.SIGTERM:
+            return int(rank), -int(code)
+    return None

@@ -7,6 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,13 @@ class LocalRunner:
         from torchx.schedulers.local_scheduler import create_scheduler
 
         self.log_directory = Path(tempfile.mkdtemp(prefix="nightjar-logs-"))
-        self._runner: Any = Runner(SESSION, {self.scheduler: create_scheduler})
+        self._local: Any = None
+
+        def create(*args: Any, **options: Any) -> Any:
+            self._local = create_scheduler(*args, **options)
+            return self._local
+
+        self._runner: Any = Runner(SESSION, {self.scheduler: create})
         self._roles: dict[str, str] = {}
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self._runner.scheduler_run_opts(self.scheduler)  # makes the scheduler
@@ -67,6 +74,19 @@ class LocalRunner:
         """The file that ``stream`` (stdout | stderr) of the app's first replica goes to."""
         app_id = handle.rsplit("/", 1)[-1]
         return self.log_directory / SESSION / app_id / self._roles[handle] / "0" / f"{stream}.log"
+
+    def stop(self, handle: str, seconds: float) -> str:
+        """Tell the app to end (SIGTERM) and wait up to ``seconds`` until it has; its state then.
+
+        TorchX's own ``cancel`` kills after ten seconds, whatever the app still has to write.
+        """
+        app = self._local._apps[handle.rsplit("/", 1)[-1]]
+        for replica in [replica for replicas in app.role_replicas.values() for replica in replicas]:
+            replica.terminate()
+        last = time.monotonic() + seconds
+        while (state := self.state(handle)) == "running" and time.monotonic() < last:
+            time.sleep(0.05)
+        return state
 
     def cancel(self, handle: str) -> None:
         """Stop the app and its children; no error where it ended already."""

@@ -17,9 +17,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupted(BaseException):
     """A signal asked the launcher to end; ``exit_code`` is 128 + its number, as shells have it."""
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.exit_code = 128 + number
+    def __init__(self, number: int, words: str = "") -> None:
+        name = signal.Signals(number).name
+        super().__init__(f"stopped by {name}; {words}" if words else f"stopped by {name}")
+        self.number, self.exit_code = number, 128 + number
 
 
 @contextmanager

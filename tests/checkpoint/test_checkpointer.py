@@ -38,16 +38,11 @@ def same(one, two, **close):
                 assert torch.equal(a[name], b[name]), name
 
 
-def run(function, world, folder, *args):
-    (folder / "rendezvous").unlink(missing_ok=True)
-    spawn(function, world, folder, *args)
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_chain_restores_bit_for_bit_on_one_rank(tmp_path, policy):
     settings = {"policy": policy}
-    run(write, 1, tmp_path, "table_wise", "a", [1, 2, 3, 4], settings)
-    run(resume, 1, tmp_path, "row_wise", "b", settings, 4)
+    spawn(write, 1, tmp_path, "table_wise", "a", [1, 2, 3, 4], settings)
+    spawn(resume, 1, tmp_path, "row_wise", "b", settings, 4)
     same(tables(tmp_path, "a-saved", 1), tables(tmp_path, "b-restored", 1))
     same(tables(tmp_path, "a-end", 1), tables(tmp_path, "b-again", 1))
 
@@ -55,8 +50,8 @@ def test_a_chain_restores_bit_for_bit_on_one_rank(tmp_path, policy):
 @pytest.mark.parametrize(("world", "kinds"), [(2, MIXED), (1, "table_wise"), (3, "row_wise")])
 def test_two_ranks_restore_into_other_world_sizes(tmp_path, world, kinds):
     settings = {"policy": "one_shot"}
-    run(write, 2, tmp_path, MIXED, "a", [2, 3, 4], settings)
-    run(resume, world, tmp_path, kinds, "b", settings, 4)
+    spawn(write, 2, tmp_path, MIXED, "a", [2, 3, 4], settings)
+    spawn(resume, world, tmp_path, kinds, "b", settings, 4)
     same(tables(tmp_path, "a-saved", 2), tables(tmp_path, "b-restored", world))
     if world == 2:
         same(tables(tmp_path, "a-end", 2), tables(tmp_path, "b-again", 2))
@@ -66,12 +61,12 @@ def test_two_ranks_restore_into_other_world_sizes(tmp_path, world, kinds):
 
 def test_a_damaged_difference_falls_back_to_the_one_before_it_and_says_so(tmp_path):
     settings = {"policy": "one_shot"}
-    run(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], settings)
+    spawn(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], settings)
     file = sorted((tmp_path / "store/ck/step-00000003/rows/a").iterdir())[0]
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    run(resume, 1, tmp_path, "table_wise", "b", settings, 2)
+    spawn(resume, 1, tmp_path, "table_wise", "b", settings, 2)
     said = (tmp_path / "b-said.txt").read_text()
     assert "step-00000003 cannot be used, going back to the one before it" in said
     assert "is corrupt" in said
@@ -80,7 +75,7 @@ def test_a_damaged_difference_falls_back_to_the_one_before_it_and_says_so(tmp_pa
 
 def test_quantised_differences_hold_only_touched_rows_and_stay_close(tmp_path):
     settings = {"policy": "one_shot", "quantise": "8", "state": "bf16"}
-    run(write, 1, tmp_path, "table_wise", "a", [1, 2], settings)
+    spawn(write, 1, tmp_path, "table_wise", "a", [1, 2], settings)
     base, difference = committed(Store(str(tmp_path / "store")), "ck")
     assert (base.summary["type"], difference.summary["type"]) == ("baseline", "difference")
     assert difference.summary["parents"] == ["step-00000001"]

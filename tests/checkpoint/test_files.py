@@ -1,38 +1,18 @@
-"""Checkpoint files in one process: chunks, optimizers, what is wrong and how it is said, which ones there are."""
+"""Checkpoint files in one process: chunks, optimizers, what does not fit and how it is said, where a write fails."""
 
 import json
 import os
 import subprocess
-from types import SimpleNamespace
 
 import pytest
 import torch
-from pipeline.checkpoint.collect import pack, pieces
-
 from pipeline.artifacts import Store
-from pipeline.checkpoint import TrainState, checkpoint_path, latest, prune, restore, save
+from pipeline.checkpoint import Phase, Target, TrainState, committed, latest
+from pipeline.checkpoint.chunks import RowBlock
+from pipeline.checkpoint.reader import apply_block
 from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
-from pipeline.embeddings import LocalShard, TableSpec
 from pipeline.errors import ArtifactError
-
-
-def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):
-    weight = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
-    return LocalShard(table, row, rows, column, columns, owner, weight, {"adagrad_sum": torch.ones(rows)})
-
-
-def access(*shards):
-    """What checkpoint code uses of RowAccess, without ranks."""
-    tables = {s.table: TableSpec(s.table, s.rows, s.columns) for s in shards}
-    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards))
-
-
-def write(store, path="c/step-00000001", rows=None, dense=None, optimizer=None, state=None, **more):
-    state = state or TrainState(step=1)
-    return save(
-        store, path, state=state, rows=rows or access(shard()), dense=dense or {}, optimizer=optimizer,
-        key="k", config={}, **more,
-    )  # fmt: skip
+from tests.checkpoint.single import access, read, shard, write
 
 
 @pytest.fixture
@@ -40,19 +20,19 @@ def store(tmp_path):
     return Store(str(tmp_path / "store"))
 
 
-def test_pieces_are_bounded_and_cover_owned_shards_once():
-    parts = pieces([shard(), shard("u", owner=False), shard("v", rows=3)], limit=45)  # a row: 20 bytes
-    assert [(p.extent.table, p.extent.row, p.extent.rows) for p in parts] == [
+def test_chunks_are_bounded_and_cover_owned_shards_once(store):
+    rows = access(shard(), shard("u", owner=False), shard("v", rows=3))
+    artifact = write(store, rows=rows, chunk=45)  # a row: 20 bytes
+    extents = store.read_json(f"{artifact.path}/index.json")["files"]
+    assert [(e["table"], e["first"], e["rows"]) for e in extents] == [
         ("t", 0, 2), ("t", 2, 2), ("t", 4, 2), ("t", 6, 2), ("t", 8, 2), ("v", 0, 2), ("v", 2, 1)]  # fmt: skip
-    assert all(p.bytes <= 45 for p in parts)
-    assert [len(group) for group in pack(parts, 80)] == [2, 2, 2, 1]
-    assert [p.extent.rows for p in pieces([shard()], limit=1)] == [1] * 10
-    source = shard()
-    assert pieces([source], limit=45)[0].tensors["weight"].data_ptr() == source.weight.data_ptr()
+    assert {e["file"] for e in extents} | {"index.json", "state.json", "dense.safetensors"} == set(artifact.files)
+    tiny = write(store, chunk=1)
+    assert [e["rows"] for e in store.read_json(f"{tiny.path}/index.json")["files"]] == [1] * 10
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD])
-def test_any_dense_optimizer_comes_back_and_steps_alike(kind):
+def test_any_dense_optimizer_comes_back_and_steps_alike(store, kind):
     def build():
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1))
@@ -69,11 +49,9 @@ def test_any_dense_optimizer_comes_back_and_steps_alike(kind):
     model, dense, optimizer = build()
     step(model, optimizer)
     optimizer.param_groups[1]["lr"] = 0.03
-    tensors, record = flatten_optimizer(optimizer, dense)
-    tensors = {name: value.clone() for name, value in tensors.items()}
+    artifact = write(store, dense=dense, optimizer=optimizer)
     other, other_dense, again = build()
-    other.load_state_dict(model.state_dict())
-    load_optimizer(again, other_dense, tensors, json.loads(json.dumps(record)))
+    read(store, artifact, access(shard()), other_dense, again)
     for _ in range(2):
         step(model, optimizer)
         step(other, again)
@@ -91,29 +69,36 @@ def test_other_optimizer_or_parameters_are_named():
         load_optimizer(torch.optim.Adam([dense["w"]]), dense, tensors, record)
 
 
-def test_round_trip_without_ranks_and_index_is_plain_json(store):
+def test_round_trip_of_all_parts_and_json_is_plain(store):
     rows, dense = access(shard(), shard("u", rows=3)), {"w": torch.nn.Parameter(torch.randn(2))}
     before, kept = dense["w"].detach().clone(), [s.weight.clone() for s in rows.local_shards()]
     state = TrainState(step=1, epoch=2, next_batch=3, samples=4, schedule={"peak": 0.1}, rng=torch.get_rng_state())
-    artifact = write(store, rows=rows, dense=dense, state=state, chunk_bytes=64)
-    assert set(artifact.files) >= {"index.json", "state.json", "dense.safetensors", "rows/rank-00000-00000.safetensors"}
-    assert artifact.summary["step"] == 1 and artifact.summary["tables"] == 2
+    artifact = write(store, rows=rows, dense=dense, state=state)
     assert store.find(artifact.path) == artifact
     store.verify(artifact)
     for s in rows.local_shards():
         s.weight.zero_()
     with torch.no_grad():
         dense["w"].zero_()
-    found = restore(store, artifact, rows=rows, dense=dense)
+    found = read(store, artifact, rows, dense)
     assert torch.equal(found.rng, state.rng) and found.to_json() == state.to_json()
     assert torch.equal(dense["w"].detach(), before)
     assert all(torch.equal(s.weight, w) for s, w in zip(rows.local_shards(), kept, strict=True))
+    record = json.loads(store.fs.cat_file(store.full(f"{artifact.path}/state.json")))
+    assert record["train"]["next_batch"] == 3
+
+
+def test_states_are_zeroed_where_only_weights_are_wanted(store):
+    artifact = write(store)
+    rows = access(shard())
+    read(store, artifact, rows, states=False)
+    assert not rows.local_shards()[0].state["adagrad_sum"].any()
 
 
 def test_every_difference_between_checkpoint_and_model_is_named(store):
     artifact = write(store, rows=access(shard("a"), shard("b"), shard("gone")))
     with pytest.raises(ArtifactError) as caught:
-        restore(store, artifact, rows=access(shard("a"), shard("b", rows=11), shard("new")), dense={})
+        read(store, artifact, access(shard("a"), shard("b", rows=11), shard("new")))
     for part in (
         "'b' is 10 rows x 4 in it, 11 x 4 in the model",
         "'new' of the model is not in it",
@@ -124,28 +109,11 @@ def test_every_difference_between_checkpoint_and_model_is_named(store):
     with pytest.raises(
         ArtifactError, match=r"'w' is \(2,\) in it, \(3,\) in the model; .*'y' is not there in it, \(1,\)"
     ):
-        restore(store, artifact, rows=access(shard()), dense={"w": torch.ones(3), "y": torch.ones(1)})
+        read(store, artifact, access(shard()), {"w": torch.ones(3), "y": torch.ones(1)})
+    weight = torch.nn.Parameter(torch.ones(2))
+    artifact = write(store, dense={"w": weight})
     with pytest.raises(ArtifactError, match="holds no dense optimizer"):
-        optimizer = torch.optim.SGD([weight := torch.nn.Parameter(torch.ones(2))])
-        restore(
-            store, write(store, dense={"w": weight}), rows=access(shard()), dense={"w": weight}, optimizer=optimizer
-        )
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_damaged_rows_are_found_before_they_are_used(store, damage, tmp_path):
-    artifact = write(store)
-    file = tmp_path / "store" / artifact.path / "rows/rank-00000-00000.safetensors"
-    data = bytearray(file.read_bytes())
-    data[-1] ^= 1
-    file.write_bytes(data if damage == "flip" else data[:-1])
-    if damage == "remove":
-        file.unlink()
-    message = (
-        "is missing from its artifact" if damage == "remove" else r"rank-00000-00000.safetensors is corrupt: \d+ bytes"
-    )
-    with pytest.raises(ArtifactError, match=message):
-        restore(store, artifact, rows=access(shard()), dense={})
+        read(store, artifact, access(shard()), {"w": weight}, torch.optim.SGD([weight]))
 
 
 def test_rows_missing_from_the_index_are_an_error(store):
@@ -153,44 +121,97 @@ def test_rows_missing_from_the_index_are_an_error(store):
     half.tables = access(shard()).tables
     artifact = write(store, rows=half)
     with pytest.raises(ArtifactError, match="holds 20 of the 40 values of rows 0 to 9 of table 't'"):
-        restore(store, artifact, rows=access(shard()), dense={})
+        read(store, artifact, access(shard()))
 
 
-def test_latest_and_prune_count_only_committed(store, tmp_path):
-    assert latest(store, "c") is None
-    for step in (2, 10, 100_000_000):
-        write(store, checkpoint_path("c", step), state=TrainState(step=step))
-    for step in (1, 7, 100_000_001):
-        (tmp_path / "store" / checkpoint_path("c", step)).mkdir()
-    assert latest(store, "c").summary["step"] == 100_000_000
-    assert prune(store, "c", 2) == ["c/step-00000007", "c/step-00000002", "c/step-00000001"]
-    assert store.names("c") == ["step-00000010", "step-100000000", "step-100000001"]
-    assert prune(store, "c", 2) == []
-    write(store, checkpoint_path("c", 100_000_001))
-    assert prune(store, "c", 1) == ["c/step-100000000", "c/step-00000010"]
+def test_column_ranges_join_into_the_sum_of_the_whole_row(store):
+    target = shard(rows=2, columns=8)
+    target.weight.zero_()
+    rows = access(target)
+    grads = torch.randn(2, 8)
+    for column, columns in ((0, 2), (2, 6)):
+        cut = grads[:, column : column + columns].contiguous()
+        block = RowBlock("t", torch.arange(2).numpy(), column, cut, {"adagrad_sum": cut.square().mean(1)})
+        assert _apply(block, target, Target(rows, {}), mark=False) == 2
+    assert torch.equal(target.weight, grads)
+    torch.testing.assert_close(target.state["adagrad_sum"], grads.square().mean(1))
 
 
-def test_saving_again_replaces_and_memory_stores_work():
+def test_only_committed_ones_count_on_stores_without_rename_too():
     store = Store("memory://nightjar-checkpoints")
+    assert latest(store, "c") is None
     write(store, rows=access(shard(), shard("u")))
     artifact = write(store)
-    assert len([name for name in artifact.files if name.startswith("rows/")]) == 1
-    restore(store, artifact, rows=access(shard()), dense={})
+    assert len([name for name in artifact.files if "/u/" in name]) == 0
+    read(store, artifact, access(shard()))
     assert latest(store, "c") == artifact
-    prune(store, "c", 1)
+    with store.open("c/step-00000009/rows", "wb") as sink:
+        sink.write(b"x")
     assert latest(store, "c") == artifact
 
 
-def test_full_disk_is_one_message_and_leaves_nothing(tmp_path):
-    disk = tmp_path / "tiny"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode or os.geteuid():
-        pytest.skip("this machine lets us mount no tmpfs")
-    try:
-        store = Store(str(disk))
-        with pytest.raises(ArtifactError, match="no space left on the store's disk while writing c/step-00000001/rows"):
-            write(store, rows=access(shard(rows=100_000)))
-        assert store.names("c") == []
-    finally:
+@pytest.mark.parametrize("phase", [Phase.ENCODE, Phase.CHUNK, Phase.DENSE, Phase.WRITTEN, Phase.BEFORE_COMMIT])
+def test_a_write_that_fails_before_the_commit_leaves_nothing(store, phase):
+    before = write(store)
+
+    def fail(now):
+        if now == phase:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(ArtifactError, match="No space left|no space left"):
+        write(store, "c/step-00000002", on_phase=fail)
+    assert [a.path for a in committed(store, "c")] == [before.path]
+    assert store.names("c") == ["step-00000001"]
+    store.verify(before)
+
+
+def test_a_failure_after_the_commit_does_not_undo_it(store):
+    """As when another rank dies after the manifest was written and before it could be told."""
+
+    def fail(now):
+        if now == Phase.AFTER_COMMIT:
+            raise RuntimeError("connection closed by peer")
+
+    with pytest.raises(ArtifactError, match="connection closed"):
+        write(store, on_phase=fail)
+    store.verify(latest(store, "c"))
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A function that mounts a disk of so many KiB; skips where this machine does not allow it."""
+    mounted = []
+
+    def mount(kib):
+        disk = tmp_path / f"disk{len(mounted)}"
+        disk.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(disk)]
+        if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("this machine lets us mount no tmpfs")
+        mounted.append(disk)
+        return disk
+
+    yield mount
+    for disk in mounted:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_at_any_moment_keeps_what_was_committed(tiny_disk):
+    """A disk with room for one checkpoint and a part of the next, the part growing until it fits: no size harms."""
+    failed = set()
+    for kib in range(60, 200, 4):
+        store = Store(str(tiny_disk(kib)))
+        try:
+            before = write(store, rows=access(shard(rows=2000)), dense={"w": torch.ones(3000)}, chunk=8000)
+        except ArtifactError as error:
+            assert "no space left on the store's disk while writing c/step-00000001" in error.message
+            assert store.names("c") == []
+            continue
+        try:
+            write(store, "c/step-00000002", access(shard(rows=2000)), {"w": torch.ones(3000)}, chunk=8000)
+        except ArtifactError as error:
+            assert "no space left on the store's disk while writing c/step-00000002/" in error.message
+            failed.add(error.message.split("step-00000002/")[1].split("/")[0])
+            assert store.names("c") == ["step-00000001"]
+        store.verify(before)
+    assert {"rows", "dense.safetensors"} <= failed

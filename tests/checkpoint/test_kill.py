@@ -1,4 +1,4 @@
-"""The kill matrix: kill -9 at every named point, resumed on as many, fewer and more ranks, loses and doubles nothing."""
+"""The kill matrix: kill -9 at any named point, resumed on as many, fewer or more ranks, loses and doubles no row."""
 
 import shutil
 from collections import Counter
@@ -58,7 +58,6 @@ def final(root):
     """All tensors of the final checkpoint, tables put together; it is a baseline, so no other is needed."""
     folder = root / DIRECTORY / f"step-{STEPS:08d}"
     found = dict(load_file(folder / "dense.safetensors"))
-    del found["rng"]
     for file in sorted((folder / "rows").rglob("*.safetensors")):
         for name, value in load_file(file).items():
             found.setdefault(f"{file.parent.name}/{name}", []).append((file.name, value))
@@ -89,5 +88,5 @@ def test_no_row_is_lost_or_trained_twice(tmp_path, dataset, undisturbed, name, w
     for key, value in tables.items():
         if world == 2:
             assert torch.equal(found[key], value), key
-        else:
+        elif key != "rng":  # one for each rank
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4)

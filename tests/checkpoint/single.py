@@ -1,0 +1,65 @@
+"""Checkpoints of made-up shards in one process, without ranks."""
+
+from types import SimpleNamespace
+
+import torch
+
+from pipeline.checkpoint import Target, TrainState, ignore, restore
+from pipeline.checkpoint.chunks import TableCoding
+from pipeline.checkpoint.index import name_of
+from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
+from pipeline.checkpoint.state import flatten_optimizer
+from pipeline.checkpoint.writer import Job, write_checkpoint
+from pipeline.embeddings import LocalShard, TableSpec
+
+
+def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):
+    weight = torch.arange(rows * columns, dtype=torch.float32).view(rows, columns)
+    return LocalShard(table, row, rows, column, columns, owner, weight, {"adagrad_sum": torch.ones(rows)})
+
+
+def access(*shards):
+    """What checkpoint code uses of RowAccess, without ranks."""
+    tables = {s.table: TableSpec(s.table, s.rows, s.columns) for s in shards}
+    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards))
+
+
+class Picked:
+    """What a snapshot uses of TouchedRows: the same row numbers of every shard."""
+
+    def __init__(self, *rows):
+        self.rows = list(rows)
+
+    def mask(self, key):
+        marks = torch.zeros(1000, dtype=torch.uint8)
+        marks[self.rows] = 1
+        return marks
+
+
+def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=None, parents=(), picked=None, chunk=160):
+    """A job as the checkpointer makes it; a difference of the rows ``picked`` where it has ``parents``."""
+    rows, dense, state = rows or access(shard()), dense or {}, state or TrainState(step=int(path[-8:]))
+    tensors = {f"param/{name}": value.detach() for name, value in dense.items()}
+    record = {"train": state.to_json(), "optimizer": None}
+    if optimizer is not None:
+        parts, record["optimizer"] = flatten_optimizer(optimizer, dense)
+        tensors |= {f"optimizer/{name}": value for name, value in parts.items()}
+    if state.rng is not None:
+        tensors["rng"] = state.rng
+    return Job(
+        path=path, key="k", config={"seed": 1}, inputs={"dataset": "d"},
+        blocks=take_snapshot(rows, picked, HostBuffers()),
+        codings={name: TableCoding("fp32") for name in rows.tables}, dense=tensors, state=record,
+        tables={name: {"rows": t.rows, "dim": t.dim} for name, t in rows.tables.items()},
+        summary={"step": state.step, "type": "difference" if parents else "baseline", "bytes_full": 1,
+                 "parents": [name_of(step) for step in parents]},
+        chunk_bytes=chunk,
+    )  # fmt: skip
+
+
+def write(store, *args, on_phase=ignore, **more):
+    return write_checkpoint(store, job(*args, **more), None, on_phase)
+
+
+def read(store, artifact, rows, dense=None, optimizer=None, **more):
+    return restore(store, artifact, Target(rows, dense or {}, optimizer, **more))
