@@ -114,7 +114,7 @@ def _put_weight(tensors: dict[str, Tensor], weight: Tensor, coding: str | Coding
         return {"weight": coding}
     rows = encode(weight, coding)
     tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
-    return {"weight": f"q{coding.bits}", "unit": rows.unit.hex(), "search": f"{coding.steps},{coding.shrink}"}
+    return {"weight": f"q{coding.bits}", "unit": rows.unit.hex(), "search": f"{coding.steps},{coding.shrink},{coding.fits}"}
 
 
 def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: int) -> Tensor:
