@@ -86,6 +86,24 @@ def fingerprint(url: str) -> str:
     return digest.hexdigest()[:32] if paths else ""
 
 
+_SEAL = b',\n "seal": "'
+
+
+def _sealed(record: dict[str, Any]) -> bytes:
+    """``record`` as JSON whose last entry ``seal`` is the checksum of all bytes before it."""
+    body = json.dumps(record, indent=1).encode().removesuffix(b"\n}")
+    return body + _SEAL + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
+
+
+def _unsealed(data: bytes) -> dict[str, Any]:
+    """What ``_sealed`` was given; ValueError if a single bit differs."""
+    body, _, seal = data.rpartition(_SEAL)
+    if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
+        raise ValueError("its content and its seal (a checksum of it) differ")
+    record: dict[str, Any] = json.loads(body + b"}")
+    return record
+
+
 class _HashingFile(io.RawIOBase):
     """A binary sink that counts and hashes what passes through it."""
 
@@ -172,12 +190,14 @@ class Draft:
             path=self.path, kind=self.kind, key=self.key, schema_version=SCHEMA_VERSION, config=self.config,
             inputs=self.inputs, files=dict(sorted(self.files.items())), summary=summary, created=time.time(),
         )  # fmt: skip
-        self.store.write_json(f"{self.path}/{MANIFEST}", artifact.to_json())
+        self.store.write_manifest(artifact)
         return artifact
 
     def discard(self) -> None:
-        """Remove everything written so far."""
+        """Remove everything written so far; a manifest goes first, so that no half of an artifact looks committed."""
         full = self.store.full(self.path)
+        if self.store.fs.exists(f"{full}/{MANIFEST}"):
+            self.store.fs.rm_file(f"{full}/{MANIFEST}")
         if self.store.fs.exists(full):
             self.store.fs.rm(full, recursive=True)
 
@@ -244,6 +264,10 @@ class Store:
                 Path(temporary).unlink(missing_ok=True)
                 raise
 
+    def write_manifest(self, artifact: Artifact) -> None:
+        """Write ``artifact``'s manifest, atomically and sealed: from now on it is what lies at its path."""
+        self.write_bytes(f"{artifact.path}/{MANIFEST}", _sealed(artifact.to_json()))
+
     def names(self, path: str) -> list[str]:
         """Sorted names directly under ``path``; empty where it does not exist."""
         full = self.full(path)
@@ -256,11 +280,14 @@ class Store:
         """The artifact committed at ``path``, or None. Raises ArtifactError for a manifest that does not parse."""
         if not self.exists(f"{path}/{MANIFEST}"):
             return None
-        record = self.read_json(f"{path}/{MANIFEST}")
         try:
+            with self.open(f"{path}/{MANIFEST}") as source:
+                record = _unsealed(source.read())
             files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
             return Artifact(path=path, files=files, **record)
-        except (KeyError, TypeError, AttributeError) as error:
+        except FileNotFoundError:
+            return None  # it went after it was seen
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise ArtifactError(
                 f"{self.url_of(path)}/{MANIFEST} is not a manifest of schema version {SCHEMA_VERSION}: {error}",
                 hint="force=true writes the artifact again",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from pipeline import ckpt
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ STAGE_COMMANDS = {
     "evaluate": "figures of the trained model on held-out rows",
 }
 COMPOSING = ("run", *STAGE_COMMANDS)
-COMMANDS = (*COMPOSING, "doctor", "result")
+COMMANDS = (*COMPOSING, "ckpt", "doctor", "result")
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
 stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
@@ -69,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _composing_flags(run, None)
     for name, text in STAGE_COMMANDS.items():
         _composing_flags(commands.add_parser(name, help=f"only this stage: {text}", add_help=False), name)
+    ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -154,10 +157,10 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     try:
         io = _stage_io(config, store, console.columns)
         result = Chain(config, store, steps, lambda step: run_stage(step, config, store, io), console).run()
-    except NightjarError as error:
-        return _complain(str(error), error.exit_code), {}
-    except StageError as fault:
-        return _complain(fault.message + (f"\n  log: {fault.log}" if fault.log else ""), 1 if fault.report else 8), {}
+    except (NightjarError, StageError) as error:
+        with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
+            write_report(store, str(config.run))
+        return _failed(error), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
     if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
@@ -165,6 +168,13 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
+
+
+def _failed(error: Any) -> int:
+    """Print why the chain stopped; the exit code."""
+    if isinstance(error, NightjarError):
+        return _complain(str(error), error.exit_code)
+    return _complain(error.message + (f"\n  log: {error.log}" if error.log else ""), 1 if error.report else 8)
 
 
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:

@@ -234,7 +234,12 @@ class CheckpointConfig:
     one_shot | consecutive | full. ``quantise``: auto (bits by ``expected_restores``) | 2 | 3 | 4 | 8 | fp16 | fp32, by
     table in ``tables``; a run's last one is a baseline in ``final_quantise``. ``state``: fp32 | bf16 for the tables'
     optimizer state. ``max_chain``: differences on one baseline. ``when_busy``: wait | skip, where the last one is
-    still being written. ``keep_every``: steps.
+    still being written. ``keep_every``: steps. ``compact_after``: differences on a baseline before the newest is
+    compacted into a new one (None: never).
+
+    ``init_from``: a checkpoint that a new training starts from (a run's name, <run>/step-00000100 or a path in the
+    store); ``init_tables_only``: its tables only; ``rename``: {its table: table here}; ``allow``: settings that may
+    differ from those it was trained with, though that changes what training does.
     """
 
     every_steps: int | None = None
@@ -251,6 +256,11 @@ class CheckpointConfig:
     keep_last: int = 2
     keep_every: int | None = None
     grace_seconds: float = 30.0
+    compact_after: int | None = None
+    init_from: str | None = None
+    init_tables_only: bool = False
+    rename: dict[str, str] = field(default_factory=dict)
+    allow: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
@@ -365,6 +375,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("checkpoint.keep_last", 1, None),
     ("checkpoint.keep_every", 1, None),
     ("checkpoint.grace_seconds", 1, None),
+    ("checkpoint.compact_after", 1, None),
     ("evaluate.global_batch", 1, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
@@ -392,6 +403,7 @@ def check(config: Config) -> None:
     _check_stages(config)
     _check_data(config.data)
     _check_model(config)
+    _check_checkpoint(config)
 
 
 def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:
@@ -416,6 +428,31 @@ def _check_stages(config: Config) -> None:
                     f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
                     hint="launch.inline=[ingest,plan,partition]",
                 )
+
+
+def _check_checkpoint(config: Config) -> None:
+    choices = _CHOICES["checkpoint.quantise"]
+    for table, coding in config.checkpoint.tables.items():
+        if table not in config.data.sparse:
+            near = ", ".join(list(config.data.sparse)[:5])
+            raise ConfigError(
+                f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
+                hint=f"~checkpoint.tables.{table}",
+            )
+        if coding not in choices:
+            raise ConfigError(
+                f"checkpoint.tables.{table} is {coding!r}, expected one of: {', '.join(choices)}",
+                hint=f"checkpoint.tables.{table}={choices[0]}",
+            )
+    for path in config.checkpoint.allow:
+        try:
+            if path != "dataset":
+                lookup(config, path)
+        except (AttributeError, KeyError, TypeError):
+            raise ConfigError(
+                f"checkpoint.allow names {path!r}, expected settings such as train.lr, or dataset",
+                hint="checkpoint.allow=[train.lr]",
+            ) from None
 
 
 def _check_data(data: DataConfig) -> None:

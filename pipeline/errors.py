@@ -28,7 +28,7 @@ class NightjarError(Exception):
     @staticmethod
     def from_json(record: dict[str, object]) -> NightjarError:
         """The error that ``to_json`` described; an unknown class becomes a plain NightjarError."""
-        family = {c.__name__: c for c in NightjarError.__subclasses__()}
+        family = {c.__name__: c for c in (*NightjarError.__subclasses__(), *ArtifactError.__subclasses__())}
         kind = family.get(str(record.get("error")), NightjarError)
         return kind(str(record.get("message", "")), hint=str(record.get("hint", "")))
 
@@ -67,6 +67,10 @@ class ArtifactError(NightjarError):
     """An artifact is missing, incomplete or fails its checksum."""
 
     exit_code = 7
+
+
+class UnreachableError(ArtifactError):
+    """A store does not answer, after several tries: what lies there may be whole, so nothing may be made of it."""
 
 
 class LaunchError(NightjarError):

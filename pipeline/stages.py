@@ -15,8 +15,8 @@ from typing import Any
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile
-from pipeline.errors import ArtifactError
-from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 
 __all__ = ["INPUTS", "STAGES", "StageIO", "prepare", "run_stage", "steps"]
 
@@ -49,6 +49,8 @@ def steps(config: Config, store: Store) -> list[Step]:
         covered = key_config(name, config)
         if name == "ingest":
             covered["raw"] = raw_fingerprint(config)
+        if name == "train" and config.checkpoint.init_from is not None:
+            covered["init"] = _init(config, store, made["ingest"].key)
         input_keys = {stage: made[stage].key for stage in INPUTS[name]}
         key = artifact_key(name, covered, input_keys)
         made[name] = Step(
@@ -57,6 +59,70 @@ def steps(config: Config, store: Store) -> list[Step]:
             scratch=(checkpoint_directory(config, key),) if name == "train" else (),
         )  # fmt: skip
     return list(made.values())
+
+
+def _init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
+    """What the train key covers of ``checkpoint.init_from``: the checkpoint it names and how it is used.
+
+    Raises ArtifactError where there is no such checkpoint, ConfigError where it does not go with the settings.
+    """
+    from pipeline.checkpoint.changes import check_changes
+    from pipeline.checkpoint.naming import find_checkpoint
+
+    wanted = config.checkpoint
+    if wanted.init_from == config.run:
+        raise ConfigError(
+            f"checkpoint.init_from is {wanted.init_from!r}, the run itself, which goes on from its own checkpoints",
+            hint="checkpoint.init_from=null, or a step of it: checkpoint.init_from=<run>/step-00000100",
+        )
+    known = None if config.force else _recorded_init(config, store)
+    use = {"tables_only": wanted.init_tables_only, "rename": dict(wanted.rename)}
+    try:
+        artifact = find_checkpoint(store, str(wanted.init_from), *(known or ()))
+    except ArtifactError:
+        if known is None:
+            raise
+        return {"key": known[0], "step": known[1], **use}  # removed since; training has checkpoints of its own
+    if "train" in config.stages:
+        check_changes(artifact, config, dataset)
+    return {"key": artifact.key, "step": artifact.summary["step"], **use}
+
+
+def _recorded_init(config: Config, store: Store) -> tuple[str, int] | None:
+    """Key and step of the checkpoint this run started from before, by the same name; None where it did not.
+
+    A run that goes on must not begin anew because the other one has newer checkpoints by now.
+    """
+    from pipeline.compose import from_yaml
+
+    run = str(config.run)
+    path = f"{run_directory(run)}/config.yaml"
+    if not store.exists(path):
+        return None
+    try:
+        with store.open(path) as source:
+            former = from_yaml(source.read().decode())
+        init = next(step.config.get("init") for step in read_steps(store, run) if step.name == "train")
+    except (NightjarError, StopIteration):
+        return None
+    if former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
+        return None
+    return init["key"], init["step"]
+
+
+def _init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
+    """The checkpoint that training starts from, the very one its key names; None also where it goes on by itself."""
+    covered = step.config.get("init")
+    if not isinstance(covered, dict):
+        return None
+    from pipeline.checkpoint import committed, find_checkpoint
+
+    try:
+        return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
+    except ArtifactError:
+        if not config.force and committed(store, checkpoint_directory(config, step.key)):
+            return None
+        raise
 
 
 def key_config(name: str, config: Config) -> dict[str, Any]:
@@ -154,7 +220,8 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
     checkpoints = checkpoint_directory(config, step.key)
     plan = read_plan(store, inputs["plan"])
-    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say)
+    init = _init_artifact(step, config, store)
+    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say, init)
     if not is_first_rank():
         return None
     draft: Draft

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
+from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.index import (
     BASELINE,
     DIFFERENCE,
@@ -23,11 +24,14 @@ from pipeline.checkpoint.index import (
     name_of,
     newest_chain,
     remove,
+    sweep,
 )
+from pipeline.checkpoint.phases import OnPhase, ignore
 from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
 from pipeline.checkpoint.ranks import exchange, this_rank, together
-from pipeline.checkpoint.restore import Target, restore_newest
+from pipeline.checkpoint.reader import Target, restore_newest
+from pipeline.checkpoint.retention import pinned_names
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
 from pipeline.checkpoint.writer import Job, Outcome, Writer
@@ -65,7 +69,7 @@ class Figures:
 class Checkpointer:
     """Takes and restores the checkpoints in ``directory`` of ``store``. All methods are collective.
 
-    ``key``: the training key they belong to. ``pinned``: names of checkpoints that must stay whatever happens.
+    ``key``: the training key they belong to. What a published model names stays whatever retention says.
     """
 
     store: Store
@@ -76,8 +80,7 @@ class Checkpointer:
     resolved: dict[str, Any]
     inputs: dict[str, str]
     say: Callable[[str], None]
-    pinned: Iterable[str] = ()
-    on_phase: Callable[[str], None] = field(default=lambda phase: None)
+    on_phase: OnPhase = ignore
 
     def __post_init__(self) -> None:
         group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
@@ -93,7 +96,10 @@ class Checkpointer:
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model = self.model
-        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched)
+        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_phase=self.on_phase)
+        together(
+            "sweeping uncommitted checkpoints", lambda: sweep(self.store, self.directory) if this_rank() == 0 else None
+        )
         found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
         if found is None:
             return None
@@ -137,8 +143,10 @@ class Checkpointer:
         self.model.touched.unite()
         chain = newest_chain(self._entries)
         baseline = final or wants_baseline(self.config.policy, chain, self.config.max_chain)
-        blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers)
-        self._mark_saved(baseline)
+        longest = self.config.compact_after
+        compacting = not baseline and chain is not None and longest is not None and len(chain.paths) >= longest
+        blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers, self.on_phase)
+        self._mark_saved(baseline or compacting)
         record, tensors = self._dense(state)
         names = () if baseline or chain is None else parents(self.config.policy, chain)
         summary = {
@@ -155,7 +163,11 @@ class Checkpointer:
             blocks=blocks, codings=self._table_codings(blocks, final), dense=tensors, state=record,
             tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
+            compact=self._compact if compacting else None,
         )  # fmt: skip
+
+    def _compact(self, artifact: Artifact) -> Artifact:
+        return compact(self.store, artifact, self.on_phase)
 
     def _mark_saved(self, baseline: bool) -> None:
         """Clear what the next difference need not hold; kept aside in case this write fails."""
@@ -213,15 +225,22 @@ class Checkpointer:
         self._entries.append(entry_of(artifact))
         self.newest = artifact.path
         self.figures.count += 1
-        self.figures.bytes_written += sum(file.bytes for file in artifact.files.values())
+        self.figures.bytes_written += outcome.bytes
         self.figures.bytes_full_equivalent += artifact.summary["bytes_full"]
         self.figures.writing += outcome.seconds
+        if outcome.error is not None:
+            self._mark_again()  # the next difference rests on the former baseline
+            if this_rank() == 0:
+                self.say(f"checkpoint {artifact.path} is committed, but not compacted: {outcome.error}")
         self._prune()
+
+    def _mark_again(self) -> None:
+        for key, marks in self._pending.items():
+            self.model.touched.mask(key).bitwise_or_(marks)
 
     def _put_back(self, outcome: Outcome, raising: bool) -> None:
         self.figures.failed += 1
-        for key, marks in self._pending.items():
-            self.model.touched.mask(key).bitwise_or_(marks)
+        self._mark_again()
         error = outcome.error
         if raising or not isinstance(error, ArtifactError):
             raise error if error is not None else RuntimeError("the checkpoint writer ended without an outcome")
@@ -229,15 +248,27 @@ class Checkpointer:
             self.say(f"checkpoint not written, its rows go into the next one: {error.message}")
 
     def _prune(self) -> None:
-        stay = kept(self._entries, self.config.keep_last, self.config.keep_every, self.pinned)
+        keep_last, keep_every = self.config.keep_last, self.config.keep_every
+        if len(kept(self._entries, keep_last, keep_every)) == len(self._entries):
+            return
+        pins = together("reading which checkpoints are pinned", lambda: self._pins() if this_rank() == 0 else None)[0]
+        if pins is None:
+            return
+        stay = kept(self._entries, keep_last, keep_every, pins)
         gone = [entry for entry in self._entries if entry.name not in stay]
         self._entries = [entry for entry in self._entries if entry.name in stay]
         together("pruning checkpoints", lambda: self._remove(gone) if this_rank() == 0 else None)
 
+    def _pins(self) -> list[str] | None:
+        """Names that must stay; None where it cannot be known: then nothing goes."""
+        try:
+            return pinned_names(self.store, self.directory)
+        except ArtifactError as error:
+            self.say(f"old checkpoints stay, because a manifest that may name them cannot be read: {error.message}")
+            return None
+
     def _remove(self, entries: list[Entry]) -> None:
-        if entries:
-            self.on_phase("prune")
-        remove(self.store, self.directory, entries)
+        remove(self.store, self.directory, entries, self.on_phase)
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

@@ -70,28 +70,84 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
     write_tensors(sink, tensors, metadata)
 
 
-def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
-    """The rows that ``write_block`` wrote, as float32. Raises ArtifactError naming ``where``."""
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk as it is stored, uncompressed: ``ids`` int64 [n], and tensors whose first dimension is the row."""
+
+    ids: NDArray[np.int64]
+    tensors: dict[str, Tensor]
+    metadata: dict[str, str]
+
+    @property
+    def table(self) -> str:
+        """The table whose rows it holds."""
+        return self.metadata["table"]
+
+    @property
+    def column(self) -> int:
+        """First column."""
+        return int(self.metadata["column"])
+
+    @property
+    def columns(self) -> int:
+        """Number of columns."""
+        return int(self.metadata["columns"])
+
+    def rows(self) -> RowBlock:
+        """The rows as float32."""
+        state = {n.removeprefix(_STATE): t.float() for n, t in self.tensors.items() if n.startswith(_STATE)}
+        return RowBlock(
+            self.table, self.ids, self.column, _get_weight(self.tensors, self.metadata, self.columns), state
+        )
+
+
+def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
+    """The chunk in a file's bytes, its rows not yet decoded. Raises ArtifactError naming ``where``."""
     tensors, metadata = read_tensors(data, where)
     try:
         if metadata["format"] != FORMAT:
             raise ValueError(f"format {metadata['format']!r}, expected {FORMAT!r}")
         _decompress(tensors, json.loads(metadata.get("compressed", "{}")))
-        count, columns = int(metadata["rows"]), int(metadata["columns"])
-        block = RowBlock(
-            table=metadata["table"],
-            ids=_get_ids(tensors, metadata, count),
-            column=int(metadata["column"]),
-            weight=_get_weight(tensors, metadata, columns),
-            state={n.removeprefix(_STATE): t.float() for n, t in tensors.items() if n.startswith(_STATE)},
-        )
-        if block.weight.shape != (count, columns) or any(len(state) != count for state in block.state.values()):
-            raise ValueError(f"tensors do not hold {count} rows of {columns} columns")
-    except (KeyError, ValueError, TypeError, RuntimeError, zstandard.ZstdError) as error:
-        raise ArtifactError(
-            f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify names the damaged files"
-        ) from None
+        count = int(metadata["rows"])
+        ids = _get_ids(tensors, metadata, count)
+        tensors.pop("ids", None)
+        if any(len(tensor) != count for tensor in tensors.values()):
+            raise ValueError(f"tensors do not hold {count} rows")
+        chunk = Chunk(ids, tensors, metadata)
+        _ = chunk.table, chunk.column, chunk.columns
+    except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, zstandard.ZstdError) as error:
+        raise _not_a_chunk(where, error) from None
+    return chunk
+
+
+def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
+    """The rows that ``write_block`` wrote, as float32. Raises ArtifactError naming ``where``."""
+    chunk = open_chunk(data, where)
+    try:
+        block = chunk.rows()
+        if block.weight.shape != (len(block.ids), chunk.columns):
+            raise ValueError(f"tensors do not hold {len(block.ids)} rows of {chunk.columns} columns")
+    except (KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise _not_a_chunk(where, error) from None
     return block
+
+
+def _not_a_chunk(where: str, error: Exception) -> ArtifactError:
+    return ArtifactError(
+        f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify names the damaged files"
+    )
+
+
+def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
+    """Write the rows of ``chunk`` that ``keep`` (bool [n]) picks, in the chunk's own coding: codes are not touched."""
+    places = torch.from_numpy(np.flatnonzero(keep))
+    ids = chunk.ids[keep]
+    tensors: dict[str, Tensor] = {}
+    metadata = {**chunk.metadata, "rows": str(len(ids))} | _put_ids(tensors, ids)
+    tensors |= {name: tensor.index_select(0, places) for name, tensor in chunk.tensors.items()}
+    if "compressed" in metadata:
+        metadata["compressed"] = json.dumps(_compress(tensors))
+    write_tensors(sink, tensors, metadata)
 
 
 def _put_ids(tensors: dict[str, Tensor], ids: NDArray[np.int64]) -> dict[str, str]:
@@ -108,13 +164,19 @@ def _get_ids(tensors: dict[str, Tensor], metadata: dict[str, str], count: int) -
     return decode_ids(tensors["ids"].numpy(), count)
 
 
+def coding_name(coding: str | Coding) -> str:
+    """How a coding is called in files: fp32, fp16, q2, q3, q4 or q8."""
+    return coding if isinstance(coding, str) else f"q{coding.bits}"
+
+
 def _put_weight(tensors: dict[str, Tensor], weight: Tensor, coding: str | Coding) -> dict[str, str]:
     if isinstance(coding, str):
         tensors["weight"] = weight.to(_FLOATS[coding])
         return {"weight": coding}
     rows = encode(weight, coding)
     tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
-    return {"weight": f"q{coding.bits}", "unit": rows.unit.hex(), "search": f"{coding.steps},{coding.shrink},{coding.fits}"}
+    search = f"{coding.steps},{coding.shrink},{coding.fits}"
+    return {"weight": coding_name(coding), "unit": rows.unit.hex(), "search": search}
 
 
 def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: int) -> Tensor:

@@ -6,10 +6,11 @@ difference) and ``parents`` (names of the checkpoints it is restored on top of, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import ArtifactError
 
@@ -24,7 +25,11 @@ def name_of(step: int) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds."""
+    """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds.
+
+    ``rested``: what a baseline that was compacted from a chain rested on before: a training that goes on may still
+    write differences on top of those.
+    """
 
     name: str
     step: int
@@ -32,6 +37,7 @@ class Entry:
     parents: tuple[str, ...]
     bytes: int
     created: float
+    rested: tuple[str, ...] = ()
 
 
 def entry_of(artifact: Artifact) -> Entry:
@@ -39,18 +45,24 @@ def entry_of(artifact: Artifact) -> Entry:
     summary = artifact.summary
     size = sum(file.bytes for file in artifact.files.values())
     name = artifact.path.rsplit("/", 1)[-1]
-    return Entry(name, summary["step"], summary["type"], tuple(summary["parents"]), size, artifact.created)
+    parents, rested = tuple(summary["parents"]), tuple(summary.get("compacted", ()))
+    return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
 
 
-def committed(store: Store, directory: str) -> list[Artifact]:
-    """All committed checkpoints of ``directory``, oldest step first. A manifest that does not parse is left out."""
+def committed(store: Store, directory: str, damaged: list[str] | None = None) -> list[Artifact]:
+    """All committed checkpoints of ``directory``, oldest step first.
+
+    One whose manifest is damaged is left out; what is wrong with it is added to ``damaged``.
+    """
     found = []
     for name in store.names(directory):
         if not name.startswith("step-"):
             continue
         try:
             artifact = store.find(f"{directory}/{name}")
-        except ArtifactError:
+        except ArtifactError as error:
+            if damaged is not None:
+                damaged.append(error.message)
             continue
         if artifact is not None:
             found.append(artifact)
@@ -63,15 +75,17 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
     Raises ArtifactError naming a parent that is not there any more.
     """
     directory = artifact.path.rsplit("/", 1)[0]
-    order = []
-    for parent in artifact.summary["parents"]:
+    order: list[Artifact] = []
+    for parent in reversed(artifact.summary["parents"]):
         found = store.find(f"{directory}/{parent}")
         if found is None:
             raise ArtifactError(
                 f"checkpoint {artifact.path} rests on {parent}, which is missing",
                 hint="an older checkpoint is used if there is one; nightjar ckpt ls shows what is left",
             )
-        order.append(found)
+        order.insert(0, found)
+        if found.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
+            break
     return [*order, artifact]
 
 
@@ -99,18 +113,39 @@ def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: I
         for entry in entries:
             slots.setdefault(entry.step // keep_every, entry.name)
         wanted |= {name for slot, name in slots.items() if slot > 0}
-    parents = {parent for entry in entries if entry.name in wanted for parent in entry.parents}
     # The next difference will rest on the newest baseline, whatever else is kept.
     chain = newest_chain(entries)
     growing = set(chain.paths[:1]) if chain else set()
-    return (wanted | parents | growing) & {entry.name for entry in entries}
+    growing |= set(entries[-1].rested) if entries else set()
+    by_name = {entry.name: entry for entry in entries}
+    parents = {name for each in wanted | growing if each in by_name for name in needed(by_name[each], by_name)}
+    return (wanted | parents | growing) & set(by_name)
 
 
-def remove(store: Store, directory: str, entries: list[Entry]) -> None:
+def needed(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
+    """Names of what ``entry`` rests on: its parents from the last baseline among them on."""
+    names: set[str] = set()
+    for parent in reversed(entry.parents):
+        names.add(parent)
+        if parent in entries and entries[parent].type == BASELINE:
+            break
+    return names
+
+
+def sweep(store: Store, directory: str) -> None:
+    """Remove what writers and pruners that were killed left: directories of checkpoints without a manifest."""
+    for name in store.names(directory):
+        path = f"{directory}/{name}"
+        if name.startswith("step-") and not store.exists(f"{path}/{MANIFEST}"):
+            store.fs.rm(store.full(path), recursive=True)
+
+
+def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:
     """Remove checkpoints, the ones that rest on others first; each stops existing before its files go."""
     for entry in sorted(entries, key=lambda entry: -entry.step):
         path = store.full(f"{directory}/{entry.name}")
         if store.fs.exists(f"{path}/{MANIFEST}"):
             store.fs.rm_file(f"{path}/{MANIFEST}")
+        on_phase(Phase.PRUNE)
         if store.fs.exists(path):
             store.fs.rm(path, recursive=True)

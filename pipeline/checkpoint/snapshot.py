@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.embeddings import LocalShard, RowAccess, TouchedRows, shard_key
 
 
@@ -39,7 +40,9 @@ class HostBuffers:
 
 
 @torch.no_grad()
-def take_snapshot(access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers) -> list[RowBlock]:
+def take_snapshot(
+    access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_phase: OnPhase = ignore
+) -> list[RowBlock]:
     """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before."""
     picked = [
         (shard, None if touched is None else touched.mask(shard_key(shard)).nonzero().squeeze(1))
@@ -47,7 +50,11 @@ def take_snapshot(access: RowAccess, touched: TouchedRows | None, buffers: HostB
         if shard.owner
     ]
     buffers.reserve(sum(_values(shard, rows) for shard, rows in picked))
-    return [_copy(shard, rows, buffers) for shard, rows in picked]
+    blocks = []
+    for shard, rows in picked:
+        blocks.append(_copy(shard, rows, buffers))
+        on_phase(Phase.STAGE)
+    return blocks
 
 
 def _values(shard: LocalShard, rows: Tensor | None) -> int:

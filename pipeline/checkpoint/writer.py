@@ -16,9 +16,10 @@ from urllib.parse import quote
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, Draft, FileEntry, Store
-from pipeline.checkpoint.chunks import RowBlock, TableCoding, write_block
+from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store
+from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, write_block
 from pipeline.checkpoint.container import write_tensors
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError
 
@@ -33,6 +34,7 @@ class Job:
     """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
 
     ``tables``: {name: {"rows", "dim"}} of the model; ``codings`` by table; ``chunk_bytes``: of rows before encoding.
+    ``compact``: done by rank 0 to what was committed (compaction), None: nothing.
     """
 
     path: str
@@ -46,14 +48,19 @@ class Job:
     tables: dict[str, dict[str, int]]
     summary: dict[str, Any]
     chunk_bytes: int
+    compact: Callable[[Artifact], Artifact] | None = None
 
 
 @dataclass
 class Outcome:
-    """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share."""
+    """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share.
+
+    Both where it was committed but not compacted. ``bytes``: written by all ranks.
+    """
 
     artifact: Artifact | None = None
     error: Exception | None = None
+    bytes: int = 0
     seconds: float = 0.0
 
 
@@ -61,12 +68,12 @@ class Outcome:
 class Writer:
     """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
 
-    ``on_phase`` is told where the writer stands ("encode", "chunk", "commit", ...); tests kill it there.
+    ``on_phase`` is told where the writer stands.
     """
 
     store: Store
     group: dist.ProcessGroup | None = None
-    on_phase: Callable[[str], None] = field(default=lambda phase: None)
+    on_phase: OnPhase = ignore
     _thread: threading.Thread | None = None
     _outcome: Outcome = field(default_factory=Outcome)
 
@@ -97,17 +104,27 @@ class Writer:
         return self._outcome
 
     def _run(self, job: Job) -> None:
-        began = time.monotonic()
+        began, outcome = time.monotonic(), self._outcome
         try:
-            self._outcome.artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
+            outcome.artifact = artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
+            outcome.bytes = sum(file.bytes for file in artifact.files.values())
+            if job.compact is not None:
+                outcome.artifact = compacted = self._compact(job.compact, artifact)
+                outcome.bytes += sum(file.bytes for file in compacted.files.values())
         except Exception as error:  # handed to the training loop, which decides
             self._outcome.error = error
-        self._outcome.seconds = time.monotonic() - began
+        outcome.seconds = time.monotonic() - began
+
+    def _compact(self, compact: Callable[[Artifact], Artifact], artifact: Artifact) -> Artifact:
+        """The compacted ``artifact``, on every rank; rank 0 does it."""
+
+        def work() -> dict[str, Any] | None:
+            return compact(artifact).to_json() if this_rank() == 0 else None
+
+        return _artifact(artifact.path, together(f"compacting {artifact.path}", work, self.group)[0])
 
 
-def write_checkpoint(
-    store: Store, job: Job, group: dist.ProcessGroup | None, on_phase: Callable[[str], None]
-) -> Artifact:
+def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_phase: OnPhase = ignore) -> Artifact:
     """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
     draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
     leader = this_rank() == 0
@@ -115,10 +132,9 @@ def write_checkpoint(
     def write() -> dict[str, Any]:
         extents = _write_rows(draft, job, on_phase)
         if leader:
-            on_phase("dense")
-            _retry(draft, DENSE, lambda: _write_dense(draft, job.dense))
+            _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_phase))
             _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
-        on_phase("written")
+        on_phase(Phase.WRITTEN)
         return {"extents": extents, "files": {name: asdict(entry) for name, entry in draft.files.items()}}
 
     try:
@@ -129,31 +145,39 @@ def write_checkpoint(
         )[0]
     except BaseException:
         if leader:
-            _discard_quietly(draft)
+            _discard_uncommitted(draft)
         raise
-    files = {name: FileEntry(**entry) for name, entry in committed.pop("files").items()}
-    return Artifact(path=job.path, files=files, **committed)
+    return _artifact(job.path, committed)
 
 
-def _write_rows(draft: Draft, job: Job, on_phase: Callable[[str], None]) -> list[dict[str, Any]]:
+def _artifact(path: str, record: dict[str, Any]) -> Artifact:
+    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+    return Artifact(path=path, files=files, **record)
+
+
+def _write_rows(draft: Draft, job: Job, on_phase: OnPhase) -> list[dict[str, Any]]:
     """Write this rank's rows; the index entries of its files."""
     extents = []
     for number, chunk in enumerate(_chunks(job.blocks, job.chunk_bytes)):
         name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
-        on_phase("encode")
+        on_phase(Phase.ENCODE)
         _retry(draft, name, lambda name=name, chunk=chunk: _write_chunk(draft, name, chunk, job, on_phase))  # type: ignore[misc]
         first, last = (int(chunk.ids[0]), int(chunk.ids[-1]))
         place = {"column": chunk.column, "columns": chunk.weight.shape[1]}
+        coding = coding_name(job.codings[chunk.table].weight)
         extents.append(
-            {"file": name, "table": chunk.table, "first": first, "last": last, "rows": len(chunk.ids), **place}
-        )
+            {
+                "file": name, "table": chunk.table, "first": first, "last": last, "rows": len(chunk.ids), **place,
+                "coding": coding,
+            }
+        )  # fmt: skip
     return extents
 
 
-def _write_chunk(draft: Draft, name: str, chunk: RowBlock, job: Job, on_phase: Callable[[str], None]) -> None:
+def _write_chunk(draft: Draft, name: str, chunk: RowBlock, job: Job, on_phase: OnPhase) -> None:
     with draft.open(name) as sink:
         write_block(sink, chunk, job.codings[chunk.table])
-        on_phase("chunk")
+        on_phase(Phase.CHUNK)
 
 
 def _chunks(blocks: list[RowBlock], limit: int) -> Iterator[RowBlock]:
@@ -167,9 +191,10 @@ def _chunks(blocks: list[RowBlock], limit: int) -> Iterator[RowBlock]:
             yield RowBlock(block.table, block.ids[part], block.column, block.weight[part], state)
 
 
-def _write_dense(draft: Draft, dense: dict[str, Tensor]) -> None:
+def _write_dense(draft: Draft, dense: dict[str, Tensor], on_phase: OnPhase) -> None:
     with draft.open(DENSE) as sink:
         write_tensors(sink, dense, {"format": f"nightjar-dense-{FORMAT}"})
+        on_phase(Phase.DENSE)
 
 
 def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
@@ -190,23 +215,28 @@ def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
             time.sleep(0.5 * 2**attempt)
 
 
-def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: Callable[[str], None]) -> Artifact:
+def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: OnPhase) -> Artifact:
     """Gather all ranks' files into the index and the manifest: the moment the checkpoint begins to exist."""
     for part in parts:
         draft.files.update({name: FileEntry(**entry) for name, entry in part["files"].items()})
     extents = [extent for part in parts for extent in part["extents"]]
     _retry(draft, INDEX, lambda: draft.write_json(INDEX, {"format": FORMAT, "tables": job.tables, "files": extents}))
-    on_phase("before commit")
+    on_phase(Phase.BEFORE_COMMIT)
     size = sum(entry.bytes for entry in draft.files.values())
     rows = sum(extent["rows"] for extent in extents)
-    artifact = draft.commit({**job.summary, "bytes": size, "rows": rows})
-    on_phase("after commit")
+    codings = sorted({extent["coding"] for extent in extents})
+    artifact = draft.commit({**job.summary, "bytes": size, "rows": rows, "codings": codings})
+    on_phase(Phase.AFTER_COMMIT)
     return artifact
 
 
-def _discard_quietly(draft: Draft) -> None:
-    """Remove what was written; a store that fails here too must not hide the first error."""
+def _discard_uncommitted(draft: Draft) -> None:
+    """Remove what was written, unless it is committed: then it is whole, though a rank died before it could know.
+
+    A store that fails here too must not hide the first error.
+    """
     try:
-        draft.discard()
+        if not draft.store.exists(f"{draft.path}/{MANIFEST}"):
+            draft.discard()
     except Exception:
         return

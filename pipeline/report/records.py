@@ -45,8 +45,8 @@ def _parse(line: str) -> dict[str, Any] | None:
 class MetricsLog:
     """Writer of ``metrics.jsonl``; one process (rank 0) writes it.
 
-    The first record continues the file of an earlier attempt: what that one wrote for this step or later ones is
-    dropped, since those steps are trained again.
+    The first record continues the file of an earlier attempt: what that one wrote after the step this session resumed
+    from (0: it began anew) is dropped, since those steps are trained again.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -60,7 +60,7 @@ class MetricsLog:
         """Add ``record`` (keys KEYS; numbers that are not finite become null). ArtifactError when the disk is full."""
         line = json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n"
         if not self._began:
-            self._begin(int(record["step"]))
+            self._begin(int(record.get("resumed_step", record["step"] - 1)))
         if self.store.is_local:
             with disk_errors(self.path), self.store.fs.open(self.store.full(self.path), "ab") as sink:
                 sink.write(line.encode())
@@ -76,9 +76,9 @@ class MetricsLog:
             self.store.write_bytes(self.path, "".join(self._lines).encode())
             self._pending, self._written = False, time.monotonic()
 
-    def _begin(self, step: int) -> None:
-        """Keep the records before ``step`` of an earlier attempt, and make sure that the directory exists."""
-        kept = [json.dumps(record) + "\n" for record in read_records(self.store, self.run) if record["step"] < step]
+    def _begin(self, resumed: int) -> None:
+        """Keep an earlier attempt's records up to step ``resumed``, and make sure that the directory exists."""
+        kept = [json.dumps(record) + "\n" for record in read_records(self.store, self.run) if record["step"] <= resumed]
         if self.store.is_local:
             self.store.write_bytes(self.path, "".join(kept).encode())
         self._lines, self._began = kept, True

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.artifacts import Store
-from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, restore
+from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
+from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config
 from pipeline.embeddings import RowAccess, TouchedRows
 from pipeline.training.metrics import Meter
@@ -32,10 +33,13 @@ class Checkpoints:
         trainer: Trainer,
         meter: Meter,
         say: Callable[[str], None],
+        on_phase: OnPhase = ignore,
     ) -> None:
         self.config, self.trainer, self.meter, self.say = config, trainer, meter, say
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
-        self.saver = Checkpointer(store, directory, config.checkpoint, model, key, asdict(config), inputs, say)
+        self.saver = Checkpointer(
+            store, directory, config.checkpoint, model, key, asdict(config), inputs, say, on_phase=on_phase
+        )
         self._last = time.monotonic()
 
     @property
@@ -43,10 +47,15 @@ class Checkpoints:
         """Path of the newest committed checkpoint, '' where there is none."""
         return self.saver.newest or ""
 
-    def resume(self) -> None:
-        """Continue from the newest whole checkpoint of this training, unless ``force`` starts anew. Collective."""
+    def resume(self, init: Artifact | None) -> None:
+        """Continue from the newest whole checkpoint of this training, unless ``force`` starts anew. Collective.
+
+        Where there is none, start with what ``init`` holds: the position is the beginning all the same.
+        """
         state = None if self.config.force else self.saver.resume()
         if state is None:
+            if init is not None:
+                self._start_from(init)
             return
         self.trainer.steps = state.step
         self.meter.load(state.windows)
@@ -54,6 +63,16 @@ class Checkpoints:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
             self.say(f"resumed from {self.final} after step {state.step:,}")
+
+    def _start_from(self, init: Artifact) -> None:
+        wanted, model = self.config.checkpoint, self.saver.model
+        allowed = check_changes(init, self.config, self.saver.inputs["dataset"])
+        target = Target(model.rows, model.dense, model.optimizer)
+        lines = warm_start(
+            self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename)
+        )
+        if dist.get_rank() == 0:
+            self.say("\n  ".join([f"starting from {init.path}", *allowed, *lines]))
 
     def due(self, step: int) -> bool:
         """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""

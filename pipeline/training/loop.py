@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
 from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, LaunchError
@@ -39,29 +40,35 @@ def train(
     key: str,
     on_interval: OnInterval,
     say: Callable[[str], None] = lambda line: None,
+    init: Artifact | None = None,
+    on_phase: OnPhase = ignore,
 ) -> dict[str, Any]:
     """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
 
+    Where there is none, tables and dense part come from checkpoint ``init`` (None: initial values).
+
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
-    record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens.
+    record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
+    ``on_phase`` every named point a rank passes.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps), and the path of the last checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
     device = connect(config)
+    torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure():
         split = SplitReader(store, dataset, "train")
         trainer = Trainer(config, split.schema, plan, device)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key}
-        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say)
-        saver.resume()
+        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
+        saver.resume(init)
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        run = _Run(config, trainer, saver, meter, order, split, on_interval)
+        run = _Run(config, trainer, saver, meter, order, split, on_interval, on_phase)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             run.loop(reader, after_step, agreement)
@@ -79,6 +86,7 @@ class _Run:
     order: Order
     split: SplitReader
     on_interval: OnInterval
+    on_phase: OnPhase
 
     @property
     def per_epoch(self) -> int:
@@ -104,6 +112,7 @@ class _Run:
         self.began, self.reader = time.perf_counter(), reader
         batches = itertools.islice(reader, self.total - self.first)
         while self.trainer.steps < self.total:
+            self.on_phase(Phase.BATCH)
             self.meter.add(self.trainer.step(batches))
             after_step()
             step = self.trainer.steps
@@ -153,6 +162,7 @@ class _Run:
                     "lr": self.trainer.lr,
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
+                    "resumed_step": self.first,
                 }
             )
         check_collapse(self.meter, step, train)

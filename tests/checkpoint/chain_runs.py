@@ -55,3 +55,18 @@ def resume(folder, kinds, name, settings, expected):
         assert torch.equal(one.state["adagrad_sum"], two.state["adagrad_sum"]), one.table
     if dist.get_rank() == 0:
         (folder / f"{name}-said.txt").write_text("\n".join(said))
+
+
+def compact_behind(folder):
+    """Chains that are compacted behind training restore bit for bit, and the next differences hold enough."""
+    kinds = ["row_wise", "data_parallel", "table_wise"]
+    for policy in ("one_shot", "consecutive"):
+        place = folder / policy
+        if dist.get_rank() == 0:
+            place.mkdir()
+        dist.barrier()
+        settings = {"policy": policy, "compact_after": 2, "keep_last": 1}
+        write(place, kinds, "a", [1, 2, 3, 4, 5], settings)
+        dist.barrier()
+        resume(place, kinds, "b", settings, 5)
+        dist.barrier()

@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
-from tests.checkpoint.chain_runs import resume, write
+from tests.checkpoint.chain_runs import compact_behind, resume, write
 from tests.embeddings.cases import DIM, ROWS
 from tests.embeddings.ranks import spawn
 
@@ -87,3 +87,17 @@ def test_quantised_differences_hold_only_touched_rows_and_stay_close(tmp_path):
     assert difference.summary["rows"] < base.summary["rows"] == sum(ROWS.values())
     store = Store(str(tmp_path / "store"))
     assert all(store.read_json("ck/step-00000002/index.json")["tables"][n]["rows"] == r for n, r in ROWS.items())
+
+
+def test_compaction_behind_training_changes_no_bit_and_later_differences_rest_on_its_baseline(tmp_path):
+    run(compact_behind, 2, tmp_path)
+    for policy in ("one_shot", "consecutive"):
+        place = tmp_path / policy
+        same(tables(place, "a-saved", 2), tables(place, "b-restored", 2))
+        same(tables(place, "a-end", 2), tables(place, "b-again", 2))
+        # Steps 3 and 5 were the second difference on their baseline.
+        left = committed(Store(str(place / "store")), "ck")
+        types = {each.summary["step"]: each.summary["type"] for each in left}
+        assert types[5] == "baseline"
+        assert next(each for each in left if each.summary["step"] == 5).summary["compacted"][0] == "step-00000003"
+        assert (place / "b-said.txt").read_text() == ""

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pipeline.checkpoint.collect import pack, pieces
 
 from pipeline.artifacts import Store
 from pipeline.checkpoint import TrainState, checkpoint_path, latest, prune, restore, save
-from pipeline.checkpoint.collect import pack, pieces
 from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
 from pipeline.embeddings import LocalShard, TableSpec
 from pipeline.errors import ArtifactError

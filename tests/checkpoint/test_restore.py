@@ -167,6 +167,7 @@ def test_training_goes_on_as_if_uninterrupted(folder, taken, world, kinds):
 def test_column_ranges_join_into_the_sum_of_the_whole_row():
     from pipeline.checkpoint.collect import Extent
     from pipeline.checkpoint.read import _copy, _overlap
+
     from pipeline.embeddings import LocalShard
 
     shard = LocalShard("t", 0, 2, 0, DIM, True, torch.zeros(2, DIM), {"adagrad_sum": torch.zeros(2)})

@@ -117,6 +117,16 @@ def test_a_fresh_run_of_the_same_name_replaces_the_records(any_store):
     assert steps_of(any_store) == [20, 40]
 
 
+def test_a_fresh_run_that_logs_less_often_drops_the_old_records_too(any_store):
+    old, new = Reporter(any_store, "r", write=[].append), Reporter(any_store, "r", write=[].append)
+    for step in (10, 20, 30):
+        old.interval(make_record(step))
+    old.close()
+    new.interval({**make_record(50), "resumed_step": 0})
+    new.close()
+    assert [record["step"] for record in read_records(any_store, "r")] == [50]
+
+
 def test_a_line_that_a_crash_cut_short_is_left_out(any_store):
     whole = json.dumps(make_record(20, 60))
     any_store.write_bytes("runs/demo/metrics.jsonl", f'{whole}\n[1]\n{{"loss": 1}}\n{whole[:30]}'.encode())

@@ -6,9 +6,11 @@ never half applied and called good: the caller falls back to an older checkpoint
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +23,14 @@ from pipeline.artifacts import Artifact, FileEntry, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import together
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, KIND, STATE
 from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, UnreachableError
 
-_OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
+OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _OLDER = "an older checkpoint is used if there is one; nightjar ckpt verify names all damage"
 _READERS = 2
 
@@ -53,6 +56,7 @@ class Target:
     optimizer: torch.optim.Optimizer | None = None
     states: bool = True
     touched: TouchedRows | None = None
+    on_phase: OnPhase = ignore
 
 
 @torch.no_grad()
@@ -66,8 +70,9 @@ def restore(store: Store, artifact: Artifact, target: Target, report: Report | N
     report = report or Report()
 
     def read() -> None:
-        _restore_rows(store, restore_order(store, artifact), target, report)
-        result.append(_restore_dense(store, artifact, target))
+        with reachable(store.url_of(artifact.path)):
+            _restore_rows(store, restore_order(store, artifact), target, report)
+            result.append(restore_dense(store, artifact, target))
 
     together(f"restoring {artifact.path}", read)
     return result[0]
@@ -80,19 +85,48 @@ def restore_newest(
 
     Collective. Each one that is damaged is told to ``say`` and passed over; ArtifactError where all are damaged.
     """
-    failures: list[ArtifactError] = []
-    for artifact in reversed(committed(store, directory)):
+    names, failures = together(f"listing {store.url_of(directory)}", lambda: _listing(store, directory))[0]
+    for message in failures:
+        say(f"a checkpoint cannot be used: {message}")
+    for name in reversed(names):
+        found: list[Artifact] = []
+        path = f"{directory}/{name}"
         try:
-            return artifact, restore(store, artifact, target)
+            together(f"opening {path}", lambda path=path, found=found: found.append(store.get(path, "train")))  # type: ignore[misc]
+            return found[0], restore(store, found[0], target)
+        except UnreachableError:
+            raise
         except ArtifactError as error:
-            failures.append(error)
-            say(f"checkpoint {artifact.path} cannot be used, going back to the one before it: {error.message}")
+            failures.append(error.message)
+            say(f"checkpoint {path} cannot be used, going back to the one before it: {error.message}")
     if failures:
         raise ArtifactError(
-            f"none of the {len(failures)} checkpoints in {store.url_of(directory)} is whole: {failures[0].message}",
+            f"none of the {len(failures)} checkpoints in {store.url_of(directory)} is whole: {failures[0]}",
             hint="force=true trains from the start",
         )
     return None
+
+
+def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
+    """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged."""
+    damaged: list[str] = []
+    with reachable(store.url_of(directory)):
+        names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
+    return names, damaged
+
+
+@contextmanager
+def reachable(where: str) -> Iterator[None]:
+    """Turn an error of the store itself (not a missing file or a bad sector) into UnreachableError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) or error.errno == errno.EIO:
+            raise
+        raise UnreachableError(
+            f"{where} cannot be read: {type(error).__name__}: {error}",
+            hint="the same command again once the store answers; nothing was changed",
+        ) from error
 
 
 def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
@@ -103,7 +137,7 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
         raise ArtifactError(f"{store.url_of(artifact.path)} has no file {name}, expected in a {KIND}", hint=_OLDER)
     data = bytearray(expected.bytes)
     try:
-        with store.open(path) as source:
+        with reachable(store.url_of(path)), store.open(path) as source:
             view, count = memoryview(data), 0
             while count < len(view) and (got := source.readinto(view[count:])):
                 count += got
@@ -124,7 +158,7 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
 
 def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:
     """The parsed, verified index of a checkpoint: {"format", "tables", "files"}."""
-    index: dict[str, Any] = json.loads(read_verified(store, artifact, INDEX))
+    index: dict[str, Any] = json.loads(read_verified(store, artifact, artifact.summary.get("index", INDEX)))
     if index["format"] != FORMAT:
         where = store.url_of(artifact.path)
         raise ArtifactError(f"checkpoint {where} has format {index['format']}, expected {FORMAT}", hint="force=true")
@@ -164,17 +198,20 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
         _check_tables(index["tables"], target.rows.tables, store.url_of(artifact.path))
         if artifact is chain[0]:
             _check_cover(index["files"], shards, store.url_of(artifact.path))
-        wanted = [extent for extent in index["files"] if any(_meets(extent, shard) for shard in shards)]
+        wanted = [extent for extent in index["files"] if any(meets(extent, shard) for shard in shards)]
         # Lowest columns first: they overwrite a row's state, further columns add their share to it.
         wanted.sort(key=lambda extent: (extent["table"], extent["column"], extent["first"]))
         for block in read_blocks(store, artifact, wanted):
             for shard in shards:
-                count = _apply(block, shard, target, mark=artifact is not chain[0])
+                touched = target.touched if artifact is not chain[0] else None
+                count = apply_block(block, shard, states=target.states, touched=touched)
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
+            target.on_phase(Phase.RESTORE)
         report.checkpoints.append(artifact.path)
 
 
-def _meets(extent: dict[str, Any], shard: LocalShard) -> bool:
+def meets(extent: dict[str, Any], shard: LocalShard) -> bool:
+    """Whether an extent of the index and a shard have values in common."""
     return (
         extent["table"] == shard.table
         and extent["first"] < shard.row + shard.rows
@@ -184,8 +221,8 @@ def _meets(extent: dict[str, Any], shard: LocalShard) -> bool:
     )
 
 
-def _apply(block: RowBlock, shard: LocalShard, target: Target, mark: bool) -> int:
-    """Copy what ``block`` and ``shard`` have in common; the number of rows.
+def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touched: TouchedRows | None = None) -> int:
+    """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; the number of rows.
 
     A row's Adagrad sum belongs to a column range: the mean of its squared gradients there. Where ranges differ, a
     shard gets the mean over its columns: exact when ranges join, the best known when they split.
@@ -204,13 +241,13 @@ def _apply(block: RowBlock, shard: LocalShard, target: Target, mark: bool) -> in
     places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
     values = block.weight[low:high, left - block.column : right - block.column]
     shard.weight[places, left - shard.column : right - shard.column] = values.to(shard.weight.device)
-    if target.states:
+    if states:
         share = (right - left) / shard.columns
         for name, state in shard.state.items():
             part = block.state[name][low:high].to(state.device)
             state[places] = part * share if left == shard.column else state[places] + part * share
-    if mark and target.touched is not None:
-        target.touched.mask(shard_key(shard))[places] = 1
+    if touched is not None:
+        touched.mask(shard_key(shard))[places] = 1
     return int(high - low)
 
 
@@ -228,19 +265,22 @@ def _check_tables(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec
                 f"table {name!r} is {then['rows']} rows x {then['dim']} in it, {now.rows} x {now.dim} in the model"
             )
     if complaints:
-        raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=_OTHER_MODEL)
+        raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=OTHER_MODEL)
 
 
 def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], where: str) -> None:
-    """ArtifactError where a baseline does not hold every value of a local shard."""
+    """ArtifactError where a baseline does not hold every value of a local shard.
+
+    Counted by extents; those of a compacted baseline may have gaps that others fill, so there it is a lower bound.
+    """
     for shard in shards:
         cells = sum(
             (min(e["last"] + 1, shard.row + shard.rows) - max(e["first"], shard.row))
             * (min(e["column"] + e["columns"], shard.column + shard.columns) - max(e["column"], shard.column))
             for e in extents
-            if _meets(e, shard)
+            if meets(e, shard)
         )
-        if cells != shard.rows * shard.columns:
+        if cells < shard.rows * shard.columns:
             raise ArtifactError(
                 f"checkpoint {where} holds {cells} of the {shard.rows * shard.columns} values of rows {shard.row} to "
                 f"{shard.row + shard.rows - 1} of table {shard.table!r}",
@@ -248,7 +288,8 @@ def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], where:
             )
 
 
-def _restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
+def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
+    """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
     record = json.loads(read_verified(store, artifact, STATE))
@@ -260,7 +301,7 @@ def _restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainSta
         if now != then:
             complaints.append(f"parameter {name!r} is {then or 'not there'} in it, {now or 'not there'} in the model")
     if complaints:
-        raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=_OTHER_MODEL)
+        raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=OTHER_MODEL)
     for name, parameter in target.dense.items():
         parameter.copy_(stored[name])
     if target.optimizer is not None:

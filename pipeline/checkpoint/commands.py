@@ -1,0 +1,246 @@
+"""What ``nightjar ckpt`` does, as functions that return plain data; showing it is another file's business."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint.index import committed, entry_of, needed
+from pipeline.checkpoint.naming import directories, find_checkpoint, run_of
+from pipeline.errors import ConfigError
+
+Progress = Callable[[int, int], None]
+
+
+def list_checkpoints(store: Store, run: str | None = None) -> list[dict[str, Any]]:
+    """One record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
+
+    ``bytes`` of its own files, ``share``: of a full fp32 checkpoint; ``age_seconds``; ``rests``: names that rest on it.
+    """
+    found = []
+    for directory in directories(store, run):
+        artifacts = committed(store, directory)
+        entries = {entry.name: entry for entry in map(entry_of, artifacts)}
+        for artifact in artifacts:
+            name = artifact.path.rpartition("/")[2]
+            rests = [each.name for each in entries.values() if name in needed(each, entries)]
+            found.append({**_record(artifact), "rests": rests})
+    return found
+
+
+def _record(artifact: Artifact) -> dict[str, Any]:
+    summary = artifact.summary
+    size = sum(entry.bytes for entry in artifact.files.values())
+    return {
+        "run": run_of(artifact.path),
+        "name": artifact.path.rpartition("/")[2],
+        "path": artifact.path,
+        "step": summary["step"],
+        "type": summary["type"],
+        "parents": list(summary["parents"]),
+        "codings": summary.get("codings", []),
+        "rows": summary["rows"],
+        "bytes": size,
+        "share": size / max(1, summary["bytes_full"]),
+        "created": artifact.created,
+        "age_seconds": max(0.0, time.time() - artifact.created),
+    }
+
+
+def show(store: Store, name: str) -> dict[str, Any]:
+    """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
+    from pipeline.checkpoint.reader import read_index, read_verified
+    from pipeline.checkpoint.writer import DENSE
+
+    artifact = find_checkpoint(store, name)
+    index = read_index(store, artifact)
+    tables = {}
+    for table, size in index["tables"].items():
+        extents = [extent for extent in index["files"] if extent["table"] == table]
+        tables[table] = {
+            **size,
+            "rows_stored": sum(e["rows"] * e["columns"] for e in extents) // size["dim"],
+            "bytes": sum(artifact.files[e["file"]].bytes for e in extents),
+            "files": len(extents),
+            "codings": sorted({e["coding"] for e in extents}),
+        }
+    read_verified(store, artifact, DENSE)
+    return {
+        **_record(artifact),
+        "key": artifact.key,
+        "inputs": artifact.inputs,
+        "summary": artifact.summary,
+        "position": _state(store, artifact)["train"],
+        "tables": tables,
+        "dense_bytes": artifact.files[DENSE].bytes,
+        "config": artifact.config,
+    }
+
+
+def _state(store: Store, artifact: Artifact) -> Any:
+    import json
+
+    from pipeline.checkpoint.reader import read_verified
+    from pipeline.checkpoint.writer import STATE
+
+    return json.loads(read_verified(store, artifact, STATE))
+
+
+def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:
+    """Read a checkpoint and its chain: {"checkpoint", "whole", "files", "bytes", "damage"}."""
+    from pipeline.checkpoint.verify import Damage
+    from pipeline.checkpoint.verify import verify as look
+
+    artifact = find_checkpoint(store, name)
+    damage, files, size = look(store, artifact, progress)
+    if not name.rstrip("/").rpartition("/")[2].startswith("step-"):
+        # The newest was meant: one with a damaged manifest was passed over, and may be newer.
+        directory, broken = artifact.path.rpartition("/")[0], list[str]()
+        committed(store, directory, broken)
+        named = {each.checkpoint for each in damage}
+        others = [message for message in broken if not any(f"{path}/" in message for path in named)]
+        damage += [Damage(directory, "manifest.json of another checkpoint", message) for message in others]
+    return {
+        "checkpoint": artifact.path,
+        "whole": not damage,
+        "files": files,
+        "bytes": size,
+        "damage": [asdict(each) for each in damage],
+    }
+
+
+def diff(store: Store, first: str, second: str, progress: Progress) -> dict[str, Any]:
+    """How ``second`` differs from ``first``: tables, dense parameters and configuration.
+
+    A table: rows changed (any weight differs), largest and mean absolute difference over all its weights.
+    """
+    from pipeline.checkpoint.rows import ChainReader
+
+    one, two = find_checkpoint(store, first), find_checkpoint(store, second)
+    a, b = ChainReader(store, one), ChainReader(store, two)
+    both = [table for table in a.tables if a.tables[table] == b.tables.get(table)]
+    total, done = sum(a.tables[table]["rows"] for table in both), 0
+    tables: dict[str, Any] = {}
+    for table in both:
+        changed, largest, summed = 0, 0.0, 0.0
+        for left, right in zip(a.windows(table), b.windows(table), strict=True):
+            gap = (left.weight - right.weight).abs()
+            changed += int((gap.amax(1) > 0).sum())
+            largest = max(largest, float(gap.max()))
+            summed += float(gap.double().sum())
+            done += len(gap)
+            progress(done, total)
+        rows, dim = a.tables[table]["rows"], a.tables[table]["dim"]
+        tables[table] = {
+            "rows": rows, "rows_changed": changed, "largest": largest, "mean": summed / max(1, rows * dim),
+        }  # fmt: skip
+    return {
+        "first": one.path,
+        "second": two.path,
+        "steps": [one.summary["step"], two.summary["step"]],
+        "tables": tables,
+        "tables_differ": _table_changes(a.tables, b.tables),
+        "dense": _diff_dense(store, one, two),
+        "config": config_changes(one.config, two.config),
+    }
+
+
+def _table_changes(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
+    return {table: [a.get(table), b.get(table)] for table in {**a, **b} if a.get(table) != b.get(table)}
+
+
+def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, Any]:
+    a, b = _dense(store, one), _dense(store, two)
+    found: dict[str, Any] = {}
+    for name in {**a, **b}:
+        if name not in a or name not in b or a[name].shape != b[name].shape:
+            found[name] = {"shapes": [list(x[name].shape) if name in x else None for x in (a, b)]}
+        else:
+            gap = (a[name].double() - b[name].double()).abs()
+            found[name] = {"values": gap.numel(), "largest": float(gap.max()), "mean": float(gap.mean())}
+    return found
+
+
+def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
+    from pipeline.checkpoint.container import read_tensors
+    from pipeline.checkpoint.reader import read_verified
+    from pipeline.checkpoint.writer import DENSE
+
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{artifact.path}/{DENSE}")
+    return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+
+
+def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            found |= flatten(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def config_changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
+    """Settings that differ: {dotted path: [then, now]}; None where one does not have it."""
+    a, b = flatten(then), flatten(now)
+    return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}
+
+
+def compact(store: Store, name: str, progress: Progress) -> dict[str, Any]:
+    """Compact a checkpoint's chain: {"checkpoint", "compacted": what it rested on, "bytes_before", "bytes"}."""
+    from pipeline.checkpoint.compact import compact as merge
+
+    before = find_checkpoint(store, name)
+    after = merge(store, before, progress=progress)
+    return {
+        "checkpoint": after.path,
+        "step": after.summary["step"],
+        "compacted": list(before.summary["parents"]),
+        "bytes_before": sum(entry.bytes for entry in before.files.values()),
+        "bytes": sum(entry.bytes for entry in after.files.values()),
+    }
+
+
+def gc(
+    store: Store, run: str | None, *, dry_run: bool, keep_last: int | None, keep_every: int | None, min_age: float
+) -> dict[str, Any]:
+    """Remove (or with ``dry_run`` only list) what retention does not need: {"removed", "bytes", "kept", "dry_run"}.
+
+    ``min_age``: minutes that remains must be old.
+    """
+    from pipeline.checkpoint.retention import collect, sweep
+
+    for flag, value in (("--keep-last", keep_last), ("--keep-every", keep_every)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag} is {value}, expected at least 1", hint=f"{flag} 1")
+    if not math.isfinite(min_age) or min_age < 0:
+        raise ConfigError(f"--min-age is {min_age:g}, expected minutes", hint="--min-age 60")
+    going, staying = collect(store, run, keep_last, keep_every, 60 * min_age)
+    if not dry_run:
+        sweep(store, going)
+    return {
+        "dry_run": dry_run,
+        "removed": [asdict(each) for each in going],
+        "bytes": sum(each.bytes for each in going),
+        "kept": staying,
+    }
+
+
+def export(
+    store: Store, name: str, out: str, *, file_format: str, layout: str, state: bool, tables: Iterable[str],
+    progress: Progress,
+) -> dict[str, Any]:  # fmt: skip
+    """Write a checkpoint's tables as fp32 files under URL ``out``: {"checkpoint", "files"}."""
+    from pipeline.checkpoint.export import export as write
+
+    artifact = find_checkpoint(store, name)
+    files = write(
+        store, artifact, Store(out), file_format=file_format, layout=layout, state=state, tables=list(tables),
+        progress=progress,
+    )  # fmt: skip
+    return {"checkpoint": artifact.path, "step": artifact.summary["step"], "files": files}

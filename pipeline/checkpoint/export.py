@@ -1,0 +1,120 @@
+"""Tables of a checkpoint as plain fp32 files for other programs: Parquet or safetensors, one file a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+from urllib.parse import quote
+
+import numpy as np
+
+from pipeline.artifacts import Artifact, Store, disk_errors
+from pipeline.checkpoint.rows import ChainReader, Window
+from pipeline.errors import ConfigError
+
+FORMATS = ("parquet", "safetensors")
+Progress = Callable[[int, int], None]
+
+
+def export(
+    store: Store,
+    artifact: Artifact,
+    out: Store,
+    *,
+    file_format: str = "parquet",
+    layout: str = "columns",
+    state: bool = False,
+    tables: list[str] | None = None,
+    progress: Progress = lambda done, total: None,
+) -> list[dict[str, Any]]:
+    """Write ``<table>.<format>`` into ``out``, rows in order; what was written. ``progress``: rows done and in all.
+
+    Parquet: column ``row`` (int64), then ``e0``..``eN`` float32, or with ``layout`` list one fixed-size list ``e``;
+    with ``state`` a float32 column for each optimizer state. Safetensors: ``weight`` [rows, dim], states by name.
+    Memory: a window of rows. Raises ConfigError for an unknown table, ArtifactError for damage.
+    """
+    reader = ChainReader(store, artifact)
+    chosen = tables or list(reader.tables)
+    for table in chosen:
+        if table not in reader.tables:
+            raise ConfigError(
+                f"{artifact.path} has no table {table!r}; it has: {', '.join(reader.tables)}",
+                hint=f"--table {next(iter(reader.tables))}",
+            )
+    total = sum(reader.tables[table]["rows"] for table in chosen)
+    counter = _Counter(total, progress)
+    write = _write_parquet if file_format == "parquet" else _write_safetensors
+    done = []
+    for table in chosen:
+        name = f"{quote(table, safe='')}.{file_format}"
+        full = out.full(name)
+        with disk_errors(name):
+            out.fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+            with out.fs.open(full, "wb") as sink:
+                write(sink, reader, table, layout, state, counter)
+        size = int(out.fs.info(full)["size"])
+        done.append({"table": table, "file": out.url_of(name), **reader.tables[table], "bytes": size})
+    return done
+
+
+class _Counter:
+    """Counts rows for the progress bar."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self.total, self.progress, self.done = total, progress, 0
+
+    def windows(self, reader: ChainReader, table: str) -> Iterator[Window]:
+        """The table's windows, each counted once it is dealt with."""
+        for window in reader.windows(table):
+            yield window
+            self.done += len(window.weight)
+            self.progress(self.done, self.total)
+
+
+def _write_parquet(
+    sink: BinaryIO, reader: ChainReader, table: str, layout: str, state: bool, counter: _Counter
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    dim = reader.tables[table]["dim"]
+    names = reader.state_names(table) if state else []
+    if layout == "list":
+        fields = [pa.field("e", pa.list_(pa.float32(), dim))]
+    else:
+        fields = [pa.field(f"e{column}", pa.float32()) for column in range(dim)]
+    schema = pa.schema([pa.field("row", pa.int64()), *fields, *(pa.field(name, pa.float32()) for name in names)])
+    # Weights are noise to a dictionary; plain pages are smaller and quicker.
+    with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False) as writer:
+        for window in counter.windows(reader, table):
+            weight = window.weight.numpy()
+            rows = pa.array(np.arange(window.first, window.first + len(weight), dtype=np.int64))
+            if layout == "list":
+                columns = [pa.FixedSizeListArray.from_arrays(pa.array(weight.reshape(-1)), dim)]
+            else:
+                columns = [pa.array(np.ascontiguousarray(weight[:, column])) for column in range(dim)]
+            states = [pa.array(window.state[name].numpy()) for name in names]
+            writer.write_table(pa.Table.from_arrays([rows, *columns, *states], schema=schema))
+
+
+def _write_safetensors(
+    sink: BinaryIO, reader: ChainReader, table: str, layout: str, state: bool, counter: _Counter
+) -> None:
+    rows, dim = reader.tables[table]["rows"], reader.tables[table]["dim"]
+    shapes: dict[str, list[int]] = {"weight": [rows, dim]}
+    shapes |= {name: [rows] for name in (reader.state_names(table) if state else [])}
+    header: dict[str, Any] = {"__metadata__": {"table": table}}
+    place = 0
+    for name, shape in shapes.items():
+        size = 4 * int(np.prod(shape))
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [place, place + size]}
+        place += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    sink.write(len(text).to_bytes(8, "little") + text)
+    for window in counter.windows(reader, table):
+        sink.write(window.weight.numpy().tobytes())
+    for name in list(shapes)[1:]:  # a file is written front to back, so the states are another pass over the rows
+        for window in reader.windows(table):
+            sink.write(window.state[name].numpy().tobytes())

@@ -1,0 +1,162 @@
+"""What nobody needs any more: checkpoints outside retention, remains of killed writers. What is named stays.
+
+A manifest that names a checkpoint's path anywhere under its inputs or summary pins it: those of published models, and
+those of finished trainings (their ``final``).
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.index import committed, entry_of, kept, remove
+from pipeline.checkpoint.naming import PATH, directories
+
+
+@dataclass(frozen=True)
+class Removal:
+    """Something that may go: a checkpoint (``bytes`` of its files) or a remain of one; ``reason`` in words."""
+
+    path: str
+    bytes: int
+    reason: str
+
+
+def pinned_paths(store: Store) -> dict[str, str]:
+    """Checkpoints that a published model or a finished training names: {path: manifest that names it}.
+
+    Raises ArtifactError for a manifest that does not parse: what it names is not known, so nothing may be removed.
+    """
+    found: dict[str, str] = {}
+    for manifest in _manifests(store):
+        record = store.read_json(manifest)
+        for text in _texts([record.get("inputs"), record.get("summary")]):
+            for path in PATH.findall(text):
+                found.setdefault(path, manifest)
+    return found
+
+
+def _manifests(store: Store) -> Iterator[str]:
+    if store.exists("models"):
+        store.fs.invalidate_cache(store.full("models"))
+        for full in store.fs.find(store.full("models")):
+            if full.rsplit("/", 1)[-1] == MANIFEST:
+                yield full[len(store.root) + 1 :] if full.startswith(store.root) else full
+    for run in store.names("runs"):
+        for key in store.names(f"runs/{run}/train"):
+            if store.exists(path := f"runs/{run}/train/{key}/{MANIFEST}"):
+                yield path
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def pinned_names(store: Store, directory: str) -> list[str]:
+    """Names of the checkpoints of ``directory`` that are pinned."""
+    return sorted(p.rpartition("/")[2] for p in pinned_paths(store) if p.rpartition("/")[0] == directory)
+
+
+def collect(
+    store: Store,
+    run: str | None,
+    keep_last: int | None = None,
+    keep_every: int | None = None,
+    min_age_seconds: float = 3600.0,
+) -> tuple[list[Removal], list[dict[str, str]]]:
+    """What ``gc`` would remove, and what it keeps with the reason, in all runs or one.
+
+    ``keep_last``/``keep_every``: instead of what the run was configured with. Remains younger than
+    ``min_age_seconds`` may be a checkpoint in the making and stay.
+    """
+    pins = pinned_paths(store)
+    going: list[Removal] = []
+    staying: list[dict[str, str]] = []
+    for directory in directories(store, run):
+        artifacts = committed(store, directory)
+        stay = _stay(
+            artifacts, {p.rpartition("/")[2] for p in pins if p.startswith(f"{directory}/")}, keep_last, keep_every
+        )
+        by_name = {each.path.rpartition("/")[2]: each for each in artifacts}
+        for name, artifact in by_name.items():
+            if name in stay:
+                reason = f"named by {pins[artifact.path]}" if artifact.path in pins else stay[name]
+                staying.append({"path": artifact.path, "reason": reason})
+            else:
+                size = sum(entry.bytes for entry in artifact.files.values())
+                going.append(Removal(artifact.path, size, "outside retention"))
+        going += _remains(store, directory, by_name, {each.path for each in going}, min_age_seconds)
+    return going, staying
+
+
+def _stay(artifacts: list[Artifact], pins: set[str], keep_last: int | None, keep_every: int | None) -> dict[str, str]:
+    """Names that stay, with the reason. The newest checkpoint's own configuration says how many."""
+    if not artifacts:
+        return {}
+    settings = artifacts[-1].config.get("checkpoint", {})
+    last = keep_last if keep_last is not None else int(settings.get("keep_last", 2))
+    every = keep_every if keep_every is not None else settings.get("keep_every")
+    entries = [entry_of(artifact) for artifact in artifacts]
+    newest = {entry.name for entry in entries[-last:]}
+    return {
+        name: f"one of the newest {last}" if name in newest else "a kept one rests on it, or keep_every"
+        for name in kept(entries, last, every, pins)
+    }
+
+
+def _remains(
+    store: Store, directory: str, known: dict[str, Artifact], going: set[str], min_age: float
+) -> list[Removal]:
+    """Directories without a manifest, and files that their checkpoint's manifest does not name."""
+    found = []
+    for name in store.names(directory):
+        path = f"{directory}/{name}"
+        if path in going:
+            continue
+        files = {full: store.fs.info(full) for full in store.fs.find(store.full(path))}
+        if name in known:
+            named = {store.full(f"{path}/{file}") for file in (*known[name].files, MANIFEST)}
+            extra = {full: info for full, info in files.items() if full not in named}
+            if min((_age(store, full) for full in extra), default=0.0) >= min_age:
+                reason = "not in the manifest: left by a killed compaction"
+                found += [Removal(full[len(store.root) + 1 :], info["size"], reason) for full, info in extra.items()]
+        elif store.exists(f"{path}/{MANIFEST}"):
+            continue  # it does not parse: for ckpt verify, not for the bin
+        elif min((_age(store, full) for full in files), default=min_age) >= min_age:
+            size = sum(info["size"] for info in files.values())
+            found.append(Removal(path, size, "never committed"))
+    return found
+
+
+def _age(store: Store, full: str) -> float:
+    """Seconds since a file was written; 0 (young) where the file system does not know."""
+    try:
+        when = store.fs.modified(full)
+    except (NotImplementedError, KeyError, FileNotFoundError):
+        return 0.0
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    return time.time() - when.timestamp()
+
+
+def sweep(store: Store, going: list[Removal]) -> None:
+    """Remove what ``collect`` found, checkpoints that rest on others first."""
+    whole = [each for each in going if each.reason == "outside retention"]
+    for directory in sorted({each.path.rpartition("/")[0] for each in whole}):
+        names = {each.path.rpartition("/")[2] for each in whole if each.path.rpartition("/")[0] == directory}
+        entries = [entry_of(each) for each in committed(store, directory)]
+        remove(store, directory, [entry for entry in entries if entry.name in names])
+    for each in going:
+        if each.reason != "outside retention" and store.exists(each.path):
+            store.fs.rm(store.full(each.path), recursive=True)

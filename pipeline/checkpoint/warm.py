@@ -1,0 +1,163 @@
+"""Warm start: a new training begins with tables (and the dense part) of another checkpoint, as far as they fit.
+
+Tables may be renamed, missing or of another size: rows that the checkpoint does not have keep their initial values,
+rows that the model does not have are left out. The position of the data starts anew.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+
+import torch
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint.index import restore_order
+from pipeline.checkpoint.ranks import together
+from pipeline.checkpoint.reader import (
+    OTHER_MODEL,
+    Target,
+    apply_block,
+    meets,
+    read_blocks,
+    read_index,
+    read_verified,
+    restore_dense,
+)
+from pipeline.checkpoint.writer import STATE
+from pipeline.embeddings import TableSpec
+from pipeline.errors import ArtifactError, ConfigError
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of one table: ``source`` is its name in the checkpoint, ``rows`` taken of ``stored`` there."""
+
+    table: str
+    source: str
+    rows: int
+    stored: int
+    now: int
+
+    def line(self) -> str:
+        """In words, for the log."""
+        name = self.table if self.table == self.source else f"{self.table} (was {self.source})"
+        text = f"table {name}: {self.rows:,} rows taken"
+        if self.now > self.stored:
+            text += f", {self.now - self.stored:,} new ones keep their initial values"
+        if self.now < self.stored:
+            text += f", {self.stored - self.now:,} left out"
+        return text
+
+
+@torch.no_grad()
+def warm_start(
+    store: Store, artifact: Artifact, target: Target, *, tables_only: bool = False, rename: dict[str, str] | None = None
+) -> list[str]:
+    """Fill ``target``, whose values are initial ones, from ``artifact``; lines that say what was taken and what left.
+
+    ``rename``: {table in the checkpoint: table of the model}. ``tables_only``: dense parameters and their optimizer
+    keep their initial values. Collective. Raises ConfigError for a rename that names no table and for dense parameters
+    or embedding dimensions that do not fit, ArtifactError for a damaged checkpoint.
+    """
+    lines: list[str] = []
+
+    def read() -> None:
+        chain = restore_order(store, artifact)
+        stored = read_index(store, chain[-1])["tables"]
+        pairs = match_tables(stored, target.rows.tables, rename or {})
+        _read_rows(store, chain, target, {then: now for now, then in pairs.items()})
+        lines.extend(_table_lines(stored, target.rows.tables, pairs))
+        if tables_only:
+            lines.append("dense parameters and their optimizer keep their initial values")
+        else:
+            lines.append(_read_dense(store, artifact, target))
+
+    together(f"starting from {artifact.path}", read)
+    return lines
+
+
+def match_tables(
+    stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], rename: dict[str, str]
+) -> dict[str, str]:
+    """{table of the model: table of the checkpoint} for those in both, after ``rename``; ConfigError if impossible."""
+    for then, now in rename.items():
+        if then not in stored:
+            raise ConfigError(
+                f"checkpoint.rename names table {then!r}, which the checkpoint does not have; "
+                f"it has: {', '.join(stored)}",
+                hint=f"checkpoint.rename={{...}} without {then}",
+            )
+        if now not in tables:
+            raise ConfigError(
+                f"checkpoint.rename gives table {then!r} the name {now!r}, which the model does not have; "
+                f"it has: {', '.join(tables)}",
+                hint=f"checkpoint.rename={{{then}: {next(iter(tables))}}}",
+            )
+    pairs: dict[str, str] = {}
+    for then in sorted(stored, key=lambda name: name not in rename):
+        now = rename.get(then, then)
+        if now not in tables or (now in pairs and then not in rename):
+            continue
+        if now in pairs:
+            raise ConfigError(
+                f"checkpoint.rename gives {pairs[now]!r} and {then!r} the same name {now!r}",
+                hint=f"checkpoint.rename={{...}} without {then}",
+            )
+        if stored[then]["dim"] != tables[now].dim:
+            raise ConfigError(
+                f"table {now!r} has {stored[then]['dim']} columns in the checkpoint, {tables[now].dim} in the model",
+                hint=f"model.embedding_dim={stored[then]['dim']}",
+            )
+        pairs[now] = then
+    return pairs
+
+
+def _read_rows(store: Store, chain: list[Artifact], target: Target, names: dict[str, str]) -> None:
+    """Apply the chain's rows to this rank's shards; ``names``: {table in the checkpoint: table of the model}."""
+    shards = target.rows.local_shards()
+    for artifact in chain:
+        mine = [
+            extent
+            for extent in read_index(store, artifact)["files"]
+            if extent["table"] in names
+            and any(meets({**extent, "table": names[extent["table"]]}, shard) for shard in shards)
+        ]
+        mine.sort(key=lambda extent: (extent["table"], extent["column"], extent["first"]))
+        for block in read_blocks(store, artifact, mine):
+            renamed = replace(block, table=names[block.table])
+            for shard in shards:
+                apply_block(renamed, shard, states=target.states)
+
+
+def _read_dense(store: Store, artifact: Artifact, target: Target) -> str:
+    """Take the dense part; another optimizer class starts anew, and its settings are always the run's own."""
+    record = json.loads(read_verified(store, artifact, STATE))["optimizer"]
+    same = target.optimizer is not None and record is not None and record["class"] == type(target.optimizer).__name__
+    groups = [dict(group) for group in target.optimizer.param_groups] if target.optimizer is not None else []
+    try:
+        restore_dense(store, artifact, target if same else replace(target, optimizer=None))
+    except ArtifactError as error:
+        if error.hint != OTHER_MODEL:
+            raise
+        raise ConfigError(error.message, hint="checkpoint.init_tables_only=true takes the tables alone") from None
+    for group, now in zip(target.optimizer.param_groups if target.optimizer is not None else [], groups, strict=True):
+        group.update({name: value for name, value in now.items() if name != "params"})
+    optimizer = "and their optimizer taken" if same else "taken, their optimizer starts anew"
+    return f"dense part: all {len(target.dense)} parameters {optimizer}"
+
+
+def _table_lines(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], pairs: dict[str, str]) -> list[str]:
+    lines, whole = [], []
+    for name, table in tables.items():
+        if name in pairs:
+            then = stored[pairs[name]]["rows"]
+            if (then, pairs[name]) == (table.rows, name):
+                whole.append(then)
+            else:
+                lines.append(Taken(name, pairs[name], min(then, table.rows), then, table.rows).line())
+        else:
+            lines.append(f"table {name}: not in the checkpoint, keeps its initial values")
+    if whole:
+        lines.insert(0, f"{len(whole)} tables taken as they are, {sum(whole):,} rows")
+    return lines + [f"table {name} of the checkpoint: left out" for name in stored if name not in pairs.values()]

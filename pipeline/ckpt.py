@@ -1,0 +1,171 @@
+"""``nightjar ckpt``: arguments of the checkpoint commands, and the one place where their results become text."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.errors import ArtifactError
+
+EPILOG = """\
+A checkpoint is named by its run (the newest), as <run>/step-00000100, or by its path in the store.
+
+  nightjar ckpt ls                              every checkpoint of the store
+  nightjar ckpt verify nightly                  read all of the newest one and what it rests on
+  nightjar ckpt diff nightly/step-00000100 nightly
+  nightjar ckpt compact nightly                 its chain becomes one baseline
+  nightjar ckpt gc --dry-run                    what retention does not need
+  nightjar ckpt export nightly --out tables     fp32 Parquet, one file a table
+"""
+_BAR = 24
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar ckpt``."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="action", metavar="action", required=True)
+    ls = _command(commands, "ls", _ls, "the checkpoints of the store or of a run")
+    ls.add_argument("run", nargs="?", help="only this run's")
+    _named(_command(commands, "show", _show, "one checkpoint: tables, position, configuration"))
+    _named(_command(commands, "verify", _verify, "read every file of it and of what it rests on; exit code 7: damage"))
+    diff = _command(commands, "diff", _diff, "what changed from checkpoint A to B")
+    diff.add_argument("first", metavar="A", help="checkpoint")
+    diff.add_argument("second", metavar="B", help="checkpoint")
+    _named(_command(commands, "compact", _compact, "turn a difference and what it rests on into a baseline"))
+    gc = _command(commands, "gc", _gc, "remove what retention does not need, and remains of killed writers")
+    gc.add_argument("run", nargs="?", help="only this run's")
+    gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
+    gc.add_argument("--keep-last", type=int, help="newest to keep (default: as the run was configured)")
+    gc.add_argument("--keep-every", type=int, help="keep one every so many steps (default: as configured)")
+    gc.add_argument("--min-age", type=float, default=60.0, help="minutes that remains must be old (default: 60)")
+    export = _named(_command(commands, "export", _export, "tables as fp32 files for other programs"))
+    export.add_argument("--out", required=True, help="directory, any fsspec URL")
+    export.add_argument("--format", choices=["parquet", "safetensors"], default="parquet")
+    export.add_argument("--layout", choices=["columns", "list"], default="columns", help="Parquet: e0..eN, or a list e")
+    export.add_argument("--state", action="store_true", help="the optimizer's state too")
+    export.add_argument("--table", action="append", default=[], help="only this table; may be given again")
+
+
+def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.add_argument("--store", default="./store", help="the store (default: ./store)")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(function=function)
+    return parser
+
+
+def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("checkpoint", help="<run>, <run>/step-00000100 or a path in the store")
+    return parser
+
+
+def _store(options: argparse.Namespace) -> Any:
+    from pipeline.artifacts import Store
+
+    return Store(options.store)
+
+
+def _tell(options: argparse.Namespace, result: Any, render: Callable[[Any], str]) -> None:
+    text = json.dumps(result, indent=1) if options.json else render(result)
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _progress(options: argparse.Namespace, what: str) -> Callable[[int, int], None]:
+    """A bar on standard error where that is a terminal, else nothing."""
+    if options.json or not sys.stderr.isatty():
+        return lambda done, total: None
+    last = [0.0]
+
+    def show(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - last[0] < 0.1 and done < total:
+            return
+        last[0] = now
+        share = done / max(1, total)
+        bar = f"{what} [{'=' * int(share * _BAR):<{_BAR}}] {share:4.0%}"
+        end = "\n" if done >= total else ""
+        sys.stderr.write(f"\r{bar[: shutil.get_terminal_size().columns - 1]}\x1b[K{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    store = _store(options)
+    found = commands.list_checkpoints(store, options.run)
+    if options.run is not None and not found:
+        raise ArtifactError(
+            f"run {options.run!r} has no checkpoints in store {options.store}; "
+            f"runs: {', '.join(store.names('runs')) or 'none'}",
+            hint="nightjar ckpt ls --store <URL of its store>",
+        )
+    _tell(options, found, checkpoints.listing)
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    _tell(options, commands.show(_store(options), options.checkpoint), checkpoints.details)
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    result = commands.verify(_store(options), options.checkpoint, _progress(options, "verifying"))
+    _tell(options, result, checkpoints.verified)
+    return 0 if result["whole"] else ArtifactError.exit_code
+
+
+def _diff(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    result = commands.diff(_store(options), options.first, options.second, _progress(options, "comparing"))
+    _tell(options, result, checkpoints.difference)
+    return 0
+
+
+def _compact(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    result = commands.compact(_store(options), options.checkpoint, _progress(options, "compacting"))
+    _tell(options, result, checkpoints.compacted)
+    return 0
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    result = commands.gc(
+        _store(options), options.run, dry_run=options.dry_run, keep_last=options.keep_last,
+        keep_every=options.keep_every, min_age=options.min_age,
+    )  # fmt: skip
+    _tell(options, result, checkpoints.collected)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pipeline.checkpoint import commands
+    from pipeline.report import checkpoints
+
+    result = commands.export(
+        _store(options), options.checkpoint, options.out, file_format=options.format, layout=options.layout,
+        state=options.state, tables=options.table, progress=_progress(options, "exporting"),
+    )  # fmt: skip
+    _tell(options, result, checkpoints.exported)
+    return 0

@@ -1,0 +1,163 @@
+"""The results of ``nightjar ckpt`` as text: plain tables that fit a terminal and a mail."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.report import units
+
+_MOST_CHANGES = 40
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns; a heading that ends with ``*`` marks a column of numbers (to the right)."""
+    names = [name.removesuffix("*") for name in head]
+    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
+    right = [name.endswith("*") for name in head]
+
+    def line(cells: Sequence[str]) -> str:
+        parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(names), *(line(row) for row in rows)])
+
+
+def _pairs(pairs: Mapping[str, str]) -> str:
+    width = max(map(len, pairs))
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs.items())
+
+
+def _rests(record: Mapping[str, Any]) -> str:
+    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in record["rests"]) or units.ABSENT
+
+
+def _parents(record: Mapping[str, Any]) -> str:
+    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in record["parents"]) or units.ABSENT
+
+
+def listing(records: Sequence[Mapping[str, Any]]) -> str:
+    """``nightjar ckpt ls``."""
+    if not records:
+        return "no checkpoints in this store"
+    rows = [
+        [
+            f"{r['run']}/{r['name']}", units.count(r["step"]), r["type"], _parents(r), "+".join(r["codings"]),
+            units.count(r["rows"]), units.size(r["bytes"]), units.percent(r["share"]),
+            units.duration(r["age_seconds"]), _rests(r),
+        ]
+        for r in records
+    ]  # fmt: skip
+    head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
+    total = sum(r["bytes"] for r in records)
+    return f"{table(head, rows)}\n{len(records)} checkpoints, {units.size(total)}"
+
+
+def details(record: Mapping[str, Any]) -> str:
+    """``nightjar ckpt show``."""
+    position, config = record["position"], record["config"]
+    facts = {
+        "checkpoint": record["path"],
+        "step": f"{units.count(record['step'])}, {units.count(position.get('samples'))} samples",
+        "position": f"epoch {position.get('epoch')}, next global batch {units.count(position.get('next_batch'))}",
+        "type": record["type"] + (f" on {', '.join(record['parents'])}" if record["parents"] else ""),
+        "size": f"{units.size(record['bytes'])}, {units.percent(record['share'])} of a full fp32 checkpoint",
+        "restores": str(record["summary"].get("restores", 0)),
+        "key": record["key"],
+        "inputs": ", ".join(f"{name} {key}" for name, key in record["inputs"].items()),
+        "dense part": units.size(record["dense_bytes"]),
+        "age": units.duration(record["age_seconds"]),
+    }
+    rows = [
+        [
+            name, units.count(t["rows"]), units.count(t["dim"]), units.count(t["rows_stored"]),
+            units.percent(t["rows_stored"] / max(1, t["rows"])), units.size(t["bytes"]), "+".join(t["codings"]),
+        ]
+        for name, t in record["tables"].items()
+    ]  # fmt: skip
+    head = ("table", "rows*", "dim*", "rows stored*", "share*", "size*", "coding")
+    shown = {name: config[name] for name in ("seed", "model", "train", "checkpoint") if name in config}
+    settings = "\n".join(f"  {path}: {value}" for path, value in _leaves(shown))
+    return f"{_pairs(facts)}\n\n{table(head, rows)}\n\nsettings (all: --json)\n{settings}"
+
+
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found += _leaves(value, f"{prefix}{name}.")
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def verified(result: Mapping[str, Any]) -> str:
+    """``nightjar ckpt verify``."""
+    read = f"{result['files']} files, {units.size(result['bytes'])} read"
+    if result["whole"]:
+        return f"{result['checkpoint']} is whole: {read}"
+    lines = [f"  {d['checkpoint']}/{d['file']} {d['problem']}" for d in result["damage"]]
+    return "\n".join([f"{result['checkpoint']} is damaged in {len(lines)} places ({read}):", *lines])
+
+
+def difference(result: Mapping[str, Any]) -> str:
+    """``nightjar ckpt diff``."""
+    rows = [
+        [
+            name, units.count(t["rows"]), units.count(t["rows_changed"]),
+            units.percent(t["rows_changed"] / max(1, t["rows"])), f"{t['largest']:.3g}", f"{t['mean']:.3g}",
+        ]
+        for name, t in result["tables"].items()
+    ]  # fmt: skip
+    parts = [f"from {result['first']}\nto   {result['second']}"]
+    parts.append(table(("table", "rows*", "changed*", "share*", "largest*", "mean*"), rows))
+    odd = [f"  {n}: {_size(a)} -> {_size(b)}" for n, (a, b) in result["tables_differ"].items()]
+    if odd:
+        parts.append("tables that differ in size\n" + "\n".join(odd))
+    dense = [
+        [n, units.count(d["values"]), f"{d['largest']:.3g}", f"{d['mean']:.3g}"]
+        for n, d in result["dense"].items()
+        if "values" in d
+    ]
+    if dense:
+        parts.append(table(("dense parameter", "values*", "largest*", "mean*"), dense))
+    shapes = [f"  {n}: {d['shapes'][0]} -> {d['shapes'][1]}" for n, d in result["dense"].items() if "shapes" in d]
+    if shapes:
+        parts.append("dense parameters that differ in shape\n" + "\n".join(shapes))
+    changes = [f"  {path}: {a} -> {b}" for path, (a, b) in result["config"].items()]
+    if changes:
+        more = [f"  and {len(changes) - _MOST_CHANGES} more (--json)"] if len(changes) > _MOST_CHANGES else []
+        parts.append("settings\n" + "\n".join(changes[:_MOST_CHANGES] + more))
+    return "\n\n".join(parts)
+
+
+def _size(size: Mapping[str, int] | None) -> str:
+    return f"{size['rows']:,} x {size['dim']}" if size else "not there"
+
+
+def compacted(result: Mapping[str, Any]) -> str:
+    """``nightjar ckpt compact``."""
+    if not result["compacted"]:
+        return f"{result['checkpoint']} is a baseline already: nothing to do"
+    return (
+        f"{result['checkpoint']} is a baseline now, {units.size(result['bytes'])} "
+        f"({units.size(result['bytes_before'])} before); it rested on {', '.join(result['compacted'])}"
+    )
+
+
+def collected(result: Mapping[str, Any]) -> str:
+    """``nightjar ckpt gc``."""
+    verb = "would remove" if result["dry_run"] else "removed"
+    lines = [f"{verb} {each['path']}  {units.size(each['bytes'])}  {each['reason']}" for each in result["removed"]]
+    kept = [f"keep {each['path']}  {each['reason']}" for each in result["kept"]]
+    total = f"{verb} {len(lines)} in all, {units.size(result['bytes'])}; {len(kept)} checkpoints stay"
+    return "\n".join([*lines, *kept, total])
+
+
+def exported(result: Mapping[str, Any]) -> str:
+    """``nightjar ckpt export``."""
+    rows = [
+        [f["table"], units.count(f["rows"]), units.count(f["dim"]), units.size(f["bytes"]), f["file"]]
+        for f in result["files"]
+    ]
+    return f"{result['checkpoint']}\n{table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"

@@ -1,0 +1,213 @@
+"""``nightjar ckpt``: what each command returns, prints and leaves behind, through the command line itself."""
+
+import json
+import subprocess
+import sys
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.cli import main
+from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, ROWS, new_store, put, restored
+
+ALL_STEPS = ["step-00000001", "step-00000002", "step-00000003"]
+
+
+@pytest.fixture
+def store(tmp_path):
+    store = new_store(tmp_path)
+    put(store, 1, coding=CODINGS["q8"])
+    put(store, 2, [1], 0.2, CODINGS["q4"])
+    put(store, 3, [1], 0.4, CODINGS["q4"])
+    return store
+
+
+def ckpt(store, capsys, *arguments, code=0):
+    assert main(["ckpt", arguments[0], "--store", store.url, *arguments[1:]]) == code
+    return capsys.readouterr()
+
+
+def ckpt_json(store, capsys, *arguments, code=0):
+    return json.loads(ckpt(store, capsys, *arguments, "--json", code=code).out)
+
+
+def test_ls_says_type_coding_size_and_what_rests_on_what(store, capsys):
+    one, two, three = ckpt_json(store, capsys, "ls")
+    assert [each["name"] for each in (one, two, three)] == ALL_STEPS
+    assert (one["type"], one["codings"], one["rests"]) == ("baseline", ["q8"], ["step-00000002", "step-00000003"])
+    assert (two["type"], two["codings"], two["parents"]) == ("difference", ["q4"], ["step-00000001"])
+    assert two["bytes"] == sum(e.bytes for e in store.get(two["path"], "train").files.values())
+    assert two["share"] == two["bytes"] / 100_000
+    text = ckpt(store, capsys, "ls", "r").out
+    assert "r/step-00000003" in text
+    assert "3 checkpoints" in text
+    assert max(map(len, text.splitlines())) < 120
+
+
+def test_ls_of_an_unknown_run_names_the_known_ones(store, capsys):
+    assert "runs: r" in ckpt(store, capsys, "ls", "x", code=7).err
+
+
+@pytest.mark.parametrize("name", ["r", "r/step-00000003", f"{DIRECTORY}/step-00000003"])
+def test_a_checkpoint_has_three_names(store, capsys, name):
+    shown = ckpt_json(store, capsys, "show", name)
+    assert shown["path"] == f"{DIRECTORY}/step-00000003"
+    assert shown["position"]["next_batch"] == 3
+    assert shown["tables"]["long"]["rows"] == 900
+    assert 0 < shown["tables"]["long"]["rows_stored"] < 900
+    assert shown["tables"]["long"]["codings"] == ["q4"]
+    assert shown["config"]["seed"] == 2026
+    text = ckpt(store, capsys, "show", name).out
+    assert "b/c" in text
+    assert "train.lr" in text
+
+
+@pytest.mark.parametrize("name", ["x", "r/step-00000009", "x/step-00000001", "runs/r/checkpoints/no/step-00000001"])
+def test_an_unknown_checkpoint_names_what_there_is(store, capsys, name):
+    complaint = ckpt(store, capsys, "verify", name, code=7).err
+    assert f"no checkpoint {name!r}" in complaint
+    assert "r/step-00000003" in complaint
+
+
+def test_verify_passes_a_whole_chain(store, capsys):
+    result = ckpt_json(store, capsys, "verify", "r")
+    assert result["whole"]
+    assert result["damage"] == []
+    assert "is whole" in ckpt(store, capsys, "verify", "r").out
+
+
+def test_verify_names_all_damaged_files_of_the_chain(store, capsys, tmp_path):
+    base, last = (tmp_path / "store" / DIRECTORY / name for name in (ALL_STEPS[0], ALL_STEPS[2]))
+    chunks = sorted(base.glob("rows/*/*")), sorted(last.glob("rows/*/*"))
+    flipped, cut, gone = chunks[0][0], chunks[0][-1], chunks[1][0]
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 4
+    flipped.write_bytes(data)
+    cut.write_bytes(cut.read_bytes()[:-7])
+    gone.unlink()
+    (last / "state.json").write_text("{")
+    result = ckpt_json(store, capsys, "verify", "r", code=7)
+    found = {(tmp_path / "store" / d["checkpoint"] / d["file"]): d["problem"] for d in result["damage"]}
+    assert set(found) == {flipped, cut, gone, last / "state.json"}
+    assert "checksum" in found[flipped]
+    assert "bytes, expected" in found[cut]
+    assert found[gone] == "is missing"
+    text = ckpt(store, capsys, "verify", "r", code=7).out
+    assert "damaged in 4 places" in text
+    assert str(gone.relative_to(tmp_path / "store")) in text
+
+
+def test_verify_names_a_missing_and_a_damaged_parent(store, capsys, tmp_path):
+    manifest = tmp_path / "store" / DIRECTORY / "step-00000001/manifest.json"
+    manifest.write_text(manifest.read_text()[:-9])
+    (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
+    assert (damage["checkpoint"], damage["file"]) == (f"{DIRECTORY}/step-00000001", "manifest.json")
+    manifest.unlink()
+    (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
+    assert damage["problem"] == "is missing, and step-00000003 rests on it"
+
+
+def test_verify_of_a_run_does_not_pass_over_a_damaged_manifest(store, capsys, tmp_path):
+    manifest = tmp_path / "store" / DIRECTORY / "step-00000003/manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b'"step": 3', b'"step": 2'))
+    result = ckpt_json(store, capsys, "verify", "r", code=7)
+    assert "step-00000003/manifest.json" in result["damage"][0]["problem"]
+    assert "step-00000003/manifest.json" in ckpt(store, capsys, "verify", "r/step-00000003", code=7).err
+
+
+def test_diff_counts_rows_values_and_settings(store, capsys):
+    put(store, 4, [1, 3], 0.1, checkpoint={"keep_last": 7})
+    a = {t: w for t, _, w, _ in restored(store, store.get(f"{DIRECTORY}/step-00000003", "train"))}
+    b = {t: w for t, _, w, _ in restored(store, store.get(f"{DIRECTORY}/step-00000004", "train"))}
+    result = ckpt_json(store, capsys, "diff", "r/step-00000003", "r")
+    for name in ROWS:
+        gap, told = (a[name] - b[name]).abs(), result["tables"][name]
+        assert told["rows_changed"] == int((gap > 0).any(1).sum())
+        assert told["largest"] == float(gap.max())
+        assert told["mean"] == pytest.approx(float(gap.double().mean()))
+    assert result["dense"]["head.bias"]["largest"] == 1.0
+    assert result["config"] == {"checkpoint.keep_last": [2, 7]}
+    text = ckpt(store, capsys, "diff", "r/step-00000003", "r").out
+    assert "checkpoint.keep_last: 2 -> 7" in text
+    same = ckpt_json(store, capsys, "diff", "r", "r")
+    assert all(table["rows_changed"] == 0 for table in same["tables"].values())
+
+
+def test_compact_from_the_command_line(store, capsys):
+    result = ckpt_json(store, capsys, "compact", "r")
+    assert result["compacted"] == ["step-00000001"]
+    assert ckpt_json(store, capsys, "ls")[-1]["codings"] == ["q4", "q8"]
+    assert ckpt_json(store, capsys, "verify", "r")["whole"]
+    assert "already" in ckpt(store, capsys, "compact", "r").out
+
+
+def test_gc_keeps_what_is_needed_and_what_a_model_names(store, capsys):
+    put(store, 4, (), 1.0)
+    put(store, 5, [4], 0.2, checkpoint={"keep_last": 1})
+    # keep_last 1: step 5 and its baseline stay.
+    listed = ckpt_json(store, capsys, "gc", "--dry-run")
+    assert [each["path"][-13:] for each in listed["removed"]] == ALL_STEPS
+    assert len(store.names(DIRECTORY)) == 5
+    store.write_json("models/ads/v1/manifest.json", {"inputs": {"checkpoint": f"{DIRECTORY}/step-00000002"}})
+    store.write_json("models/ads/deep/v2/manifest.json", {"summary": {"a": [{"b": f"{DIRECTORY}/step-00000009"}]}})
+    assert [e["path"][-13:] for e in ckpt_json(store, capsys, "gc", "--dry-run")["removed"]] == ["step-00000003"]
+    store.write_json("runs/r/train/k/manifest.json", {"summary": {"final": f"{DIRECTORY}/step-00000003"}})
+    assert ckpt_json(store, capsys, "gc")["removed"] == []
+    store.fs.rm(store.full("runs/r/train"), recursive=True)
+    text = ckpt(store, capsys, "gc").out
+    assert f"removed {DIRECTORY}/step-00000003" in text
+    assert "named by models/ads/v1/manifest.json" in text
+    assert store.names(DIRECTORY) == ["step-00000001", "step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_gc_takes_retention_from_flags_and_removes_old_remains(store, capsys):
+    store.write_bytes(f"{DIRECTORY}/step-00000009/rows/a/0.safetensors", b"x")
+    put(store, 4, (), 1.0)
+    put(store, 5, (), 1.0)
+    arguments = ("gc", "r", "--keep-last", "1", "--keep-every", "2")
+    assert [e["path"][-13:] for e in ckpt_json(store, capsys, *arguments, "--dry-run")["removed"]] == ["step-00000003"]
+    result = ckpt_json(store, capsys, *arguments, "--min-age", "0")
+    reasons = {each["path"][-13:]: each["reason"] for each in result["removed"]}
+    assert reasons == {"step-00000003": "outside retention", "step-00000009": "never committed"}
+    assert store.names(DIRECTORY) == ["step-00000001", "step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_gc_removes_nothing_where_a_manifest_cannot_be_read(store, capsys):
+    store.write_bytes("models/ads/v1/manifest.json", b"{")
+    assert "models/ads/v1/manifest.json" in ckpt(store, capsys, "gc", "--keep-last", "1", code=7).err
+    assert len(store.names(DIRECTORY)) == 3
+    assert "at least 1" in ckpt(store, capsys, "gc", "--keep-last", "0", code=2).err
+
+
+@pytest.mark.parametrize("layout", ["columns", "list"])
+def test_export_writes_rows_in_order_as_parquet(store, capsys, tmp_path, layout):
+    arguments = ("export", "r", "--out", str(tmp_path / "out"), "--state", "--layout", layout)
+    files = {f["table"]: f["file"] for f in ckpt_json(store, capsys, *arguments)["files"]}
+    for name, _, weight, sums in restored(store, store.get(f"{DIRECTORY}/step-00000003", "train")):
+        table = pq.read_table(files[name])
+        assert table["row"].to_pylist() == list(range(ROWS[name]))
+        columns = [table["e"].combine_chunks().flatten().to_numpy().reshape(-1, DIM)] if layout == "list" else None
+        got = torch.tensor(columns[0]) if columns else torch.tensor([table[f"e{i}"].to_pylist() for i in range(DIM)]).T
+        assert torch.equal(got, weight)
+        assert torch.equal(torch.tensor(table["adagrad_sum"].to_pylist()), sums)
+
+
+def test_export_writes_safetensors_of_one_table(store, capsys, tmp_path):
+    arguments = ("export", "r", "--out", str(tmp_path / "out"), "--format", "safetensors", "--table", "b/c", "--state")
+    (file,) = ckpt_json(store, capsys, *arguments)["files"]
+    tensors = load_file(file["file"])
+    whole = {t: (w, s) for t, _, w, s in restored(store, store.get(f"{DIRECTORY}/step-00000003", "train"))}
+    assert torch.equal(tensors["weight"], whole["b/c"][0])
+    assert torch.equal(tensors["adagrad_sum"], whole["b/c"][1])
+    assert "no table 'x'" in ckpt(store, capsys, "export", "r", "--out", "o", "--table", "x", code=2).err
+
+
+def test_listing_needs_no_torch(store):
+    code = (
+        "import sys; from pipeline.cli import main; "
+        f"main(['ckpt', 'ls', '--store', {store.url!r}]); print([m for m in ('torch', 'torchrec') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

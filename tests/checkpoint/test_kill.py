@@ -1,0 +1,93 @@
+"""The kill matrix: kill -9 at every named point, resumed on as many, fewer and more ranks, loses and doubles nothing."""
+
+import shutil
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.checkpoint import Phase
+from tests.checkpoint.killing import DIRECTORY, EPOCHS, ROWS, STEPS, Kill, attempt, ledger, make_dataset
+
+# Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones differences. A baseline has several
+# chunks on every rank, so the counts below fall into the second checkpoint or later.
+KILLS = {
+    "batch": [Kill(Phase.BATCH, 1, 8)],
+    "first batch, before any checkpoint": [Kill(Phase.BATCH, 0, 1)],
+    "staging": [Kill(Phase.STAGE, 1, 5)],
+    "quantising": [Kill(Phase.ENCODE, 0, 9)],
+    "mid shard": [Kill(Phase.CHUNK, 1, 9)],
+    "mid shard of the first checkpoint": [Kill(Phase.CHUNK, 0, 2)],
+    "dense": [Kill(Phase.DENSE, 0, 2)],
+    "one rank has written, the other not": [Kill(Phase.ENCODE, 1, 9, after="written-2-rank0")],
+    "before commit": [Kill(Phase.BEFORE_COMMIT, 0, 2)],
+    "after commit": [Kill(Phase.AFTER_COMMIT, 0, 2)],
+    "prune": [Kill(Phase.PRUNE, 0, 1)],
+    "the final checkpoint": [Kill(Phase.BEFORE_COMMIT, 0, STEPS // 2)],
+    "restore": [Kill(Phase.BATCH, 1, 8), Kill(Phase.RESTORE, 0, 3)],
+    "three times": [Kill(Phase.BEFORE_COMMIT, 0, 2), Kill(Phase.RESTORE, 0, 2), Kill(Phase.CHUNK, 0, 4)],
+}
+QUANTISED = {"quantise": "4"}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """By checkpoint settings: the ledger of a run that nobody kills, and its final checkpoint; run once each."""
+    known = {}
+
+    def run(checkpoint):
+        name = str(checkpoint)
+        if name not in known:
+            root = tmp_path_factory.mktemp("undisturbed")
+            make_dataset(root)
+            known[name] = ledger([attempt(root, root / "a", 2, checkpoint)]), final(root)
+        return known[name]
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    root = tmp_path_factory.mktemp("dataset")
+    make_dataset(root)
+    return root
+
+
+def final(root):
+    """All tensors of the final checkpoint, tables put together; it is a baseline, so no other is needed."""
+    folder = root / DIRECTORY / f"step-{STEPS:08d}"
+    found = dict(load_file(folder / "dense.safetensors"))
+    del found["rng"]
+    for file in sorted((folder / "rows").rglob("*.safetensors")):
+        for name, value in load_file(file).items():
+            found.setdefault(f"{file.parent.name}/{name}", []).append((file.name, value))
+    # Ranks hold rising rows, and number their files in that order.
+    return {k: torch.cat([t for _, t in v]) if isinstance(v, list) else v for k, v in found.items()}
+
+
+@pytest.mark.parametrize("world", [2, 1, 3])
+@pytest.mark.parametrize("name", KILLS)
+def test_no_row_is_lost_or_trained_twice(tmp_path, dataset, undisturbed, name, world):
+    shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
+    attempts = []
+    for number, kill in enumerate(KILLS[name]):
+        ranks = 2 if number == 0 else world
+        attempts.append(attempt(tmp_path, tmp_path / f"attempt{number}", ranks, {}, kill))
+        assert attempts[-1].codes[kill.rank] == -9, f"{kill} was never reached: {attempts[-1]}"
+    attempts.append(attempt(tmp_path, tmp_path / "last", world, {}))
+    assert attempts[-1].codes == [0] * world
+    for before, after in zip(attempts, attempts[1:], strict=False):
+        if after.resumed is not None:
+            assert after.resumed == before.committed, "a committed checkpoint was lost"
+    reference, tables = undisturbed({})
+    counts = ledger(attempts)
+    assert counts == reference
+    assert Counter(row for _, row in counts.elements()) == dict.fromkeys(range(ROWS), EPOCHS)
+    found = final(tmp_path)
+    assert found.keys() == tables.keys()
+    for key, value in tables.items():
+        if world == 2:
+            assert torch.equal(found[key], value), key
+        else:
+            torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4)

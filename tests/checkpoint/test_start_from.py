@@ -1,0 +1,99 @@
+"""``checkpoint.init_from``: a new run starts from another one's checkpoint, a resumed one goes on from its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SMALL = [
+    "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "train.global_batch=256", "model.bottom_mlp=[16]",
+    "model.top_mlp=[16]", "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
+    "checkpoint.every_steps=3", "train.threads_per_rank=1",
+]  # fmt: skip
+RUN = """
+import json, shutil, sys
+from pipeline.cli import main
+store, small, jobs = json.loads(sys.argv[1])
+for job in jobs:
+    if job[0] == "forget":
+        shutil.rmtree(f"{store}/runs/{job[2]}/{job[1]}")
+        continue
+    print("==", " ".join(job), flush=True)
+    print("code", main(["run", f"store={store}", *small, *job]), flush=True)
+"""
+JOBS = [
+    ["run=a"],
+    ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
+    ["forget", "train", "b"],
+    ["run=a", "train.max_steps=4"],
+    ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
+    ["run=c", "checkpoint.init_from=a/step-00000009", "train.lr=0.001"],
+    ["run=d", "checkpoint.init_from=d"],
+    ["run=e", "checkpoint.init_from=nowhere"],
+    ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"],
+    ["forget", "train", "f"],
+    ["forget", "checkpoints", "a"],
+    ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"],
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What every job said, and the store."""
+    store = tmp_path_factory.mktemp("start") / "store"
+    argument = json.dumps([str(store), SMALL, JOBS])
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", RUN, argument], cwd=root, capture_output=True, text=True, check=True)
+    parts = done.stdout.split("== ")[1:]
+    errors = done.stderr.split("nightjar: ")[1:]
+    return store, parts, errors
+
+
+def test_a_new_run_starts_from_the_newest_checkpoint_of_another(said):
+    _, parts, _ = said
+    assert "code 0" in parts[1]
+    assert "starting from runs/a/checkpoints/" in parts[1]
+    assert "allowed: train.lr was 0.002, is 0.001" in parts[1]
+    assert "26 tables taken as they are" in parts[1]
+    assert "dense part: all 8 parameters and their optimizer taken" in parts[1]
+    assert "resumed" not in parts[1]
+
+
+def test_a_resumed_run_goes_on_from_its_own_checkpoints(said):
+    _, parts, _ = said
+    # By now run a has newer checkpoints (of four steps): b goes on all the same.
+    assert "resumed from runs/b/checkpoints/" in parts[3]
+    assert "starting from" not in parts[3]
+    # And where what it started from is gone.
+    assert "resumed from runs/f/checkpoints/" in parts[8]
+
+
+def test_what_it_starts_from_is_part_of_the_training_key(said):
+    store, _, _ = said
+    keys = {run: {path.name for path in (store / f"runs/{run}/train").iterdir()} for run in "abf"}
+    assert [len(keys[run]) for run in "abf"] == [2, 1, 1]
+    assert len(keys["a"] | keys["b"] | keys["f"]) == 4
+
+
+def test_settings_that_are_not_allowed_stop_the_run_before_anything_starts(said):
+    store, parts, errors = said
+    assert "code 2" in parts[4]
+    assert "must be allowed: train.lr was 0.002, is 0.001" in errors[0]
+    assert "checkpoint.allow=[train.lr]" in errors[0]
+    assert not (store / "runs/c/train").exists()
+
+
+def test_itself_and_nothing_are_no_places_to_start_from(said):
+    _, parts, errors = said
+    assert "code 2" in parts[5]
+    assert "the run itself" in errors[1]
+    assert "code 7" in parts[6]
+    assert "no checkpoint 'nowhere'" in errors[2]
+
+
+def test_tables_alone_start_with_a_fresh_dense_part(said):
+    _, parts, _ = said
+    assert "dense parameters and their optimizer keep their initial values" in parts[7]
+    assert "code 0" in parts[7]

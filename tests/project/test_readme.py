@@ -1,0 +1,80 @@
+"""Every command of the README runs: `make` targets exist, `nightjar` and `torchx` lines run on small data."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
+NIGHTJAR = [line for line in LINES if line.startswith("nightjar ")]
+SMALL = ["data.synthetic.rows=20000", "train.global_batch=1024"]
+
+
+def runs_stages(line: str) -> bool:
+    return line.startswith("nightjar run") and "--cfg" not in line
+
+
+def command(line: str) -> list[str]:
+    """The line's arguments with a small data set in place of a big one; the store is the test's own folder."""
+    words = shlex.split(line)[1:]
+    if runs_stages(line) and "data.path" not in line:
+        words += SMALL
+    return [sys.executable, "-m", "pipeline.cli", *words]
+
+
+def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working directory of its own, with the real data where the README expects it, and a finished demo."""
+    home = tmp_path_factory.mktemp("readme")
+    work = home / "project"
+    work.mkdir()
+    for name in ("conf", "pipeline", "components", ".torchxconfig"):
+        (work / name).symlink_to(ROOT / name)
+    if (ROOT.parent / "shared").is_dir():
+        (home / "shared").symlink_to(ROOT.parent / "shared")
+    demo = run(command("nightjar run experiment=demo run=demo"), work)
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    return work
+
+
+def test_the_readme_names_the_two_commands_first() -> None:
+    assert [line.split()[:2] for line in LINES[:2]] == [["make", "demo"], ["make", "test"]]
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if line.startswith("make ")])
+def test_make_targets_exist(line: str) -> None:
+    done = run(["make", "-n", *shlex.split(line)[1:]], ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", NIGHTJAR)
+def test_nightjar_lines_run(folder: Path, line: str) -> None:
+    if "../shared/" in line and not (folder.parent / "shared").exists():
+        pytest.skip("the real data sets (../shared/data) are not beside this checkout")
+    done = run(command(line), folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_torchx_lines_run(folder: Path) -> None:
+    torchx = Path(sys.executable).with_name("torchx")
+    lines = [line for line in LINES if line.startswith("torchx ")]
+    assert len(lines) == 4
+    for line in lines:
+        done = run([str(torchx), *shlex.split(line)[1:], *SMALL], folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_readme_line_is_one_that_is_tested() -> None:
+    assert [line for line in LINES if not line.startswith(("make ", "nightjar ", "torchx "))] == []
