@@ -88,8 +88,8 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
         # A grid must be used to both ends, or decoded rows would have another plain range: see the module's text.
         unused = (found.amin(0) > 0) | (found.amax(0) < 2**coding.bits - 1)
         if searched is not plain and bool(unused.any()):
-            ends = (torch.where(unused, one, other) for one, other in zip(plain, searched, strict=True))
-            found, low[start:stop], span[start:stop] = _on_grid(block, *ends, unit, coding.bits)
+            bottom, top = (torch.where(unused, one, other) for one, other in zip(plain, searched, strict=True))
+            found, low[start:stop], span[start:stop] = _on_grid(block, bottom, top, unit, coding.bits)
         codes[start:stop] = _pack(found, coding.bits).t()
     return EncodedRows(codes, low, span, unit, coding.bits, columns)
 
