@@ -9,7 +9,7 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast lint lock clean bench-train
+.PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -39,6 +39,12 @@ lint: install ## ruff and mypy
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train
+
+bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoints, against full float32 ones and dd
+	@.venv/bin/python -m benchmarks.checkpoint
+
+bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
+	@.venv/bin/python -m benchmarks.checkpoint_quality
 
 # torch itself wants the CUDA libraries; the CPU lock leaves them out.
 CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \

@@ -36,7 +36,7 @@ from pipeline.embeddings import TouchedRows
 from pipeline.embeddings.touched import _Marker
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect
-from pipeline.training.guards import check_parameters
+from pipeline.training.guards import check_layers
 
 
 def main() -> None:
@@ -118,9 +118,10 @@ class _Bench:
             off = self._train(steps)
             touched = TouchedRows(self.trainer.model)
             on = self._train(steps)
-            _Marker.__call__ = timed  # type: ignore[method-assign]
+            _Marker.__call__ = timed  # type: ignore[assignment,method-assign]
             inside[0] = 0.0
-            shares.append(1 / (self._train(steps) / inside[0]) if inside else 0.0)
+            seconds = self._train(steps)
+            shares.append(inside[0] / seconds)
             _Marker.__call__ = call  # type: ignore[method-assign]
             touched.detach()
             ratios.append(on / off - 1)
@@ -134,7 +135,7 @@ class _Bench:
 
     def intervals(self) -> dict[str, Any]:
         """Train and checkpoint; bytes, stalls, capacity."""
-        four = self.saver("four", quantise="4", state=self.given.state)
+        four = self.saver("four", quantise="4", state=self.given.state, every_steps=self.steps)
         eight = self.saver("eight", quantise="8", state=self.given.state)
         seen = _Intervals()
         for number in range(1, self.given.intervals + 1):
@@ -159,7 +160,7 @@ class _Bench:
         self._full(number, seen)
         os.sync()
         began = time.perf_counter()
-        check_parameters(self.trainer.rows, self.trainer.dense, number, self.trainer_config)
+        check_layers(self.trainer.dense, number, config_of(self.given.dim, self.given.batch).train)
         checked = time.perf_counter() - began
         four.save(TrainState(step=number))
         stall = time.perf_counter() - began
@@ -168,11 +169,6 @@ class _Bench:
         seen.waits.append(waited)
         _say(f"interval {number}: {trained:.1f} s of training, {seen.shares[-1]:.1%} of rows in the marks, stopped "
              f"{1000 * stall:.0f} ms (guard {1000 * checked:.0f}) + {1000 * waited:.0f} ms waiting")  # fmt: skip
-
-    @property
-    def trainer_config(self) -> Any:
-        """The settings the guard of the training loop wants."""
-        return config_of(self.given.dim, self.given.batch).train
 
     def _settle(self, four: Checkpointer, eight: Checkpointer, seen: _Intervals) -> float:
         """Wait for the write in flight (time the next save would wait) and note what lies on the disk."""

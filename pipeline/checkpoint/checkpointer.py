@@ -32,7 +32,7 @@ from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_codin
 from pipeline.checkpoint.ranks import exchange, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import pinned_names
-from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
+from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
 from pipeline.checkpoint.writer import Job, Outcome, Writer
 from pipeline.config import CheckpointConfig
@@ -86,6 +86,8 @@ class Checkpointer:
         group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._writer = Writer(self.store, group, self.on_phase)
         self._buffers = HostBuffers()
+        if self.config.every_steps is not None or self.config.every_minutes is not None:
+            self._buffers.prepare(full_values(self.model.rows))
         self._entries: list[Entry] = []
         self._gone: list[Entry] = []  # to be removed
         self._pending: dict[tuple[str, int, int], Tensor] = {}
@@ -119,7 +121,8 @@ class Checkpointer:
 
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
         is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError, TimeoutError after
-        ``timeout`` seconds. ``final``: the result of the run, a baseline in ``final_quantise``.
+        ``timeout`` seconds. GuardError where a table is not finite. ``final``: the result of the run, a baseline in
+        ``final_quantise``.
         """
         began = time.monotonic()
         if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
@@ -146,7 +149,7 @@ class Checkpointer:
         baseline = final or wants_baseline(self.config.policy, chain, self.config.max_chain)
         longest = self.config.compact_after
         compacting = not baseline and chain is not None and longest is not None and len(chain.paths) >= longest
-        blocks = take_snapshot(self.model.rows, None if baseline else self.model.touched, self._buffers, self.on_phase)
+        blocks = self._snapshot(None if baseline else self.model.touched)
         self._mark_saved(baseline or compacting)
         record, tensors = self._dense(state)
         names = () if baseline or chain is None else parents(self.config.policy, chain)
@@ -166,6 +169,14 @@ class Checkpointer:
             summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
             compact=self._compact if compacting else None,
         )  # fmt: skip
+
+    def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:
+        """Copies of rows; GuardError on all ranks where one of them holds a weight that is not finite."""
+        blocks: list[RowBlock] = []
+        together(
+            "copying rows", lambda: blocks.extend(take_snapshot(self.model.rows, touched, self._buffers, self.on_phase))
+        )
+        return blocks
 
     def _compact(self, artifact: Artifact) -> Artifact:
         return compact(self.store, artifact, self.on_phase)

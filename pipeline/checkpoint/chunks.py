@@ -175,7 +175,8 @@ def _put_weight(tensors: dict[str, Tensor], weight: Tensor, coding: str | Coding
         return {"weight": coding}
     rows = encode(weight, coding)
     tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
-    return {"weight": coding_name(coding), "unit": rows.unit.hex(), "search": f"{coding.steps},{coding.shrink}"}
+    search = f"{coding.steps},{coding.shrink},{coding.fits}"
+    return {"weight": coding_name(coding), "unit": rows.unit.hex(), "search": search}
 
 
 def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: int) -> Tensor:

@@ -2,35 +2,45 @@
 
 Asymmetric: a row's values lie on a grid of 2^bits points between its low and its low + span. For four
 bits and fewer the range may be *adaptive*: it is shrunk greedily from either end while the row's
-squared error falls. Everything works on whole blocks of rows; nothing loops over rows.
+squared error falls, then fitted to the codes by least squares. Everything works on whole blocks of rows; nothing
+loops over rows. A block is held transposed, [columns, rows], so that figures a row are contiguous vectors.
+
+Coding is idempotent: rows that were decoded and not changed since give the same codes again, whatever the search,
+because their plain range has no error, a search must lower the error, and low and span are rounded to steps that do
+not depend on the block. So rows that are not trained keep their values however often a run is restored.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 BITS = (2, 3, 4, 8)
-# Values per block: a block and its temporaries stay in a core's second-level cache.
-_BLOCK_VALUES = 65_536
+# Values per block: a block and its temporaries stay in a core's second-level cache, and every operation stays below
+# torch's grain size (32,768), so that the checkpoint's thread works alone: a second team of threads would fight with
+# training's for the cores (measured: ten to a hundred times slower on a busy machine).
+_BLOCK_VALUES = 32_000
 # Bits by expected restores, rising; more restores than the last entry need 8 bits (section 4.2.2).
 _BITS_BY_RESTORES = ((1, 2), (3, 3), (20, 4))
-# (steps, shrink) tried by `choose_coding`, cheapest first; (25, 0.6) is near k-means in the paper.
-_SEARCHES = ((0, 0.0), (10, 0.3), (10, 0.5), (25, 0.6))
+# (steps, shrink, fits) tried by `choose_coding`, cheapest first; (25, 0.6) is near k-means in the paper.
+_SEARCHES = ((0, 0.0, 0), (0, 0.0, 2), (0, 0.0, 4), (10, 0.3, 2), (10, 0.5, 2), (25, 0.6, 2))
 
 
 @dataclass(frozen=True)
 class Coding:
-    """How a block of rows is quantised: ``bits`` a value; the range is shrunk in ``steps``-ths, by ``shrink`` at most.
+    """How a block of rows is quantised.
 
-    ``steps`` 0: the plain range [min, max].
+    The range is shrunk in ``steps``-ths, by ``shrink`` at most, then fitted ``fits`` times to the codes by least
+    squares. All 0: the plain range [min, max].
     """
 
     bits: int
     steps: int = 0
     shrink: float = 0.0
+    fits: int = 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class EncodedRows:
     """Quantised rows.
 
     ``codes``: uint8 [n, packed_bytes(columns, bits)]. ``low``, ``span``: float16 [n], in units of ``unit``
-    (float16 relative to the block's largest value keeps 11 bits of them for rows of any usual scale).
+    (float16 relative to a power of two above the largest value keeps 11 bits of them for rows of any usual scale).
     """
 
     codes: Tensor
@@ -65,19 +75,30 @@ def packed_bytes(columns: int, bits: int) -> int:
 def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     """Quantise ``rows`` (float32 [n, columns], finite)."""
     count, columns = rows.shape
-    unit = max(float(rows.abs().max()), torch.finfo(torch.float32).tiny) if count else 1.0
+    unit = _unit(rows) if count else 1.0
     codes = torch.empty(count, packed_bytes(columns, coding.bits), dtype=torch.uint8)
     low = torch.empty(count, dtype=torch.float16)
     span = torch.empty(count, dtype=torch.float16)
-    for start, block in _blocks(rows):
-        stop = start + block.shape[0]
-        bottom, top = _range(block, coding)
-        low[start:stop] = bottom / unit
-        span[start:stop] = (top - bottom) / unit
-        # Codes are taken against the stored (rounded) range, so its rounding costs no accuracy of its own.
-        bottom, width = low[start:stop].float() * unit, span[start:stop].float() * unit
-        codes[start:stop] = _pack(_codes(block, bottom, width, coding.bits), coding.bits)
+    for start, part in _blocks(rows):
+        stop = start + part.shape[0]
+        block = part.t().contiguous()
+        plain = block.amin(0), block.amax(0)
+        searched = _Search(block, coding.bits, *plain).best(coding) if coding.steps or coding.fits else plain
+        found, low[start:stop], span[start:stop] = _on_grid(block, *searched, unit, coding.bits)
+        # A grid must be used to both ends, or decoded rows would have another plain range: see the module's text.
+        unused = (found.amin(0) > 0) | (found.amax(0) < 2**coding.bits - 1)
+        if searched is not plain and bool(unused.any()):
+            bottom, top = (torch.where(unused, one, other) for one, other in zip(plain, searched, strict=True))
+            found, low[start:stop], span[start:stop] = _on_grid(block, bottom, top, unit, coding.bits)
+        codes[start:stop] = _pack(found, coding.bits).t()
     return EncodedRows(codes, low, span, unit, coding.bits, columns)
+
+
+def _unit(rows: Tensor) -> float:
+    """The power of two next above the largest value: scaling by it is exact."""
+    # The blocks' extremes one by one: no temporary of the size of all rows, no second team of threads.
+    largest = max(max(float(part.max()), -float(part.min())) for _, part in _blocks(rows))
+    return 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
 
 
 def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
@@ -93,7 +114,7 @@ def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def choose_coding(sample: Tensor, bits: int, worth: float = 0.02) -> Coding:
+def choose_coding(sample: Tensor, bits: int, worth: float = 0.05) -> Coding:
     """Range-search parameters for ``bits``, chosen on a ``sample`` of rows (float32 [n, columns]).
 
     A costlier search is taken only where it lowers the root mean square error by a share of at least ``worth``.
@@ -102,8 +123,8 @@ def choose_coding(sample: Tensor, bits: int, worth: float = 0.02) -> Coding:
     if bits > 4 or not len(sample):
         return best
     error = _rms_error(sample, best)
-    for steps, shrink in _SEARCHES[1:]:
-        candidate = Coding(bits, steps, shrink)
+    for steps, shrink, fits in _SEARCHES[1:]:
+        candidate = Coding(bits, steps, shrink, fits)
         lower = _rms_error(sample, candidate)
         if lower < error * (1 - worth):
             best, error = candidate, lower
@@ -119,55 +140,100 @@ def _blocks(rows: Tensor) -> list[tuple[int, Tensor]]:
     return [(start, rows[start : start + size]) for start in range(0, rows.shape[0], size)]
 
 
-def _codes(block: Tensor, low: Tensor, span: Tensor, bits: int) -> Tensor:
+def _on_grid(block: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes (float32 [columns, n]) of ``block`` on the grid from ``low`` to ``high``, and that grid's low and span.
+
+    Codes are taken against the stored (rounded) range, so its rounding costs no accuracy of its own.
+    """
+    rounded, span = (low / unit).half(), ((high - low) / unit).half()
+    width = span.float() * unit
     levels = 2**bits - 1
-    inverse = torch.where(span > 0, levels / span, 0.0)
-    return torch.sub(block, low[:, None]).mul_(inverse[:, None]).round_().clamp_(0, levels)
+    inverse = torch.where(width > 0, levels / width, 0.0)
+    return torch.sub(block, rounded.float() * unit).mul_(inverse).round_().clamp_(0, levels), rounded, span
 
 
-def _range(block: Tensor, coding: Coding) -> tuple[Tensor, Tensor]:
-    """Lowest and highest grid point of each row: [min, max], or the greedily shrunk range with least error."""
-    low, high = block.amin(1), block.amax(1)
-    if not coding.steps:
-        return low, high
-    step = (high - low) / coding.steps
-    best_low, best_high = low, high
-    best = _squared_error(block, low, high, coding.bits)
-    for _ in range(int(coding.steps * coding.shrink)):
-        from_low = _squared_error(block, low + step, high, coding.bits)
-        from_high = _squared_error(block, low, high - step, coding.bits)
-        raise_low = from_low < from_high
-        low = torch.where(raise_low, low + step, low)
-        high = torch.where(raise_low, high, high - step)
-        error = torch.minimum(from_low, from_high)
-        better = error < best
-        best = torch.where(better, error, best)
-        best_low = torch.where(better, low, best_low)
-        best_high = torch.where(better, high, best_high)
-    return best_low, best_high
+class _Search:
+    """The search for better ranges of the rows of one block [columns, n]; its buffers stay in the cache."""
 
+    def __init__(self, block: Tensor, bits: int, low: Tensor, high: Tensor) -> None:
+        self._block, self._levels = block, 2**bits - 1
+        self._plain = low, high
+        self._places, self._codes = torch.empty_like(block), torch.empty_like(block)
+        self._lows, self._highs, self._errors = [low], [high], [self._error(low, high)]
 
-def _squared_error(block: Tensor, low: Tensor, high: Tensor, bits: int) -> Tensor:
-    span = high - low
-    grid = _codes(block, low, span, bits).mul_((span / (2**bits - 1))[:, None]).add_(low[:, None])
-    return grid.sub_(block).square_().sum(1)
+    def best(self, coding: Coding) -> tuple[Tensor, Tensor]:
+        """Low and high ends [n] with the least squared error that the search of ``coding`` finds."""
+        if coding.steps:
+            self._shrink(coding.steps, int(coding.steps * coding.shrink))
+        if coding.fits:
+            self._fit(coding.fits)
+        return self._least()
+
+    def _least(self) -> tuple[Tensor, Tensor]:
+        place = torch.stack(self._errors).argmin(0, keepdim=True)
+        return torch.stack(self._lows).gather(0, place)[0], torch.stack(self._highs).gather(0, place)[0]
+
+    def _note(self, low: Tensor, high: Tensor, error: Tensor) -> None:
+        self._lows.append(low)
+        self._highs.append(high)
+        self._errors.append(error)
+
+    def _shrink(self, steps: int, most: int) -> None:
+        """The paper's greedy search: raise the low end or lower the high end by a step, whichever errs less."""
+        low, high = self._plain
+        step = (high - low) / steps
+        for taken in range(1, most + 1):
+            span = step * (steps - taken)  # the same whichever end moves
+            raised, lowered = low + step, high - step
+            from_low, from_high = self._error_in_steps(raised, span), self._error_in_steps(low, span)
+            raise_low = from_low < from_high
+            low, high = torch.where(raise_low, raised, low), torch.where(raise_low, high, lowered)
+            self._note(low, high, torch.minimum(from_low, from_high).mul_((span / self._levels).square_()))
+
+    def _fit(self, fits: int) -> None:
+        """Lloyd's method on a grid: the range that serves the codes of the last one with least squares, and again."""
+        count = len(self._block)
+        mean = self._block.mean(0)
+        self._error(*self._least())  # leaves the codes of the best range so far
+        for _ in range(fits):
+            codes = self._codes
+            middle = codes.mean(0)
+            products = torch.mul(codes, self._block, out=self._places).sum(0)
+            squares = torch.mul(codes, codes, out=self._places).sum(0)
+            scale = (products - count * middle * mean) / (squares - count * middle.square()).clamp_min_(1e-6)
+            low = mean - scale * middle
+            high = low + scale * self._levels
+            # A row of one value has no codes to fit: its plain range stays.
+            self._note(low, high, self._error(low, high).masked_fill_(scale <= 0, torch.inf))
+
+    def _error(self, low: Tensor, high: Tensor) -> Tensor:
+        span = high - low
+        return self._error_in_steps(low, span).mul_((span / self._levels).square_())
+
+    def _error_in_steps(self, low: Tensor, span: Tensor) -> Tensor:
+        """Squared error of each row in squared grid steps; leaves the codes in ``_codes``."""
+        inverse = self._levels / span.clamp_min(torch.finfo(torch.float32).tiny * self._levels)
+        places = torch.addcmul(low.neg().mul_(inverse), self._block, inverse, out=self._places)
+        codes = torch.round(places, out=self._codes).clamp_(0, self._levels)
+        return places.sub_(codes).square_().sum(0)
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack float codes [n, columns] into bytes, the first value in the lowest bits."""
+    """Pack float codes [columns, n] into bytes [bytes a row, n], the first value in the lowest bits."""
     if bits == 8:
         return codes.to(torch.uint8)
     group = 8 if bits == 3 else 8 // bits
-    short = -codes.shape[1] % group
+    short = -codes.shape[0] % group
     if short:
-        codes = torch.nn.functional.pad(codes, (0, short))
-    grouped = codes.to(torch.int32).view(codes.shape[0], -1, group)
-    shifts = torch.arange(group, dtype=torch.int32) * bits
-    words = (grouped << shifts).sum(2, dtype=torch.int32)
+        codes = torch.nn.functional.pad(codes, (0, 0, 0, short))
+    # Sums of at most 24 bits: exact in float32.
+    words = codes[group - 1 :: group].clone()
+    for place in range(group - 2, -1, -1):
+        words.mul_(2**bits).add_(codes[place::group])
     if bits != 3:
         return words.to(torch.uint8)
-    parts = (words[:, :, None] >> torch.tensor([0, 8, 16], dtype=torch.int32)) & 255
-    return parts.to(torch.uint8).view(codes.shape[0], -1)
+    whole = words.to(torch.int32)
+    return torch.stack([(whole >> shift) & 255 for shift in (0, 8, 16)], dim=1).to(torch.uint8).flatten(0, 1)
 
 
 def _unpack(packed: Tensor, bits: int, columns: int) -> Tensor:

@@ -1,20 +1,27 @@
 """The short stop of training: copies of rows into host memory at a step boundary, taken in milliseconds.
 
+Values are checked as they are copied, while they lie in the cache: a state that is not finite is never written.
 What is copied is consistent (no batch is in flight there); encoding and writing go on behind it while training
 continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from snapshot to snapshot.
 """
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.embeddings import LocalShard, RowAccess, TouchedRows, shard_key
+from pipeline.errors import GuardError
+
+# Values copied and checked at a time: they stay in the second-level cache in between.
+_PIECE_VALUES = 1 << 18
 
 
 @dataclass
@@ -23,13 +30,22 @@ class HostBuffers:
 
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
     used: int = 0
+    _filling: threading.Thread | None = None
+
+    def prepare(self, values: int) -> None:
+        """Get room for ``values`` float32 behind the caller: fresh memory costs four times a copy's time to touch."""
+        self.memory = _host_memory(values)
+        self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
+        self._filling.start()
 
     def reserve(self, values: int) -> None:
         """Begin anew with room for ``values`` float32; what was cut before is overwritten from now on."""
+        if self._filling is not None:
+            self._filling.join()
+            self._filling = None
         self.used = 0
         if values > self.memory.numel():
-            # Page-locked only where a device copies into it; locking is slow, so memory only ever grows.
-            self.memory = torch.empty(values, pin_memory=torch.cuda.is_available())
+            self.memory = _host_memory(values)
 
     def cut(self, *shape: int) -> Tensor:
         """The next float32 tensor of ``shape``."""
@@ -39,11 +55,24 @@ class HostBuffers:
         return part
 
 
+def _host_memory(values: int) -> Tensor:
+    # Page-locked only where a device copies into it; locking is slow, so memory only ever grows.
+    return torch.empty(values, pin_memory=torch.cuda.is_available())
+
+
+def full_values(access: RowAccess) -> int:
+    """float32 values of a snapshot of all rows this rank owns."""
+    return sum(_values(shard, None) for shard in access.local_shards() if shard.owner)
+
+
 @torch.no_grad()
 def take_snapshot(
     access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_phase: OnPhase = ignore
 ) -> list[RowBlock]:
-    """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before."""
+    """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
+
+    GuardError naming table and row where a weight is not finite.
+    """
     picked = [
         (shard, None if touched is None else touched.mask(shard_key(shard)).nonzero().squeeze(1))
         for shard in access.local_shards()
@@ -65,7 +94,12 @@ def _values(shard: LocalShard, rows: Tensor | None) -> int:
 def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
     count = shard.rows if rows is None else len(rows)
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
-    weight = _gather(shard.weight, rows, buffers.cut(count, shard.columns))
+    weight = buffers.cut(count, shard.columns)
+    step = max(1, _PIECE_VALUES // shard.columns)
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        source = shard.weight[part] if rows is None else shard.weight
+        _check(_gather(source, None if rows is None else rows[part], weight[part]), shard.table, ids[part])
     state = {name: _gather(value, rows, buffers.cut(count, *value.shape[1:])) for name, value in shard.state.items()}
     return RowBlock(shard.table, ids.astype(np.int64), shard.column, weight, state)
 
@@ -76,3 +110,15 @@ def _gather(source: Tensor, rows: Tensor | None, into: Tensor) -> Tensor:
     if source.device.type == "cpu":
         return torch.index_select(source, 0, rows, out=into)
     return into.copy_(source.index_select(0, rows))
+
+
+def _check(weight: Tensor, table: str, ids: NDArray[np.int64]) -> None:
+    # A sum is not finite if a value is not, and reads the piece once; large finite values may overflow it.
+    if bool(torch.isfinite(weight.sum())):
+        return
+    bad = ~torch.isfinite(weight).all(dim=1)
+    if bool(bad.any()):
+        raise GuardError(
+            f"table {table!r} row {ids[int(bad.long().argmax())]} is not finite; no checkpoint was written",
+            hint="lower train.lr and train.sparse_lr, or more train.warmup_steps",
+        )

@@ -6,17 +6,21 @@ disturbed. A chunk is encoded, written and forgotten before the next, so memory 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store
+from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
@@ -27,6 +31,8 @@ KIND = "checkpoint"
 FORMAT = 2
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 _ATTEMPTS = 3
+# Chunks written but not on the disk yet.
+_UNSYNCED = 4
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,12 @@ class Writer:
         if self._thread is not None:
             raise RuntimeError("a checkpoint is in flight: wait for it first")
         self._outcome = Outcome()
-        self._thread = threading.Thread(target=self._run, args=(job,), name="nightjar-checkpoint", daemon=True)
+        ready = threading.Event()
+        threads = torch.get_num_threads()
+        self._thread = threading.Thread(target=self._run, args=(job, ready), name="nightjar-checkpoint", daemon=True)
         self._thread.start()
+        ready.wait()
+        torch.set_num_threads(threads)  # undo what the thread's setting means for threads made later
 
     def wait(self, timeout: float | None = None) -> Outcome | None:
         """The outcome of the job in flight, once it is there; None where there is none.
@@ -103,8 +113,13 @@ class Writer:
         self._thread = None
         return self._outcome
 
-    def _run(self, job: Job) -> None:
+    def _run(self, job: Job, ready: threading.Event) -> None:
         began, outcome = time.monotonic(), self._outcome
+        # torch's operations in this thread run in it alone: a second team of threads would fight with training's for
+        # the cores. The first call makes the setting this thread's own.
+        torch.get_num_threads()
+        torch.set_num_threads(1)
+        ready.set()
         try:
             outcome.artifact = artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
             outcome.bytes = sum(file.bytes for file in artifact.files.values())
@@ -134,6 +149,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         if leader:
             _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_phase))
             _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
+            _sync(draft, DENSE, STATE)
         on_phase(Phase.WRITTEN)
         return {"extents": extents, "files": {name: asdict(entry) for name, entry in draft.files.items()}}
 
@@ -156,22 +172,65 @@ def _artifact(path: str, record: dict[str, Any]) -> Artifact:
 
 
 def _write_rows(draft: Draft, job: Job, on_phase: OnPhase) -> list[dict[str, Any]]:
-    """Write this rank's rows; the index entries of its files."""
+    """Write this rank's rows, down to the disk; the index entries of its files."""
     extents = []
-    for number, chunk in enumerate(_chunks(job.blocks, job.chunk_bytes)):
-        name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
-        on_phase(Phase.ENCODE)
-        _retry(draft, name, lambda name=name, chunk=chunk: _write_chunk(draft, name, chunk, job, on_phase))  # type: ignore[misc]
-        first, last = (int(chunk.ids[0]), int(chunk.ids[-1]))
-        place = {"column": chunk.column, "columns": chunk.weight.shape[1]}
-        coding = coding_name(job.codings[chunk.table].weight)
-        extents.append(
-            {
-                "file": name, "table": chunk.table, "first": first, "last": last, "rows": len(chunk.ids), **place,
-                "coding": coding,
-            }
-        )  # fmt: skip
+    with _Syncing(draft) as syncing:
+        for number, chunk in enumerate(_chunks(job.blocks, job.chunk_bytes)):
+            extents.append(_write_extent(draft, job, number, chunk, on_phase))
+            syncing.add(extents[-1]["file"])
     return extents
+
+
+def _write_extent(draft: Draft, job: Job, number: int, chunk: RowBlock, on_phase: OnPhase) -> dict[str, Any]:
+    """Write one chunk; its entry of the index."""
+    name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
+    on_phase(Phase.ENCODE)
+    _retry(draft, name, lambda: _write_chunk(draft, name, chunk, job, on_phase))
+    return {
+        "file": name, "table": chunk.table, "first": int(chunk.ids[0]), "last": int(chunk.ids[-1]),
+        "rows": len(chunk.ids), "column": chunk.column, "columns": chunk.weight.shape[1],
+        "coding": coding_name(job.codings[chunk.table].weight),
+    }  # fmt: skip
+
+
+class _Syncing:
+    """Flushes written files to a local disk behind the writer: the manifest, written last, must not outlive them."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._draft = draft
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nightjar-sync") if draft.store.is_local else None
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> _Syncing:
+        return self
+
+    def add(self, name: str) -> None:
+        """Flush file ``name`` soon; waits while too many are not on the disk yet."""
+        if self._pool is not None:
+            self._waiting.append(self._pool.submit(self._flush, name))
+            if len(self._waiting) > _UNSYNCED:
+                self._waiting.popleft().result()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+            for future in self._waiting if kind is None else ():
+                future.result()
+
+    def _flush(self, name: str) -> None:
+        path = self._draft.store.full(f"{self._draft.path}/{name}")
+        with disk_errors(f"{self._draft.path}/{name}"):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+
+def _sync(draft: Draft, *names: str) -> None:
+    with _Syncing(draft) as syncing:
+        for name in names:
+            syncing.add(name)
 
 
 def _write_chunk(draft: Draft, name: str, chunk: RowBlock, job: Job, on_phase: OnPhase) -> None:
@@ -224,6 +283,7 @@ def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: OnPha
         draft.files.update({name: FileEntry(**entry) for name, entry in part["files"].items()})
     extents = [extent for part in parts for extent in part["extents"]]
     _retry(draft, INDEX, lambda: draft.write_json(INDEX, {"format": FORMAT, "tables": job.tables, "files": extents}))
+    _sync(draft, INDEX)
     on_phase(Phase.BEFORE_COMMIT)
     size = sum(entry.bytes for entry in draft.files.values())
     rows = sum(extent["rows"] for extent in extents)

@@ -109,7 +109,9 @@ class _Marker:
         ends = offsets[::batch].tolist() if batch else [0] * (len(self._views) + 1)
         for feature, view in enumerate(self._views):
             if ends[feature] < ends[feature + 1]:
-                view[indices[ends[feature] : ends[feature + 1]]] = 1
+                # index_fill_ stays in this thread; view[ids] = 1 starts a team of threads for every feature, which
+                # costs up to a hundred times as much where other work wants the cores.
+                view.index_fill_(0, indices[ends[feature] : ends[feature + 1]].long(), 1)
 
 
 def _table_of_feature(kernel: Kernel) -> list[int]:

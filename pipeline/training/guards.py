@@ -7,12 +7,9 @@ from collections.abc import Callable
 import torch
 
 from pipeline.config import TrainConfig
-from pipeline.embeddings import RowAccess
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, first_message
 from pipeline.training.metrics import Meter, Sums
-
-SCAN_ROWS = 1 << 18
 
 
 def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[], tuple[int, str]]) -> None:
@@ -51,9 +48,12 @@ def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
         )
 
 
-def check_parameters(rows: RowAccess, dense: dict[str, torch.nn.Parameter], step: int, config: TrainConfig) -> None:
-    """Before a checkpoint: stop where the last update left a table or layer that is not finite. Collective."""
-    fault = _spoilt_table(rows) or _spoilt_layer(dense)
+def check_layers(dense: dict[str, torch.nn.Parameter], step: int, config: TrainConfig) -> None:
+    """Before a checkpoint: stop where the last update left a layer that is not finite. Collective.
+
+    Tables are checked where their rows are copied (``checkpoint.snapshot``), which costs no further pass over them.
+    """
+    fault = _spoilt_layer(dense)
     flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
     if add_up(flag).item():
         name = first_message((0, fault) if fault else None)
@@ -61,15 +61,6 @@ def check_parameters(rows: RowAccess, dense: dict[str, torch.nn.Parameter], step
             f"{name} is not finite after step {step}; no checkpoint was written",
             hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}",
         )
-
-
-def _spoilt_table(rows: RowAccess) -> str | None:
-    for shard in rows.local_shards():
-        for start in range(0, shard.rows, SCAN_ROWS):
-            good = torch.isfinite(shard.weight[start : start + SCAN_ROWS]).all(dim=1)
-            if not good.all():
-                return f"table {shard.table!r} row {shard.row + start + int(good.long().argmin())}"
-    return None
 
 
 def _spoilt_layer(dense: dict[str, torch.nn.Parameter]) -> str | None:

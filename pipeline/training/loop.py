@@ -21,7 +21,7 @@ from pipeline.errors import ArtifactError, LaunchError
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
-from pipeline.training.guards import check_collapse, check_finite, check_parameters
+from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
@@ -122,7 +122,7 @@ class _Run:
             if saving or self.meter.steps == self.config.train.log_every_steps:
                 self._close_interval()
             if saving:
-                check_parameters(self.trainer.rows, self.trainer.dense, step, self.config.train)
+                check_layers(self.trainer.dense, step, self.config.train)
                 self._save(final=last, stopping=agreed == STOP and not last)
         self.seconds = time.perf_counter() - self.began
 

@@ -75,3 +75,28 @@ def test_parameters_are_chosen_on_a_sample() -> None:
 
 def test_bits_follow_the_expected_restores() -> None:
     assert [bits_for_restores(r) for r in (0, 1, 2, 3, 4, 20, 21, 100)] == [2, 2, 3, 3, 4, 4, 8, 8]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("search", [(0, 0.0, 0), (0, 0.0, 4), (10, 0.5, 2), (25, 0.6, 2)])
+def test_rows_that_did_not_change_give_the_same_codes_again(bits: int, search: tuple[int, float, int]) -> None:
+    coding = Coding(bits, *search)
+    once = decode(encode(rows(3000, 16), coding))
+    # Other company, another search: as in a later checkpoint, after a restore.
+    company = torch.cat([once, 37.5 * rows(500, 16)])
+    for again in (coding, Coding(bits, 25, 0.6, 2), Coding(bits)):
+        company = decode(encode(company, again))
+        found = company[:3000]
+        assert torch.equal(encode(once, again).codes, encode(once, coding).codes)
+        # Low and span in steps of the company's largest value: 2^-11 of it at first, then no further change.
+        assert (found - once).abs().max() <= 2**-10 * 37.5 * 0.05 * 5
+    assert torch.equal(decode(encode(company, Coding(bits))), company)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4])
+def test_fitting_lowers_the_error_and_is_never_worse(bits: int) -> None:
+    values = rows(2000)
+    plain = (decode(encode(values, Coding(bits))) - values).norm(dim=1)
+    fitted = (decode(encode(values, Coding(bits, fits=2))) - values).norm(dim=1)
+    assert fitted.sum() < 0.95 * plain.sum()
+    assert (fitted <= plain + 16**0.5 * values.abs().max() * 2**-11).all()
