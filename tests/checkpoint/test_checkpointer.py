@@ -85,7 +85,7 @@ def test_quantised_differences_hold_only_touched_rows_and_stay_close(tmp_path):
 
 
 def test_compaction_behind_training_changes_no_bit_and_later_differences_rest_on_its_baseline(tmp_path):
-    run(compact_behind, 2, tmp_path)
+    spawn(compact_behind, 2, tmp_path)
     for policy in ("one_shot", "consecutive"):
         place = tmp_path / policy
         same(tables(place, "a-saved", 2), tables(place, "b-restored", 2))
