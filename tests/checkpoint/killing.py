@@ -129,7 +129,7 @@ def rank_main(rank, world, root, folder, checkpoint, kill):
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     train(
         settings(world, checkpoint), store, dataset, plan, DIRECTORY, "key", lambda record: None, said.append,
-        Hook(folder, kill),
+        on_phase=Hook(folder, kill),
     )  # fmt: skip
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))
     dist.destroy_process_group()
