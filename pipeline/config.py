@@ -147,9 +147,12 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    """The topology planned for and trained on. Capacities per rank in GiB, bandwidths in GB/s.
+    """The topology planned for and trained on. Capacities per rank in GiB, bandwidths per rank in GB/s.
 
-    ``device``: cpu | cuda. The world size is ``hosts * ranks_per_host``.
+    ``device``: cpu | cuda. The world size is ``hosts * ranks_per_host``. ``ssd_read_iops``: random reads of 4 KiB
+    per second and rank at depth 32. ``*_latency_us``: a small collective within a host and between hosts.
+    ``dense_gflop_per_s``: rate of the dense part, forward and backward. ``table_overhead_us``: fixed cost of
+    one table's lookup and update in a step; ``step_overhead_ms``: of a step. ``nightjar calibrate`` measures them.
     """
 
     name: str = MISSING
@@ -165,6 +168,12 @@ class HardwareConfig:
     hbm_to_ddr_gb_per_s: float = 0.0
     intra_host_gb_per_s: float = 2.0
     inter_host_gb_per_s: float = 1.0
+    ssd_read_iops: float = 50_000.0
+    intra_host_latency_us: float = 200.0
+    inter_host_latency_us: float = 300.0
+    dense_gflop_per_s: float = 100.0
+    table_overhead_us: float = 20.0
+    step_overhead_ms: float = 1.0
 
 
 @dataclass(kw_only=True)

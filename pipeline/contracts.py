@@ -14,6 +14,9 @@ MISSING_ROW = 0
 UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
+# Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
+PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
+
 LABEL = "label"
 TRUE_PROBABILITY = "true_probability"
 
@@ -128,9 +131,11 @@ class ShardPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan:
-    """Where a table goes. ``feature``: the table's name too; ``tier``: hbm | hbm_cached | ddr | ssd.
+    """Where a table goes. ``tier``: hbm | hbm_cached | ddr | ssd.
 
     ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
+    ``cache_rows``: of tiers hbm_cached and ssd, the rows over all ranks that the faster memory keeps; ``hit_rate``:
+    predicted share of its lookups that find their row there, 1 for a table that is wholly in memory.
     """
 
     rows: int
@@ -142,16 +147,21 @@ class TablePlan:
     shards: tuple[ShardPlan, ...]
     cost_ms: float
     reason: str
+    cache_rows: int = 0
+    hit_rate: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """``plan.json``: the whole sharding plan for ``world_size`` ranks, ``ranks_per_host`` on each host.
 
-    ``memory``: per rank, predicted bytes by tier; ``predicted_step_ms``: the slowest rank's.
+    ``memory``: per rank, predicted bytes of tables by tier; ``reserved``: per rank, bytes kept free of them by
+    purpose (dense, activations, inputs, communication, staging), ``reserved_tier`` of them; ``phases``: per rank,
+    predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank; ``gap``: how far the tier
+    assignment may be from the best, as a share; ``figures``: the hardware's, by name; ``profile_key``: the dataset's.
     """
 
-    version: int = 1
+    version: int = 2
     hardware: str
     device: str
     world_size: int
@@ -160,6 +170,12 @@ class Plan:
     tables: dict[str, TablePlan]
     memory: list[dict[str, int]] = field(default_factory=list)
     predicted_step_ms: float = 0.0
+    phases: list[dict[str, float]] = field(default_factory=list)
+    reserved: list[dict[str, int]] = field(default_factory=list)
+    reserved_tier: str = "ddr"
+    gap: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    profile_key: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``plan.json``."""
