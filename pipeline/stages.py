@@ -8,7 +8,7 @@ are imported inside the stage functions, so that a command that runs no stage im
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,9 @@ def steps(config: Config, store: Store) -> list[Step]:
         made[name] = Step(
             name=name, key=key, path=_path(name, key, config), config=covered, input_keys=input_keys,
             inputs={stage: made[stage].path for stage in INPUTS[name]},
-            scratch=(checkpoint_directory(config, key),) if name == "train" else (),
+            scratch=(checkpoint_directory(config, continuation_key(config, covered, input_keys)),)
+            if name == "train"
+            else (),
         )  # fmt: skip
     return list(made.values())
 
@@ -120,7 +122,7 @@ def _init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
     try:
         return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
     except ArtifactError:
-        if not config.force and committed(store, checkpoint_directory(config, step.key)):
+        if not config.force and committed(store, step.scratch[0]):
             return None
         raise
 
@@ -162,9 +164,19 @@ def _path(name: str, key: str, config: Config) -> str:
     }[name]
 
 
-def checkpoint_directory(config: Config, train_key: str) -> str:
-    """Where the checkpoints of the training step with ``train_key`` lie, relative to the store."""
-    return f"{run_directory(str(config.run))}/checkpoints/{train_key[:10]}"
+def continuation_key(config: Config, train_config: Mapping[str, Any], input_keys: Mapping[str, str]) -> str:
+    """What a training must share with a checkpoint to go on from it: everything but the hardware and the plan.
+
+    Rows are stored by table and row number and the batches do not depend on the ranks, so a run that lost its
+    machines goes on with others.
+    """
+    covered = {**train_config, "partition": dataclasses.asdict(config.partition)}
+    return artifact_key("checkpoints", covered, {"ingest": input_keys["ingest"]})
+
+
+def checkpoint_directory(config: Config, key: str) -> str:
+    """Where the checkpoints of the training with continuation ``key`` lie, relative to the store."""
+    return f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
 
 
 def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
@@ -218,10 +230,13 @@ def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artif
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
     from pipeline.training import train
 
-    checkpoints = checkpoint_directory(config, step.key)
+    key = continuation_key(config, step.config, step.input_keys)
     plan = read_plan(store, inputs["plan"])
     init = _init_artifact(step, config, store)
-    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say, init)
+    summary = train(
+        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init,
+        plan_key=inputs["plan"].key,
+    )  # fmt: skip
     if not is_first_rank():
         return None
     draft: Draft

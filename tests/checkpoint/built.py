@@ -61,7 +61,7 @@ def put(store, step, parents=(), share=1.0, coding=FP32, cuts=(0, DIM), rows=ROW
     made = dataclasses.asdict(config(**more.pop("checkpoint", {})))
     job = Job(
         path=f"{directory}/step-{step:08d}", key=more.pop("key", "k" * 32), config=more.pop("config", made),
-        inputs={"dataset": "d" * 32}, blocks=blocks(step, share, cuts, rows), codings=dict.fromkeys(rows, coding),
+        inputs={"dataset": "d" * 32}, blocks=blocks(step, share, cuts, rows), coding=lambda block: coding,
         dense=dense, state=state, tables={name: {"rows": count, "dim": DIM} for name, count in rows.items()},
         summary={
             "step": step, "samples": 10 * step, "type": "difference" if parents else "baseline",
