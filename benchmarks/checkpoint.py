@@ -50,7 +50,7 @@ def main() -> None:
     options.add_argument("--share", type=float, default=0.25, help="of rows that change in an interval")
     options.add_argument("--zipf", type=float, default=1.2, help="exponent of the ids: less skew, shorter intervals")
     options.add_argument("--state", default="fp32", help="coding of the Adagrad sums: fp32 | bf16")
-    options.add_argument("--rounds", type=int, default=3, help="of the disk races")
+    options.add_argument("--rounds", type=int, default=5, help="of the disk races")
     options.add_argument("--folder", help="where to write; a temporary folder unless given")
     given = options.parse_args()
     warnings.simplefilter("ignore")

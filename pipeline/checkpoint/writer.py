@@ -31,8 +31,9 @@ KIND = "checkpoint"
 FORMAT = 2
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 _ATTEMPTS = 3
-# Chunks written but not on the disk yet.
-_UNSYNCED = 4
+# Files flushed at once (each flush waits for the disk's journal, together they wait once), and chunks written but not
+# on the disk yet.
+_FLUSHES, _UNSYNCED = 8, 16
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ class _Syncing:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nightjar-sync") if draft.store.is_local else None
+        self._pool = ThreadPoolExecutor(_FLUSHES, thread_name_prefix="nightjar-sync") if draft.store.is_local else None
         self._waiting: deque[Future[None]] = deque()
 
     def __enter__(self) -> _Syncing:
