@@ -35,6 +35,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rows", type=int, default=3_276_800, help="train rows; a fifth of them more to test on")
     options.add_argument("--restores", type=int, nargs="*", default=RESTORES)
+    options.add_argument("--hot", type=float, default=0.05, help="checkpoint.hot_share")
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -42,11 +43,11 @@ def main() -> None:
         store = Store(folder)
         print(f"generating {given.rows * 6 // 5:,} rows ...", flush=True)
         dataset = generate(store, given.rows, given.rows // 5)
-        never = _train(store, dataset, 0)
+        never = _train(store, dataset, 0, given.hot)
         print(f"never restored: NE {never:.6f}", flush=True)
         found: dict[str, Any] = {"ne_never": never, "steps": given.rows // 8192}
         for restores in given.restores:
-            ne = _train(store, dataset, restores)
+            ne = _train(store, dataset, restores, given.hot)
             found[f"change_{restores}"] = ne / never - 1
             print(
                 f"{restores} restores, {bits_for_restores(restores)} bit: NE {ne:.6f}, {ne / never - 1:+.4%}",
@@ -56,13 +57,13 @@ def main() -> None:
     finish("quality", 1 + worst, **found, bits={str(r): bits_for_restores(r) for r in given.restores})
 
 
-def _train(store: Store, dataset: Artifact, restores: int) -> float:
+def _train(store: Store, dataset: Artifact, restores: int, hot: float) -> float:
     """Test NE of one training with so many restores."""
     config = config_of()
     device = connect(config)
     split = SplitReader(store, dataset, "train")
     trainer = Trainer(config, split.schema, plan_of(split.schema), device)
-    saver = _saver(store, trainer, restores)
+    saver = _saver(store, trainer, restores, hot)
     steps = split.rows // config.train.global_batch
     stops = {round(steps * (i + 1) / (restores + 1)) for i in range(restores)}
     order = Order(key=dataset.key, seed=1, global_batch=config.train.global_batch)
@@ -77,8 +78,8 @@ def _train(store: Store, dataset: Artifact, restores: int) -> float:
     return _ne(trainer.finished(), SplitReader(store, dataset, "test"))
 
 
-def _saver(store: Store, trainer: Trainer, restores: int) -> Checkpointer:
-    settings = CheckpointConfig(expected_restores=restores)
+def _saver(store: Store, trainer: Trainer, restores: int, hot: float) -> Checkpointer:
+    settings = CheckpointConfig(expected_restores=restores, hot_share=hot)
     model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
     return Checkpointer(store, f"quality-{restores}", settings, model, "bench", {}, {}, print)
 

@@ -220,7 +220,7 @@ class Checkpointer:
         if known is None or known.bits != bits:
             step = max(1, len(block.ids) // _SAMPLE_ROWS)
             known = self._codings[block.table] = choose_coding(block.weight[::step][:_SAMPLE_ROWS], bits)
-        return TableCoding(known, self.config.state)
+        return TableCoding(known, self.config.state, hot=self.config.hot_share)
 
     def _bits(self) -> int:
         """The paper's rule; more restores than expected raise it to 8."""

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
-from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, write_block
+from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
@@ -178,10 +178,10 @@ def _write_rows(draft: Draft, job: Job, on_phase: OnPhase) -> list[dict[str, Any
     extents: list[dict[str, Any]] = []
     with _Syncing(draft) as syncing:
         for block in job.blocks:
-            coding = job.coding(block)
-            for chunk in _chunks(block, job.chunk_bytes):
-                extents.append(_write_extent(draft, len(extents), chunk, coding, on_phase))
-                syncing.add(extents[-1]["file"])
+            for rows, coding in split_by_heat(block, job.coding(block)):
+                for chunk in _chunks(block, rows, job.chunk_bytes):
+                    extents.append(_write_extent(draft, len(extents), chunk, coding, on_phase))
+                    syncing.add(extents[-1]["file"])
     return extents
 
 
@@ -243,14 +243,15 @@ def _write_chunk(draft: Draft, name: str, chunk: RowBlock, coding: TableCoding, 
         on_phase(Phase.CHUNK)
 
 
-def _chunks(block: RowBlock, limit: int) -> Iterator[RowBlock]:
-    """The block cut by rows into pieces of about ``limit`` bytes of float32; views. None of an empty block."""
+def _chunks(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
+    """The block's ``rows`` (places; None: all) in pieces of about ``limit`` bytes of float32; of all rows as views."""
     values = block.weight.shape[1] + sum(s[:1].numel() for s in block.state.values())
     step = max(1, limit // (4 * max(1, values)))
-    for at in range(0, len(block.ids), step):
-        part = slice(at, at + step)
+    for at in range(0, len(block.ids) if rows is None else len(rows), step):
+        part = slice(at, at + step) if rows is None else rows[at : at + step]
+        ids = block.ids[part if isinstance(part, slice) else part.numpy()]
         state = {name: value[part] for name, value in block.state.items()}
-        yield RowBlock(block.table, block.ids[part], block.column, block.weight[part], state)
+        yield RowBlock(block.table, ids, block.column, block.weight[part], state)
 
 
 def _write_dense(draft: Draft, dense: dict[str, Tensor], on_phase: OnPhase) -> None:
