@@ -192,14 +192,14 @@ def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact
 
 def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     from pipeline.planning import make_plan, plan_summary, render_plan
+    from pipeline.report import PLAN_PAGE, plan_page
 
-    dataset = inputs["ingest"].path
-    schema = DatasetSchema.from_json(store.read_json(f"{dataset}/schema.json"))
-    profile = Profile.from_json(store.read_json(f"{dataset}/profile.json"))
-    plan = make_plan(config, schema, profile)
+    plan = make_plan(config, *read_dataset(store, inputs["ingest"]))
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
+        with draft.open(PLAN_PAGE) as sink:
+            sink.write(plan_page(plan).encode())
         artifact = draft.commit(plan_summary(plan))
     io.say(render_plan(plan))
     return artifact
@@ -246,6 +246,12 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
         draft.write_json("metrics.json", figures)
         draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
         return draft.commit(figures)
+
+
+def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
+    """What planning needs of a committed dataset: its schema and profile."""
+    schema = DatasetSchema.from_json(store.read_json(f"{artifact.path}/schema.json"))
+    return schema, Profile.from_json(store.read_json(f"{artifact.path}/profile.json"))
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:

@@ -97,7 +97,7 @@ def _bar(tables: float, kept: float, room: float) -> str:
     cells = max(round(BAR * tables / room), int(tables > 0))
     more = max(round(BAR * (tables + kept) / room) - cells, int(kept > 0))
     bar = f"{'#' * cells}{'=' * more}"[:BAR]
-    return f"[{bar:.<{BAR}}] {said} of {room / GIB:.0f} GiB, {(tables + kept) / room:.0%}"
+    return f"[{bar:.<{BAR}}] {said} of {room / GIB:,.4g} GiB, {(tables + kept) / room:.0%}"
 
 
 def _mean(ranks: list[dict[str, int]] | list[dict[str, float]]) -> dict[str, float]:
