@@ -73,7 +73,7 @@ def laptop(tables: int = 3) -> Plan:
     return Plan(
         hardware="laptop", device="cpu", world_size=1, ranks_per_host=1, global_batch=4096, tables=made,
         memory=[{"hbm": 0, "ddr": 130 * 2**20, "ssd": 0}], predicted_step_ms=20.5,
-        phases=[{**{name: 0.0 for name in PHASES}, "lookup": 3.0, "dense": 12.5, "update": 4.0, "overhead": 1.0}],
+        phases=[{**dict.fromkeys(PHASES, 0.0), "lookup": 3.0, "dense": 12.5, "update": 4.0, "overhead": 1.0}],
         reserved=[{"dense": 3 * 2**20, "activations": 20 * 2**20, "inputs": 2**20}], reserved_tier="ddr",
         figures={"hosts": 1.0, "ranks_per_host": 1.0, "hbm_gib": 0.0, "ddr_gib": 8.0, "ssd_gib": 0.0},
         profile_key="a" * 64,

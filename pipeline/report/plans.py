@@ -5,7 +5,7 @@ One self-contained page from a Plan alone: inline CSS and SVG, no script, nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 
 from pipeline.contracts import PHASES, Plan, TablePlan
@@ -19,6 +19,7 @@ GIB = 2**30
 TIERS = ("hbm", "ddr", "ssd")
 SHOWN_TIER = {"hbm_cached": "hbm cached ddr"}
 MOST_TABLES = 2_000
+MOST_WORDS = 24
 TABLE_COLOUR = 0
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)  # grey for the overhead
 COLOURS = 7
@@ -55,7 +56,9 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
         found.append(("Predicted step", milliseconds(plan.predicted_step_ms), f"of the slowest, rank {slowest}"))
-        found.append(("Bottleneck", _words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work"))
+        found.append(
+            ("Bottleneck", _words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work")
+        )
     else:
         found.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
     found += _fullest(plan)
@@ -106,16 +109,28 @@ def _memory(plan: Plan) -> str:
         if any(any(one.values) for one in series):
             drawn.append(
                 Stacks(
-                    title=tier.upper(), unit="GiB a rank", series=series, show=units.size, limit=room,
-                    limit_name="capacity", scale=GIB,
+                    title=tier.upper(),
+                    unit="GiB a rank",
+                    series=series,
+                    show=units.size,
+                    limit=room,
+                    limit_name="capacity",
+                    scale=GIB,
                 )  # fmt: skip
             )
         elif room and (tier != "hbm" or plan.device == "cuda"):
             unused.append(f"{tier.upper()} ({units.size(room)})")
     kept = max((stacks.series for stacks in drawn), key=len, default=[])
-    note = f'<p class="muted small">Nothing in {escape(", ".join(unused))} of a rank.</p>' if unused else ""
+    said = f"Nothing lies in {', '.join(unused)} of a rank. " if unused else ""
+    note = f'<p class="muted small">{escape(said + _reserved_words(kept))}</p>'
     plots = f'<div class="plots">{"".join(stacked(stacks) for stacks in drawn)}</div>'
     return section("Memory of each rank", legend(kept) + plots + note)
+
+
+def _reserved_words(series: Sequence[Series]) -> str:
+    """What is kept free of tables, by purpose; the most of any rank."""
+    kept = [f"{one.name} {units.size(max(one.values))}" for one in series if one.colour != TABLE_COLOUR]
+    return f"Kept free of tables a rank: {', '.join(kept)}." if kept else ""
 
 
 def _cost(plan: Plan) -> str:
@@ -127,27 +142,31 @@ def _cost(plan: Plan) -> str:
         for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False)
     ]
     stacks = Stacks(title="Step", unit="ms a rank", series=series, show=milliseconds)
-    slowest, mean = plan.phases[slowest_rank(plan)], _mean(plan.phases)
-    total = sum(slowest.values())
-    rows = [
-        f"<tr><td>{escape(_words(name))}</td>"
-        + number(units.decimal(slowest.get(name, 0.0), 3))
-        + number(units.percent(slowest.get(name, 0.0) / max(total, 1e-12), 0))
-        + number(units.decimal(mean.get(name, 0.0), 3))
-        + "</tr>"
-        for name in names
-    ]
-    rows.append(
-        f"<tr><td>sum</td>{number(units.decimal(total, 3))}{number('')}"
-        f"{number(units.decimal(sum(mean.values()), 3))}</tr>"
-    )
-    head = head_cells(("Phase", "Slowest rank, ms*", "Share*", "Mean rank, ms*"))
+    total, figure = sum(plan.phases[slowest_rank(plan)].values()), stacked(stacks)
     overlap = total - plan.predicted_step_ms
     said = f"The phases of the slowest rank add up to {milliseconds(total)}"
     said += f", {milliseconds(overlap)} of which overlap." if overlap > 5e-4 else "."
-    figures = f'<div class="plots">{stacked(stacks)}<div>{scroll_table(head, rows)}</div></div>'
     note = f'<p class="muted small">{escape(said)}</p>'
-    return section("Predicted cost of each rank", legend([one for one in series if any(one.values)]) + figures + note)
+    body = f'<div class="plots">{figure}<div>{_phase_table(plan, names)}{note}</div></div>'
+    return section("Predicted cost of each rank", legend([one for one in series if any(one.values)]) + body)
+
+
+def _phase_table(plan: Plan, names: Sequence[str]) -> str:
+    """Milliseconds by phase: of the slowest rank, and where there are several of the mean one."""
+    slowest, mean, many = plan.phases[slowest_rank(plan)], _mean(plan.phases), len(plan.phases) > 1
+    total = sum(slowest.values())
+
+    def row(name: str, spent: float, share: str, of_all: float) -> str:
+        last = number(units.decimal(of_all, 3)) if many else ""
+        return f"<tr><td>{escape(name)}</td>{number(units.decimal(spent, 3))}{number(share)}{last}</tr>"
+
+    rows = []
+    for name in names:
+        spent = slowest.get(name, 0.0)
+        rows.append(row(_words(name), spent, units.percent(spent / max(total, 1e-12), 0), mean.get(name, 0.0)))
+    rows.append(row("sum", total, "", sum(mean.values())))
+    head = ("Phase", "Slowest, ms*", "Share*", "Mean, ms*") if many else ("Phase", "ms*", "Share*")
+    return scroll_table(head_cells(head), rows)
 
 
 def _mean(ranks: list[dict[str, float]]) -> Mapping[str, float]:
@@ -178,32 +197,53 @@ def _by_tier(plan: Plan) -> str:
 def _tables(plan: Plan) -> str:
     order = sorted(plan.tables, key=lambda name: (-table_bytes(plan.tables[name]), name))
     largest = max((table_bytes(table) for table in plan.tables.values()), default=1) or 1
-    rows = [_table_row(plan, name, largest) for name in order[:MOST_TABLES]]
-    names = ("Table", "Rows*", "Dim*", "Size*", "Tier", "Kernel", "Sharding", "Shards*", "Ranks", "Cached rows*")
-    head = head_cells((*names, "Hit rate*", "ms*", "Why"))
+    cached = any(table.cache_rows for table in plan.tables.values())
+    rows = [_table_row(plan, name, largest, cached) for name in order[:MOST_TABLES]]
+    names = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
+    head = head_cells([*names, *(["Cached rows, hits*"] if cached else []), "ms*", "Why"])
     cut = f" The {units.count(MOST_TABLES)} largest are shown." if len(order) > MOST_TABLES else ""
-    note = f'<p class="muted small">Largest first; a size counts the optimizer state, ms is the busiest rank\'s.{cut}</p>'
+    note = (
+        f'<p class="muted small">Largest first; a size counts the optimizer state, ms is the busiest rank\'s.{cut}</p>'
+    )
     return section("Tables", note + scroll_table(head, rows))
 
 
-def _table_row(plan: Plan, name: str, largest: int) -> str:
+def _table_row(plan: Plan, name: str, largest: int, cached: bool) -> str:
     table = plan.tables[name]
     share = 100 * table_bytes(table) / largest
     meter = (
         '<svg class="meter" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
         f'<rect width="{max(share, 1):.1f}" height="8"/></svg>'
     )
-    ranks = rank_words({shard.rank for shard in table.shards}, plan.world_size)
+    tier = escape(SHOWN_TIER.get(table.tier, table.tier))
     return (
-        f"<tr><td>{escape(name)}</td>{number(units.count(table.rows))}{number(units.count(table.dim))}"
+        f"<tr><td>{escape(name)}</td>{number(f'{units.count(table.rows)} × {table.dim}')}"
         f'<td class="number">{units.size(table_bytes(table))}{meter}</td>'
-        f"<td>{escape(SHOWN_TIER.get(table.tier, table.tier))}</td><td><code>{escape(table.kernel)}</code></td>"
-        f"<td>{escape(_words(table.sharding))}</td>{number(units.count(len(table.shards)))}<td>{escape(ranks)}</td>"
-        + number(units.count(table.cache_rows) if table.cache_rows else units.ABSENT)
-        + number(units.percent(table.hit_rate) if table.cache_rows else units.ABSENT)
+        f'<td class="word">{tier}<br><code>{escape(table.kernel)}</code></td>'
+        f'<td class="word">{escape(_words(table.sharding))}<br><span class="muted small">'
+        f"{escape(_shards(plan, table))}</span></td>"
+        + (_cache_cell(table) if cached else "")
         + number(units.decimal(table.cost_ms, 3))
         + f'<td class="why">{escape(table.reason)}</td></tr>'
     )
+
+
+def _shards(plan: Plan, table: TablePlan) -> str:
+    """``rank 3``, or ``16 shards, ranks 0-7``; a long list of single ranks by its number."""
+    ranks = {shard.rank for shard in table.shards}
+    words = rank_words(ranks, plan.world_size)
+    if len(table.shards) == 1:
+        return f"rank {words}"
+    if words == f"all {len(ranks)}":
+        return f"{len(table.shards)} shards, {words} ranks"
+    return f"{len(table.shards)} shards, " + (f"ranks {words}" if len(words) <= MOST_WORDS else f"{len(ranks)} ranks")
+
+
+def _cache_cell(table: TablePlan) -> str:
+    if not table.cache_rows:
+        return number(units.ABSENT)
+    hits = f'<span class="muted small">{units.percent(table.hit_rate)} hits</span>'
+    return f'<td class="number">{units.count(table.cache_rows)}<br>{hits}</td>'
 
 
 def _words(name: str) -> str:

@@ -48,6 +48,12 @@ class Stacks:
         """Height of the bar of ``rank``."""
         return sum(series.values[rank] for series in self.series)
 
+    @property
+    def span(self) -> str:
+        """Lowest and highest bar in words."""
+        low, high = (self.show(value(map(self.total, range(self.ranks)))) for value in (min, max))
+        return low if low == high else f"{low} to {high}"
+
     def words(self, rank: int) -> str:
         """The bar of ``rank`` in words."""
         parts = [f"{series.name} {self.show(series.values[rank])}" for series in self.series if series.values[rank]]
@@ -57,9 +63,10 @@ class Stacks:
 
 def stacked(stacks: Stacks) -> str:
     """The figure: up to MOST_ROWS ranks as rows with their figures, more as a plot over ranks."""
-    body = _rows(stacks) if stacks.ranks <= MOST_ROWS else _plot(stacks)
-    title = f"{escape(stacks.title)} <span>{escape(stacks.unit)}</span>"
-    return f"<figure><figcaption>{title}</figcaption>{body}</figure>"
+    few = stacks.ranks <= MOST_ROWS
+    unit = stacks.unit if few else f"{stacks.unit}, {stacks.span}"
+    title = f"{escape(stacks.title)} <span>{escape(unit)}</span>"
+    return f"<figure><figcaption>{title}</figcaption>{_rows(stacks) if few else _plot(stacks)}</figure>"
 
 
 def legend(series: Sequence[Series]) -> str:
@@ -85,7 +92,9 @@ def _row(stacks: Stacks, rank: int, top: float) -> str:
             parts.append(f'<rect class="c{series.colour}" x="{left:.2f}" width="{max(width, 2):.2f}" height="16"/>')
         left += width
     if stacks.limit:
-        parts.append(f'<rect class="limit" x="{min(UNITS * stacks.limit / top, UNITS - 4):.2f}" width="4" height="16"/>')
+        parts.append(
+            f'<rect class="limit" x="{min(UNITS * stacks.limit / top, UNITS - 4):.2f}" width="4" height="16"/>'
+        )
     words, total = escape(stacks.words(rank)), stacks.show(stacks.total(rank))
     of = f" of {stacks.show(stacks.limit)}" if stacks.limit else ""
     return (
@@ -106,9 +115,7 @@ def _plot(stacks: Stacks) -> str:
     limit = stacks.limit / stacks.scale
     lines = [Line(limit, f"{stacks.limit_name} {stacks.show(stacks.limit)}")] if limit else []
     body = [*frame.grid(), *_paths(stacks, frame), *reference_lines(frame, lines), *_hovers(stacks, frame)]
-    totals = [stacks.total(rank) for rank in ranks]
-    label = f"{stacks.title} of {stacks.ranks} ranks, {stacks.show(min(totals))} to {stacks.show(max(totals))}"
-    return drawing(body, label)
+    return drawing(body, f"{stacks.title} of {stacks.ranks} ranks, {stacks.span}")
 
 
 def _paths(stacks: Stacks, frame: Frame) -> list[str]:

@@ -191,8 +191,9 @@ def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[str]:
     last = -math.inf
     for line in sorted(lines, key=lambda line: -line.y):
         row = frame.y(line.y)
-        baseline = row - 4 if row - 4 - last >= NOTE_HEIGHT else max(row + 11, last + NOTE_HEIGHT)
-        baseline = max(baseline, TOP + NOTE_HEIGHT)
+        above = row - 4
+        fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
+        baseline = above if fits else max(row + 11, last + NOTE_HEIGHT)
         last = baseline
         out.append(f'<path class="reference" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
         out.append(_text(LEFT + 4, baseline, line.label, "start", "note"))

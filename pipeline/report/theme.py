@@ -38,6 +38,7 @@ section { background: var(--card); border: 1px solid var(--edge); border-radius:
   letter-spacing: -.015em; white-space: nowrap; }
 .figures .under { color: var(--faint); font-size: 12.5px; line-height: 1.35; }
 .plots { display: grid; gap: 22px 26px; grid-template-columns: repeat(auto-fit, minmax(310px, 1fr)); }
+.plots > div { min-width: 0; }
 figure { margin: 0; min-width: 0; max-width: 520px; }
 figcaption { font-weight: 600; font-size: 14px; }
 figcaption span { font-weight: 400; color: var(--soft); }
@@ -60,7 +61,7 @@ svg.stack { display: block; width: 100%; height: 16px; border-radius: 4px; backg
 .stack .limit { fill: var(--note); }
 .plot .fill { fill: inherit; } .plot rect.hover:hover { fill-opacity: .12; }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 0 0 12px; }
-td.why { min-width: 240px; font-size: 13px; color: var(--soft); }
+td.word { white-space: nowrap; } td.why { min-width: 240px; font-size: 13px; color: var(--soft); }
 a { color: var(--accent); }
 svg.meter { display: inline-block; width: 56px; height: 8px; border-radius: 3px; margin-left: 8px;
   background: var(--grid); }
