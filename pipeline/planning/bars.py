@@ -81,7 +81,7 @@ def _rank_lines(plan: Plan, label: str, rank: int) -> list[str]:
 
 def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: float) -> list[str]:
     """One line for every tier that is there or used."""
-    lines = []
+    lines: list[str] = []
     for tier in TIERS:
         tables, kept = used.get(tier, 0), reserved if tier == plan.reserved_tier else 0
         room = capacity_bytes(plan, tier)
