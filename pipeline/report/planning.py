@@ -23,7 +23,7 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
     keys = list(dict.fromkeys(key for record in records for key in record["settings"]))
     tiers = [tier for tier in TIERS if any(_tier(record, tier) for record in records)]
     best = min((record["step_ms"] for record in records if record["fits"]), default=None)
-    head = ["", *keys, "fits", "step ms*", "bottleneck", *(f"{tier.upper()} GiB*" for tier in tiers)]
+    head = ["", *keys, "fits", "step ms*", "bottleneck", *(f"{tier.upper()}*" for tier in tiers)]
     rows = [
         [
             f"{number}{'*' if record['fits'] and record['step_ms'] == best and len(records) > 1 else ''}",
@@ -31,15 +31,15 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
             "yes" if record["fits"] else "no",
             units.decimal(record.get("step_ms"), 3),
             _bottleneck(record),
-            *(units.decimal(_tier(record, tier) / GIB, 2) if record["fits"] else units.ABSENT for tier in tiers),
+            *(units.size(_tier(record, tier)) if record["fits"] else units.ABSENT for tier in tiers),
         ]
         for number, record in enumerate(records, 1)
     ]
     lines = [table(head, rows)]
     for number, record in enumerate(records, 1):
         if not record["fits"]:
-            lines.append("\n" + _wrapped(f"{number}: {record['short']}"))
-            lines += [_wrapped(f"first way out: {record['way_out']}", "   ")] if record["way_out"] else []
+            lines += ["", _wrapped(f"{number}: {record['short']}")]
+            lines += [_wrapped(f"   first way out: {record['way_out']}")] if record["way_out"] else []
     return "\n".join([*lines, "", _verdict(records, best)])
 
 
@@ -55,7 +55,7 @@ def _bottleneck(record: Mapping[str, Any]) -> str:
 
 def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
     fits = sum(record["fits"] for record in records)
-    said = f"{fits} of {len(records)} fit; GiB are of tables over all ranks"
+    said = f"{fits} of {len(records)} fit; bytes are those of the tables, all ranks together"
     if best is not None and len(records) > 1:
         winner = next(record for record in records if record["fits"] and record["step_ms"] == best)
         said += f"; * quickest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
