@@ -121,11 +121,17 @@ def _place(table: TablePlan) -> str:
 def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[str]:
     """The changed inputs that bear on a table: its own first, else those of the whole plan."""
     if own:
-        return [f"{key} {old} -> {new}" for key, (old, new) in own.items()]
+        return [f"{key} {_said(old)} -> {_said(new)}" for key, (old, new) in own.items()]
     shared = [path for path in changes if not path.startswith(PINS)]
     if shared:
-        return [f"{path} {changes[path][0]} -> {changes[path][1]}" for path in shared]
+        return [f"{path} {_said(changes[path][0])} -> {_said(changes[path][1])}" for path in shared]
     return ["other tables changed, and this one made room or took it"]
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _phases(first: StoredPlan, second: StoredPlan) -> dict[str, list[float]]:

@@ -55,10 +55,11 @@ def _bottleneck(record: Mapping[str, Any]) -> str:
 
 def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
     fits = sum(record["fits"] for record in records)
-    said = f"{fits} of {len(records)} fit; bytes are those of the tables, all ranks together"
+    said = f"{fits} of {len(records)} fit"
     if best is not None and len(records) > 1:
         winner = next(record for record in records if record["fits"] and record["step_ms"] == best)
         said += f"; * quickest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
+    said += "; bytes are those of the tables, all ranks together" if fits else ""
     return _wrapped(said)
 
 

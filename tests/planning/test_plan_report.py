@@ -36,7 +36,7 @@ def test_many_ranks_show_the_mean_the_fullest_and_the_emptiest():
     hbm = [rank["hbm"] for rank in plan.memory]
     text = render_plan(plan)
     assert "128 ranks, mean  HBM [" in text and "of 3,000 GiB" in text
-    assert f"fullest {hbm.index(max(hbm))} " in text and f"emptiest {hbm.index(min(hbm))} " in text
+    assert f"fullest {hbm.index(max(hbm))} " in text and "emptiest 101 " in text and hbm[101] == min(hbm)
     assert f"{max(hbm) / GIB:.3f} + 8.500 of 79 GiB, {max(hbm) / GIB / 79 + 8.5 / 79:.0%}" in text
     sums = [sum(rank.values()) for rank in plan.phases]
     assert f"rank {sums.index(max(sums))}, ms mean of 128, ms" in text
@@ -57,7 +57,7 @@ def test_why_is_said_of_the_largest_tables_and_equal_reasons_once():
     text = render_plan(replace(laptop(), tables=tables))
     assert "t0, t1, t2, t3, t4, t5, t6: whole tables balance the ranks" in text
     assert text.count("whole tables balance") == 1 and "t8:" not in text
-    assert "odd: HBM has no room left HBM" in text and "\n  HBM has no" in text
+    assert "odd: " + " ".join(["HBM has no room left"] * 6) in " ".join(text.split())
 
 
 def test_a_thousand_tables_are_summed_up():

@@ -41,7 +41,8 @@ def test_a_clusters_plan_shows_every_rank_tiers_caches_and_capacity():
     page = plan_page(cluster())
     text = " ".join(checked(page).text)
     for expected in ("capacity 79.0 GiB", "16 × 8 cuda ranks", "≤ 0.42%", "4,000,000", "97.1% hits", "hbm cached ddr",
-                     "key_value", "128 shards, all 128 ranks", "1.58 ms of which overlap", "the coldest of all"):  # fmt: skip
+                     "key_value", "128 shards, all 128 ranks", "1.58 ms of which overlap",
+                     "the coldest of all"):  # fmt: skip
         assert expected in text
     assert checked(page).tags.count("figure") == 4
     assert page.count('class="hover"') == 4 * 128
