@@ -11,7 +11,6 @@ from pipeline.report.checkpoints import table
 
 WIDTH = 80
 TIERS = ("hbm", "ddr", "ssd")
-GIB = 2**30
 MOST_MOVED = 20
 MOST_CHANGES = 24
 MOST_NAMES = 10
@@ -112,15 +111,17 @@ def _figures(record: Mapping[str, Any]) -> str:
     rows = [_row("step, ms", record["step_ms"], 3)]
     rows += [_row(f"  {name.replace('_', ' ')}, ms", pair, 3) for name, pair in record["phases"].items()]
     for tier, used in record["memory"].items():
-        rows.append(_row(f"{tier.upper()} in tables, GiB", [size / GIB for size in used["all_bytes"]], 2))
-        rows.append(_row("  of the fullest rank", [size / GIB for size in used["fullest_bytes"]], 2))
+        rows.append(_row(f"{tier.upper()} in tables", used["all_bytes"], None))
+        rows.append(_row("  of the fullest rank", used["fullest_bytes"], None))
     return table(("predicted", "from*", "to*", "change*"), rows)
 
 
-def _row(name: str, pair: Sequence[float], digits: int) -> list[str]:
+def _row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
+    """A figure before and after: with so many ``digits``, or as bytes."""
     old, new = pair
+    shown = [units.size(value) if digits is None else units.decimal(value, digits) for value in pair]
     change = f"{new / old - 1:+.1%}" if old else units.ABSENT
-    return [name, units.decimal(old, digits), units.decimal(new, digits), "same" if old == new else change]
+    return [name, *shown, "same" if old == new else change]
 
 
 def _only(names: Sequence[str], words: str) -> str:
@@ -155,10 +156,10 @@ def _move(name: str, change: Mapping[str, Any], own: bool) -> list[str]:
         cost += f", hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
     return [
         _wrapped(f"{name}: {change['from']} -> {change['to']}", "    "),
-        f"  copied   {units.size(change['bytes_moved'])} of {units.size(change['bytes'])}, {cost}",
+        f"  copied   {units.size(change['bytes_moved'])} (table: {units.size(change['bytes'])}), {cost}",
         _wrapped(f"  because  {because}", " " * 11),
         *([_wrapped(f"  was      {before}", " " * 11)] if before and before != after else []),
-        *([_wrapped(f"  now      {after}", " " * 11)] if after else []),
+        *([_wrapped(f"  {'now' if before != after else 'why'}      {after}", " " * 11)] if after else []),
     ]
 
 
