@@ -156,7 +156,9 @@ def _move(name: str, change: Mapping[str, Any], own: bool) -> list[str]:
         cost += f", hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
     return [
         _wrapped(f"{name}: {change['from']} -> {change['to']}", "    "),
-        f"  copied   {units.size(change['bytes_moved'])} (table: {units.size(change['bytes'])}), {cost}",
+        _wrapped(
+            f"  copied   {units.size(change['bytes_moved'])} (table: {units.size(change['bytes'])}), {cost}", " " * 11
+        ),
         _wrapped(f"  because  {because}", " " * 11),
         *([_wrapped(f"  was      {before}", " " * 11)] if before and before != after else []),
         *([_wrapped(f"  {'now' if before != after else 'why'}      {after}", " " * 11)] if after else []),
