@@ -8,7 +8,7 @@ are imported inside the stage functions, so that a command that runs no stage im
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,15 @@ class StageIO:
     close: Callable[[], None]
 
 
-def steps(config: Config, store: Store) -> list[Step]:
-    """All steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing."""
+def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
+    """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
+
+    ``names``: only the first of them, up to the one that is wanted.
+    """
     from pipeline.ingest import raw_fingerprint
 
     made: dict[str, Step] = {}
-    for name in STAGES:
+    for name in names:
         covered = key_config(name, config)
         if name == "ingest":
             covered["raw"] = raw_fingerprint(config)
@@ -204,14 +207,14 @@ def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact
 
 def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     from pipeline.planning import make_plan, plan_summary, render_plan
+    from pipeline.report import PLAN_PAGE, plan_page
 
-    dataset = inputs["ingest"].path
-    schema = DatasetSchema.from_json(store.read_json(f"{dataset}/schema.json"))
-    profile = Profile.from_json(store.read_json(f"{dataset}/profile.json"))
-    plan = make_plan(config, schema, profile)
+    plan = make_plan(config, *read_dataset(store, inputs["ingest"]))
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
+        with draft.open(PLAN_PAGE) as sink:
+            sink.write(plan_page(plan).encode())
         artifact = draft.commit(plan_summary(plan))
     io.say(render_plan(plan))
     return artifact
@@ -261,6 +264,25 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
         draft.write_json("metrics.json", figures)
         draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
         return draft.commit(figures)
+
+
+def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
+    """What planning needs of a committed dataset: its schema and profile."""
+    schema = DatasetSchema.from_json(store.read_json(f"{artifact.path}/schema.json"))
+    return schema, Profile.from_json(store.read_json(f"{artifact.path}/profile.json"))
+
+
+def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profile]:
+    """Schema and profile of the dataset that ``config`` describes; ArtifactError where it is not in the store yet."""
+    step = steps(config, store, STAGES[:1])[0]
+    artifact = store.find(step.path)
+    if artifact is None:
+        raise ArtifactError(
+            f"no dataset of {config.data.name!r} with these settings in store {config.store}: planning needs its "
+            f"schema and profile",
+            hint="nightjar ingest with the same data settings makes it",
+        )
+    return read_dataset(store, artifact)
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:
