@@ -2,8 +2,9 @@
 
 The machine is calibrated first, for one rank and for two. Then every model (4 to 26 tables of 1,000 to a million rows,
 Zipf ids, D 8 to 64, batch 1024 to 8192) is planned, predicted and trained by the real training loop in ranks of its
-own. Step time: the median over intervals of ``train.log_every_steps``. Memory: the peak resident set of the largest
-rank, above what it held after its imports. ``ratio``: share of the models whose step time is within 25 %.
+own, its final checkpoint included. Step time: the median over intervals. Memory: the peak resident set of the fullest
+rank above what it held after its imports, against its tables and all reservations. ``ratio``: share of the models
+whose step time is within 25 %.
 """
 
 from __future__ import annotations
@@ -12,119 +13,105 @@ import argparse
 import random
 import statistics
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from benchmarks.common import finish
-from benchmarks.ranks import run_ranks
-from pipeline.artifacts import Artifact, Store
-from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
+from pipeline.artifacts import Store
+from pipeline.calibration.measure import calibrate
+from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.trial import Trial, make_dataset, measure_training
+from pipeline.config import Config, DataConfig, HardwareConfig
+from pipeline.planning import make_plan
+from pipeline.planning.predict import predict
 
-DENSE, GROUP, INTERVAL = 13, 65_536, 5
 STEP_BAR, MEMORY_BAR = 0.25, 0.15
+WIDTHS = (32, 64, 128, 256, 512)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One random model. ``rows``: of its tables; ``zipf``: exponent of the ids' popularity."""
+def main() -> None:
+    """Run the benchmark and print its JSON line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--models", type=int, default=10, help="half of them on one rank, half on two")
+    options.add_argument("--first", type=int, default=0, help="number of the first model")
+    options.add_argument("--steps", type=int, default=40, help="training steps of a model")
+    options.add_argument("--seed", type=int, default=2026)
+    given = options.parse_args()
+    hardware = {ranks: _calibrated(ranks) for ranks in (1, 2)[: given.models]}
+    print(
+        f"{'':78}{'step ms':>16}{'MiB':>14}\n{'model':78}{'pred.':>8}{'meas.':>8}{'pred.':>7}{'meas.':>7}", flush=True
+    )
+    records = []
+    for number in range(given.first, given.first + given.models):
+        ranks = 1 + number % 2
+        records.append(_compare(random_trial(number, given.seed), hardware[ranks], given.steps))
+        print(_line(records[-1]), flush=True)
+    _report(records)
 
-    ranks: int
-    rows: tuple[int, ...]
-    zipf: float
-    dim: int
-    bottom: tuple[int, ...]
-    top: tuple[int, ...]
-    batch: int
 
-    def __str__(self) -> str:
-        return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {self.ranks} rank(s)"
-
-
-def random_case(number: int, seed: int) -> Case:
-    """Model ``number``: even ones run on one rank, odd ones on two."""
+def random_trial(number: int, seed: int) -> Trial:
+    """Model ``number``: a function of it and ``seed``."""
     draw = random.Random(f"{seed}/{number}")
-    widths = (32, 64, 128, 256, 512)
-    return Case(
-        ranks=1 + number % 2,
+    return Trial(
         rows=tuple(int(10 ** draw.uniform(3, 6)) for _ in range(draw.randint(4, 26))),
         zipf=draw.uniform(1.01, 1.3),
         dim=draw.choice((8, 16, 32, 64)),
-        bottom=tuple(draw.choice(widths) for _ in range(draw.randint(1, 3))),
-        top=tuple(draw.choice(widths) for _ in range(draw.randint(1, 3))),
+        bottom=tuple(draw.choice(WIDTHS) for _ in range(draw.randint(1, 3))),
+        top=tuple(draw.choice(WIDTHS) for _ in range(draw.randint(1, 3))),
         batch=draw.choice((1024, 2048, 4096, 8192)),
     )
 
 
-def config_of(case: Case, hardware: HardwareConfig, steps: int) -> Config:
-    """What trains the model for ``steps`` steps on ``hardware``."""
-    return Config(
-        run="bench",
-        data=DataConfig(name="bench", format="synthetic"),
-        hardware=hardware,
-        model=ModelConfig(embedding_dim=case.dim, bottom_mlp=list(case.bottom), top_mlp=list(case.top)),
-        train=TrainConfig(global_batch=case.batch, max_steps=steps, log_every_steps=INTERVAL, warmup_steps=20),
-        checkpoint=CheckpointConfig(keep_last=1),
-    )
+def _calibrated(ranks: int) -> HardwareConfig:
+    base = HardwareConfig(name=f"this machine, {ranks} rank(s)", ranks_per_host=ranks, ddr_gib=8.0)
+    config = Config(data=DataConfig(name="bench", format="synthetic"), hardware=base)
+    found = calibrate(config, None, lambda line: print(line, flush=True))
+    print("  ".join(f"{name} {getattr(found.hardware, name):.4g}" for name in found.measured), flush=True)
+    print(f"calibration meets its own steps within {found.error:.0%} (median)\n", flush=True)
+    return found.hardware
 
 
-def make_dataset(store: Store, case: Case, steps: int, seed: int) -> tuple[Artifact, DatasetSchema, Profile]:
-    """Rows for ``steps`` steps with Zipf ids (hottest row first), and the profile that ingestion would measure."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    from pipeline.ingest.profiling import access_histogram
-
-    rng, count = np.random.default_rng(seed), case.batch * steps
-    schema = DatasetSchema(
-        dense=tuple(f"I{i}" for i in range(DENSE)),
-        sparse=tuple(SparseColumn(name=f"C{i}", rows=rows) for i, rows in enumerate(case.rows)),
-        rows={"train": count, "test": 0},
-        files={"train": ["train/part-00000.parquet"], "test": []},
-        groups={"train": [[min(GROUP, count - at) for at in range(0, count, GROUP)]], "test": []},
-    )
-    ids = {column.name: zipf_ids(rng, column.rows, case.zipf, count) for column in schema.sparse}
-    columns = {"label": (rng.random(count) < 0.25).astype(np.float32)}
-    columns |= {name: rng.normal(size=count).astype(np.float32) for name in schema.dense}
-    with store.draft("datasets/bench", kind="dataset", key=f"{seed:032x}", config={}, inputs={}) as draft:
-        with draft.open(schema.files["train"][0]) as sink:
-            pq.write_table(pa.table(columns | ids), sink, row_group_size=GROUP, compression="lz4")
-        draft.write_json("schema.json", schema.to_json())
-        artifact = draft.commit({})
-    sparse = {}
-    for column in schema.sparse:
-        counts = np.bincount(ids[column.name], minlength=column.rows)
-        hot_rows, hot_share = access_histogram(counts)
-        sparse[column.name] = FeatureProfile(
-            rows=column.rows, distinct=int((counts > 0).sum()), missing_share=0.0, pooling=1.0,
-            hot_rows=hot_rows, hot_share=hot_share,
-        )  # fmt: skip
-    return artifact, schema, Profile(rows=schema.rows, label_rate={"train": 0.25}, dense={}, sparse=sparse)
-
-
-def zipf_ids(rng: np.random.Generator, rows: int, exponent: float, count: int) -> np.ndarray:
-    """int32 [count]: row r with probability proportional to 1 / (r + 1) ** exponent."""
-    reach = np.cumsum(1.0 / np.arange(1, rows + 1) ** exponent)
-    return np.minimum(np.searchsorted(reach, rng.random(count) * reach[-1]), rows - 1).astype(np.int32)
-
-
-def measure(rank: int, config: Config, folder: str, plan: dict[str, Any]) -> dict[str, Any]:
-    """One rank's training: median ms of a step (first half of the intervals left out), peak bytes above the imports."""
-    import resource
-
-    from pipeline.training import train
-    from pipeline.training.distributed import connect
-
-    connect(config)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    store, records = Store(folder), []
-    outcome = train(config, store, store.get("datasets/bench", "dataset"), Plan.from_json(plan), "runs/bench/ckpt",
-                    "bench", records.append)  # fmt: skip
-    times = [record["step_ms"] for record in records[len(records) // 2 :]]
+def _compare(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, Any]:
+    """Predict and train one model; its figures by name."""
+    config = trial.config(hardware, steps)
+    with tempfile.TemporaryDirectory() as folder:
+        schema, profile = make_dataset(Store(folder), trial, steps)
+        plan = make_plan(config, schema, profile)
+        told = predict(plan, config, schema, profile)
+        config = replace(config, train=replace(config.train, epochs=1))
+        found = run_ranks(config.world_size, hardware.device, measure_training, config, folder, plan)
     return {
-        "step_ms": statistics.median(times) if times else 0.0,
-        "bytes": outcome["train"]["peak_rss_bytes"] - before,
-        "wait": outcome["train"]["data_wait_share"],
+        "model": str(trial),
+        "ranks": config.world_size,
+        "predicted_ms": told.step_ms,
+        "measured_ms": max(rank["step_ms"] for rank in found),
+        "predicted_bytes": told.bytes,
+        "measured_bytes": int(max(rank["bytes"] for rank in found)),
     }
+
+
+def _off(record: dict[str, Any], what: str) -> float:
+    """How far the prediction is off, as a share of what was measured."""
+    return abs(float(record[f"predicted_{what}"]) / float(record[f"measured_{what}"]) - 1)
+
+
+def _line(record: dict[str, Any]) -> str:
+    model = f"{record['ranks']}r {record['model']}"[:78]
+    times = f"{record['predicted_ms']:>8.1f}{record['measured_ms']:>8.1f}"
+    sizes = f"{record['predicted_bytes'] / 2**20:>7.0f}{record['measured_bytes'] / 2**20:>7.0f}"
+    return f"{model:<78}{times}{sizes}  {_off(record, 'ms'):>4.0%} {_off(record, 'bytes'):>4.0%}"
+
+
+def _report(records: list[dict[str, Any]]) -> None:
+    off_ms, off_bytes = [[_off(record, what) for record in records] for what in ("ms", "bytes")]
+    within = sum(off <= STEP_BAR for off in off_ms)
+    fitting = sum(off <= MEMORY_BAR for off in off_bytes)
+    finish(
+        "predict", within / len(records), models=len(records), steps_within_25=within, memory_within_15=fitting,
+        median_step_error=statistics.median(off_ms), largest_step_error=max(off_ms),
+        median_memory_error=statistics.median(off_bytes), largest_memory_error=max(off_bytes),
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

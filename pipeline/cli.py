@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import ckpt
+from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ STAGE_COMMANDS = {
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }
-COMPOSING = ("run", *STAGE_COMMANDS)
+COMPOSING = ("run", *STAGE_COMMANDS, "calibrate")
 COMMANDS = (*COMPOSING, "ckpt", "doctor", "result")
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
@@ -72,6 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     for name, text in STAGE_COMMANDS.items():
         _composing_flags(commands.add_parser(name, help=f"only this stage: {text}", add_help=False), name)
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
+    calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
+    calibrate_arguments(calibration)
+    calibration.set_defaults(function=_calibrate)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -216,6 +220,14 @@ def _reporter(config: Config, store: Any, columns: int) -> Any:
     from pipeline.report import Reporter
 
     return Reporter(store, str(config.run), write=_write_text, columns=columns)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from pipeline.calibration.command import run
+    from pipeline.compose import compose
+
+    note = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else _say
+    return run(compose(options.overrides, options.config_dir), options, _say, note)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, HardwareConfig
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.planning.calibrate import KernelTime, LinkTime, StepTime, fit_kernels, fit_links, fit_steps
-from pipeline.planning.cost import FLOAT, dense_shape, local_batch
+from pipeline.planning.cost import FLOAT, DenseShape, dense_shape, local_batch
 
 Say = Callable[[str], None]
 STEPS = 20
@@ -95,17 +95,21 @@ def _steps(config: Config, say: Say) -> list[StepTime]:
     from pipeline.planning.predict import predict
 
     blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
-    jobs, known = [], []
+    jobs, shapes, known = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, trial in enumerate(TRIALS):
             trained = trial.config(config.hardware, STEPS)
             schema, profile = make_dataset(Store(f"{folder}/{number}"), trial)
             plan = whole_tables(trained, schema, profile)
             jobs.append((trained, f"{folder}/{number}", plan))
+            shapes.append(dense_shape(trained.model, len(schema.dense), len(schema.sparse)))
             known.append(predict(plan, replace(trained, hardware=blind), schema, profile).step_ms)
         world = config.hardware.ranks_per_host
         found = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
-    return [_step_time(job[0], ms, part) for job, ms, part in zip(jobs, found, known, strict=True)]
+    return [
+        _step_time(ms, part, shape, local_batch(job[0]))
+        for job, shape, ms, part in zip(jobs, shapes, found, known, strict=True)
+    ]
 
 
 def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
@@ -113,14 +117,14 @@ def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     found = []
     for number, (config, folder, plan) in enumerate(jobs, start=1):
         found.append(measure_training(say, config, folder, plan)["step_ms"])
-        say(f"training step {number}/{len(jobs)}: {len(plan.tables)} tables, batch {plan.global_batch}: {found[-1]:.1f} ms")
+        what = f"{len(plan.tables)} tables, batch {plan.global_batch}"
+        say(f"training step {number}/{len(jobs)}: {what}: {found[-1]:.1f} ms")
     return found
 
 
-def _step_time(config: Config, ms: float, known_ms: float) -> StepTime:
-    shape = dense_shape(config.model, 13, 0)
-    batch = local_batch(config)
-    return StepTime(ms=ms, known_ms=known_ms, gflop=batch * shape.flop / 1e9, megabytes=batch * shape.activations * FLOAT / 1e6)
+def _step_time(ms: float, known_ms: float, shape: DenseShape, batch: int) -> StepTime:
+    megabytes = batch * shape.activations * FLOAT / 1e6
+    return StepTime(ms=ms, known_ms=known_ms, gflop=batch * shape.flop / 1e9, megabytes=megabytes)
 
 
 def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
