@@ -36,8 +36,8 @@ class Target:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar calibrate``."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE",
-                        help="configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)")  # fmt: skip
+    out = "configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)"
+    parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
     parser.add_argument("--ssd", metavar="DIR", help="a folder on the disk to measure (default: the store's)")
     parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")

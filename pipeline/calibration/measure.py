@@ -55,7 +55,7 @@ def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
     host = replace(config, hardware=hardware)
     say(f"kernels and links on {world} {hardware.device} rank(s) at the same time ...")
     probed = run_ranks(world, hardware.device, _probe, host, say=say)
-    figures = {} if disk is None else _disk(disk, world, say)
+    figures: dict[str, Any] = {} if disk is None else _disk(disk, world, say)
     kernels = [KernelTime(**_median(times)) for times in zip(*(found["kernels"] for found in probed), strict=True)]
     figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in probed[0]["links"]])
     hardware = replace(hardware, **figures)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def resident(field: str) -> int:
     getrusage's maximum would count what the parent held when it started this process.
     """
     try:
-        with open("/proc/self/status") as lines:
+        with Path("/proc/self/status").open() as lines:
             return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
     except (OSError, StopIteration):
         return 0

@@ -19,7 +19,7 @@ LINE = 64  # bytes that memory moves at least: a processor's cache line
 PAGE = 4096  # bytes that a disk moves at least
 BYTES_PER_MS = 1e6  # at 1 GB/s
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
-# Passes of row-wise Adagrad over a data-parallel table: gradient zeroed, scattered, squared, applied, weights rewritten.
+# Passes of row-wise Adagrad over a data-parallel table: its gradient zeroed, scattered, squared, applied; weights.
 DENSE_PASSES = 6
 
 

@@ -54,7 +54,7 @@ def host_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
 
 
 def staged_row(columns: int) -> int:
-    """Bytes that a checkpoint stages of a row: weights, optimizer state, row number; its mark among the touched rows."""
+    """Bytes a checkpoint stages of a row: weights, optimizer state, row number; and its mark among the touched rows."""
     return (columns + 1) * FLOAT + 8 + 1
 
 
