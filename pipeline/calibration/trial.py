@@ -92,7 +92,8 @@ def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
 def measure_training(say: Callable[[str], None], config: Config, folder: str, plan: Plan) -> dict[str, float]:
     """Train as a rank of a running group: {"step_ms": median, "bytes": peak resident memory above the imports'}.
 
-    The first half of the intervals warms up. ``bytes`` is 0 where the system does not tell (no /proc).
+    Of the intervals before the first checkpoint the first half warms up. ``bytes`` is 0 where the system does not tell
+    (no /proc).
     """
     from pipeline.training import train
     from pipeline.training.distributed import connect
@@ -103,7 +104,9 @@ def measure_training(say: Callable[[str], None], config: Config, folder: str, pl
     records: list[dict[str, Any]] = []
     dataset: Artifact = store.get("datasets/trial", "dataset")
     train(config, store, dataset, plan, f"runs/{config.run}/checkpoints", config.run or "", records.append)
-    times = [record["step_ms"] for record in records[len(records) // 2 :]]
+    undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
+    times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
+    times = times[len(times) // 2 :]
     return {"step_ms": statistics.median(times) if times else 0.0, "bytes": resident("VmHWM") - before}
 
 
