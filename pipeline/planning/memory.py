@@ -11,8 +11,8 @@ GIB = 2**30
 RUNTIME = 64 << 20
 # float32 values for each parameter: itself, gradient, Adam's two moments, the reduced copy, half of one for bf16.
 PER_PARAMETER = 5.5
-# float32 values for each activation: kept for the backward pass, its gradient, and a temporary copy of either.
-PER_ACTIVATION = 2.5
+# float32 values for each activation: kept for the backward pass, and its gradient or a temporary copy.
+PER_ACTIVATION = 2.0
 # Batches of a rank at a time beside the prefetched ones: being built, exchanged, worked on.
 BATCHES_IN_WORK = 3
 

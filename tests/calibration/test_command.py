@@ -65,7 +65,7 @@ def test_two_ranks_are_calibrated_into_a_file_that_plans(tmp_path, capsys):
     out = capsys.readouterr()
     assert code == 0, out.err
     record = json.loads(out.out)
-    assert "training step 8/8" in out.err
+    assert "training step 11/11" in out.err
     assert {"ddr_gb_per_s", "lookup_ns", "intra_host_gb_per_s", "dense_gflop_per_s", "ssd_read_iops"} <= set(
         record["measured"]
     )
