@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import ckpt, plans
+from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ STAGE_COMMANDS = {
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }
-COMPOSING = ("run", *STAGE_COMMANDS, "what-if")
+COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate")
 COMMANDS = (*COMPOSING, "plan-diff", "ckpt", "doctor", "result")
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
     plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
+    calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
+    calibrate_arguments(calibration)
+    calibration.set_defaults(function=_calibrate)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -220,6 +224,14 @@ def _reporter(config: Config, store: Any, columns: int) -> Any:
     from pipeline.report import Reporter
 
     return Reporter(store, str(config.run), write=_write_text, columns=columns)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from pipeline.calibration.command import run
+    from pipeline.compose import compose
+
+    note = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else _say
+    return run(compose(options.overrides, options.config_dir), options, _say, note)
 
 
 def _doctor(options: argparse.Namespace) -> int:
