@@ -16,6 +16,8 @@ from omegaconf import MISSING
 from pipeline.errors import ConfigError
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+# Where tables may live, the fastest first.
+TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
 
 
 @dataclass(kw_only=True)
@@ -177,19 +179,42 @@ class HardwareConfig:
 
 
 @dataclass(kw_only=True)
+class TablePin:
+    """What one table must and must not get. Empty and null: the planner chooses.
+
+    ``tier``: hbm | hbm_cached | ddr | ssd. ``sharding``: a type of ``PlanConfig``. ``cache_rows``: rows over all ranks
+    that the faster memory keeps of a table in hbm_cached or ssd. ``avoid``: tiers and sharding types it must not get.
+    """
+
+    tier: str = ""
+    sharding: str = ""
+    cache_rows: int | None = None
+    avoid: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
 class PlanConfig:
     """Limits and wishes for the sharding plan.
 
-    ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise |
-    column_wise | row_wise | table_row_wise | table_column_wise. ``reserve``: share of each rank's memory kept free for
-    dense parts, activations and communication.
+    ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise | column_wise | row_wise |
+    table_row_wise | table_column_wise. ``*_reserve``: shares of each rank's memory and disk kept free on top of what
+    is estimated for dense part, activations, inputs, communication and staging. ``tables``: wishes by table.
     """
 
     sharding_types: list[str] = field(
-        default_factory=lambda: ["data_parallel", "table_wise", "row_wise", "column_wise"]
+        default_factory=lambda: [
+            "data_parallel",
+            "table_wise",
+            "row_wise",
+            "column_wise",
+            "table_row_wise",
+            "table_column_wise",
+        ]
     )
-    reserve: float = 0.15
-    tables: dict[str, str] = field(default_factory=dict)
+    hbm_reserve: float = 0.1
+    ddr_reserve: float = 0.1
+    ssd_reserve: float = 0.05
+    tables: dict[str, TablePin] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -380,7 +405,9 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("hardware.hbm_gib", 0.0, None),
     ("hardware.ddr_gib", 0.0, None),
     ("hardware.ssd_gib", 0.0, None),
-    ("plan.reserve", 0.0, 0.95),
+    ("plan.hbm_reserve", 0.0, 0.95),
+    ("plan.ddr_reserve", 0.0, 0.95),
+    ("plan.ssd_reserve", 0.0, 0.95),
     ("train.global_batch", 1, None),
     ("train.epochs", 1, None),
     ("train.lr", 0.0, None),

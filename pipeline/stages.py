@@ -196,7 +196,7 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
     dataset = inputs["ingest"].path
     schema = DatasetSchema.from_json(store.read_json(f"{dataset}/schema.json"))
     profile = Profile.from_json(store.read_json(f"{dataset}/profile.json"))
-    plan = make_plan(config, schema, profile)
+    plan = make_plan(config, schema, profile, inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
