@@ -28,6 +28,8 @@ CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
 # FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row.
 SLOT_BYTES, ROW_BYTES = 16, 4
+# The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
+BESIDE = "input_exchange"
 STATE_BYTES = 4  # row-wise Adagrad: one float a row
 
 
@@ -90,8 +92,13 @@ class Offer:
 
     @cached_property
     def ms(self) -> tuple[float, ...]:
-        """Our cost by shard."""
-        return tuple(sum(phases.values()) for phases in self.phases)
+        """Our cost by shard, but for what goes on beside the step."""
+        return tuple(sum(ms for phase, ms in phases.items() if phase != BESIDE) for phases in self.phases)
+
+    @cached_property
+    def beside_ms(self) -> tuple[float, ...]:
+        """Our cost by shard of what goes on beside the step: the next batch's ids, and its rows read from SSD."""
+        return tuple(phases.get(BESIDE, 0.0) for phases in self.phases)
 
     @cached_property
     def total_bytes(self) -> tuple[int, int, int]:

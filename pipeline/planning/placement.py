@@ -11,50 +11,28 @@ from pipeline.planning.candidates import Offer
 from pipeline.planning.cost import step_ms
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fixed:
-    """What every rank spends whatever the plan is: ms of the dense part and of a step's overhead."""
-
-    dense: float
-    overhead: float
-
-    @property
-    def ms(self) -> float:
-        """Both."""
-        return self.dense + self.overhead
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Placement:
-    """``offers`` and the ``ranks`` of their shards, by table; ``source``: which search it came from."""
+    """``offers`` and the ``ranks`` of their shards, by table; ``fixed``: ms by phase that every rank spends anyhow."""
 
     offers: Mapping[str, Offer]
     ranks: Mapping[str, tuple[int, ...]]
     world_size: int
-    fixed: Fixed
-    source: str
+    fixed: Mapping[str, float]
 
     @cached_property
     def phases(self) -> list[dict[str, float]]:
         """Predicted ms of every rank by phase (PHASES)."""
-        spent = [dict.fromkeys(PHASES, 0.0) for _ in range(self.world_size)]
+        spent = [{phase: self.fixed.get(phase, 0.0) for phase in PHASES} for _ in range(self.world_size)]
         for offer, index, rank in self._shards():
             for phase, ms in offer.phases[index].items():
                 spent[rank][phase] += ms
-        for rank_phases in spent:
-            rank_phases["dense"] += self.fixed.dense
-            rank_phases["overhead"] += self.fixed.overhead
         return spent
 
     @cached_property
     def step_ms(self) -> float:
         """Our model's step: that of the slowest rank, overlap taken off."""
         return max(step_ms(phases) for phases in self.phases)
-
-    @cached_property
-    def summed_ms(self) -> float:
-        """Our model's sum over the phases of the slowest rank: what the assignment minimises and bounds."""
-        return max(sum(phases.values()) for phases in self.phases)
 
     @cached_property
     def stock_ms(self) -> float:

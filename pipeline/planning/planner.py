@@ -9,7 +9,7 @@ from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.planning.candidates import offers
 from pipeline.planning.choices import Choice, Table, choices, tables_of, tiers_of
-from pipeline.planning.cost import dense_bytes, dense_ms
+from pipeline.planning.cost import dense_bytes, fixed_ms
 from pipeline.planning.hardware import (
     GIB,
     MEMORIES,
@@ -21,10 +21,10 @@ from pipeline.planning.hardware import (
     memory_gib,
     tiers,
 )
-from pipeline.planning.placement import Fixed, Placement
+from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
-from pipeline.planning.search import Found, Space, assigned, best
+from pipeline.planning.search import Found, Space, anywhere, best
 
 if TYPE_CHECKING:
     from pipeline.planning.engine import Engine
@@ -36,13 +36,13 @@ HEAVY_SHARE = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is planned: tables, what each may get, bytes reserved on every rank by purpose, and what is spent anyhow."""
+    """What is planned: tables, what each may get, bytes reserved and ms spent anyhow on every rank."""
 
     config: Config
     tables: list[Table]
     offered: dict[str, Choice]
     reserved: dict[str, int]
-    fixed: Fixed
+    fixed: dict[str, float]
 
 
 def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_key: str = "") -> Plan:
@@ -67,9 +67,9 @@ def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement
     """The assignment's plan alone, None where it finds none: what ways out of an infeasible plan are tried with."""
     setting = settle(config, schema, profile)
     for offered in rounds(setting):
-        found = assigned(open_space(setting, offered)[1], 1.0, 0.0, "assignment")
-        if found is not None:
-            return found[0]
+        placement = anywhere(open_space(setting, offered)[1])
+        if placement is not None:
+            return placement
     return None
 
 
@@ -83,7 +83,7 @@ def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
         tables=tables,
         offered=choices(config, tables, heavy),
         reserved=dense_bytes(config, schema),
-        fixed=Fixed(dense=dense_ms(config, schema), overhead=config.hardware.step_overhead_ms),
+        fixed=fixed_ms(config, schema),
     )
 
 
@@ -124,9 +124,9 @@ def _search(engine: Engine, space: Space) -> Found | None:
     from pipeline.planning.estimator import OurCosts
 
     known = []
-    for source, costs in (("TorchRec", None), ("TorchRec with our costs", OurCosts(space.offers))):
+    for costs in (None, OurCosts(space.offers)):
         plan = engine.search(costs)
-        known += [space.from_torchrec(plan, source)] if plan else []
+        known += [space.from_torchrec(plan)] if plan else []
     return best(space, known)
 
 

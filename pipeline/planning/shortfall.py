@@ -12,7 +12,7 @@ from pipeline.errors import PlanError
 from pipeline.planning.choices import Table
 from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories, size_text
 from pipeline.planning.placement import Placement
-from pipeline.planning.search import Space, assigned
+from pipeline.planning.search import Space, anywhere
 from pipeline.planning.waysout import ways_out
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def missing_bytes(space: Space, need: int) -> dict[str, int]:
 
 def _fits(space: Space, memory: str, extra: int) -> bool:
     grown = {name: space.room.of(name) + (extra if name == memory else 0) for name in MEMORIES}
-    return assigned(replace(space, room=Capacity(**grown)), 1.0, 0.0, "assignment") is not None
+    return anywhere(replace(space, room=Capacity(**grown))) is not None
 
 
 def _room(setting: Setting, space: Space) -> str:
