@@ -160,7 +160,9 @@ def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: fl
     best = int(np.abs(shown - seen).argmin())
     tail = np.union1d(knots[at + 1 :], ends[best] - 0.5)
     law = _power_integral(start, np.minimum(tail + 0.5, ends[best]), steep[best])
-    return np.concatenate([knots[: at + 1], tail]), np.concatenate([served[: at + 1], served[at] + mass * law / law[-1]])
+    return np.concatenate([knots[: at + 1], tail]), np.concatenate(
+        [served[: at + 1], served[at] + mass * law / law[-1]]
+    )
 
 
 def _steepness_of_mass(mass: float, anchor: float, start: float, ends: np.ndarray) -> np.ndarray:
