@@ -121,7 +121,7 @@ def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], .
         return tuple(tuple(range(first, first + local)) for first in range(0, world, local))
     if layout.sharding == TABLE_COLUMN_WISE:
         count = range(len(layout.shards))
-        starts = range(local if len(layout.shards) % local else 1)
+        starts = range(local if len(layout.shards) < local else 1)
         return tuple(
             tuple(first + (start + i) % local for i in count) for first in range(0, world, local) for start in starts
         )
