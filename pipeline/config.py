@@ -153,8 +153,10 @@ class HardwareConfig:
 
     ``device``: cpu | cuda. The world size is ``hosts * ranks_per_host``. ``ssd_read_iops``: random reads of 4 KiB
     per second and rank at depth 32. ``*_latency_us``: a small collective within a host and between hosts.
-    ``dense_gflop_per_s``: rate of the dense part, forward and backward. ``table_overhead_us``: fixed cost of
-    one table's lookup and update in a step; ``step_overhead_ms``: of a step. ``nightjar calibrate`` measures them.
+    ``dense_gflop_per_s``: rate of the dense part's products, forward and backward; ``dense_gb_per_s``: of everything
+    else it does, as float32 bytes of its activations. ``lookup_ns``, ``update_ns``: fixed cost of one id in lookup and
+    update, beside its bytes; ``table_overhead_us``: of one table, both together; ``step_overhead_ms``: of a step.
+    ``nightjar calibrate`` measures them.
     """
 
     name: str = MISSING
@@ -173,9 +175,12 @@ class HardwareConfig:
     ssd_read_iops: float = 50_000.0
     intra_host_latency_us: float = 200.0
     inter_host_latency_us: float = 300.0
-    dense_gflop_per_s: float = 100.0
+    dense_gflop_per_s: float = 300.0
+    dense_gb_per_s: float = 3.0
+    lookup_ns: float = 5.0
+    update_ns: float = 18.0
     table_overhead_us: float = 20.0
-    step_overhead_ms: float = 1.0
+    step_overhead_ms: float = 4.0
 
 
 @dataclass(kw_only=True)
