@@ -161,8 +161,8 @@ class Plan:
 
     ``memory``: per rank, predicted bytes of tables by tier; ``reserved``: per rank, bytes kept free of them by
     purpose (dense, activations, inputs, communication, staging, margin), ``reserved_tier`` of them; ``phases``: per
-    rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank; ``gap``: how far the tier
-    assignment may be from the best, as a share; ``figures``: the hardware's, by name; ``profile_key``: the dataset's.
+    rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank; ``gap``: how far the
+    plan may be from the best, as a share; ``figures``: the hardware's, by name; ``profile_key``: the dataset's.
     """
 
     version: int = PLAN_VERSION

@@ -113,14 +113,18 @@ def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     found = []
     for number, (config, folder, plan) in enumerate(jobs, start=1):
         found.append(measure_training(say, config, folder, plan)["step_ms"])
-        say(f"training step {number}/{len(jobs)}: {len(plan.tables)} tables, batch {plan.global_batch}: {found[-1]:.1f} ms")
+        say(
+            f"training step {number}/{len(jobs)}: {len(plan.tables)} tables, batch {plan.global_batch}: {found[-1]:.1f} ms"
+        )
     return found
 
 
 def _step_time(config: Config, ms: float, known_ms: float) -> StepTime:
     shape = dense_shape(config.model, 13, 0)
     batch = local_batch(config)
-    return StepTime(ms=ms, known_ms=known_ms, gflop=batch * shape.flop / 1e9, megabytes=batch * shape.activations * FLOAT / 1e6)
+    return StepTime(
+        ms=ms, known_ms=known_ms, gflop=batch * shape.flop / 1e9, megabytes=batch * shape.activations * FLOAT / 1e6
+    )
 
 
 def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:

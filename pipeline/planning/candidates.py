@@ -22,6 +22,7 @@ from pipeline.planning.choices import (
 )
 from pipeline.planning.cost import ShardLoad, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
+from pipeline.planning.predict import block_curve
 
 # Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
@@ -132,9 +133,11 @@ def offers(config: Config, table: Table, choice: Choice, layouts: list[Layout]) 
     """Every sharding of ``layouts`` in every tier that it may have there, with every cache size."""
     found = []
     for layout in layouts:
+        shares = list(_lookup_shares(table, layout, config.world_size))
+        distinct = _distinct(table, layout, config.train.global_batch * table.pooling, shares)
         for tier in tiers_of(layout.sharding, choice.tiers):
             for cache_rows in _cache_sizes(table, choice, tier):
-                found.append(_offer(config, table, layout, tier, cache_rows))
+                found.append(_offer(config, table, layout, tier, cache_rows, shares, distinct))
     return found
 
 
@@ -146,15 +149,22 @@ def _cache_sizes(table: Table, choice: Choice, tier: str) -> list[int]:
     return sorted({max(1, round(share * table.rows)) for share in CACHE_SHARES})
 
 
-def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: int) -> Offer:
+def _offer(
+    config: Config,
+    table: Table,
+    layout: Layout,
+    tier: str,
+    cache_rows: int,
+    shares: list[float],
+    distinct: list[float],
+) -> Offer:
     hardware = config.hardware
     kernel = kernel_of(hardware, tier, layout.sharding)
-    shares = list(_lookup_shares(table, layout, config.world_size))
     hits = _hit_rates(hardware, table, layout, tier, cache_rows, shares)
     priced: dict[ShardLoad, Mapping[str, float]] = {}
     phases = []
-    for block, share, hit in zip(layout.shards, shares, hits, strict=True):
-        load = _load(config, table, layout, tier, block, share, hit)
+    for block, share, hit, rows in zip(layout.shards, shares, hits, distinct, strict=True):
+        load = _load(config, table, layout, tier, block, share, hit, rows)
         if load not in priced:
             priced[load] = shard_ms(hardware, load, global_batch=config.train.global_batch)
         phases.append(priced[load])
@@ -187,16 +197,16 @@ def _lookup_shares(table: Table, layout: Layout, world_size: int) -> Iterator[fl
             yield block.rows / table.rows
 
 
-def _load(config: Config, table: Table, layout: Layout, tier: str, block: Block, share: float, hit: float) -> ShardLoad:
+def _load(
+    config: Config, table: Table, layout: Layout, tier: str, block: Block, share: float, hit: float, distinct: float
+) -> ShardLoad:
     batch = config.train.global_batch
-    own = batch / config.world_size if layout.sharding == DATA_PARALLEL else batch
-    lookups = batch * table.pooling * share
     return ShardLoad(
         rows=block.rows,
         columns=block.columns,
-        lookups=lookups,
-        distinct=_distinct(table, block, batch * table.pooling, lookups),
-        pooled_rows=float(own),
+        lookups=batch * table.pooling * share,
+        distinct=distinct,
+        pooled_rows=batch / config.world_size if layout.sharding == DATA_PARALLEL else float(batch),
         sharding=layout.sharding,
         tier=tier,
         hit_rate=hit,
@@ -204,12 +214,20 @@ def _load(config: Config, table: Table, layout: Layout, tier: str, block: Block,
     )
 
 
-def _distinct(table: Table, block: Block, of_table: float, lookups: float) -> float:
-    """Distinct rows among a shard's ``lookups``; of a ranked block an upper bound."""
-    if block.rows == table.rows:
-        return table.curve.distinct(lookups)
-    whole = table.curve.distinct(of_table)
-    return min(whole if table.ranked else whole * block.rows / table.rows, block.rows, lookups)
+def _distinct(table: Table, layout: Layout, lookups: float, shares: list[float]) -> list[float]:
+    """Expected distinct rows that each shard is asked for, of ``lookups`` of the table in a step."""
+    known: dict[tuple[int, int, float], float] = {}
+    found = []
+    for block, share in zip(layout.shards, shares, strict=True):
+        key = (block.row if table.ranked else 0, block.rows, share)
+        if key not in known:
+            whole = block.rows == table.rows
+            if table.ranked and not whole:
+                known[key] = block_curve(table.curve, block.row, block.rows).distinct(lookups * share)
+            else:
+                known[key] = table.curve.distinct(lookups * share if whole else lookups) * (1.0 if whole else share)
+        found.append(min(known[key], float(block.rows)))
+    return found
 
 
 def _hit_rates(
@@ -254,7 +272,7 @@ def _bytes(
 def _stock_ms(
     hardware: HardwareConfig, table: Table, layout: Layout, tier: str, kernel: str, cache_rows: int
 ) -> tuple[float, ...]:
-    """TorchRec's cost by shard: its compute goes with the kernel's bandwidth, so other caches and SSD are rated by it."""
+    """TorchRec's cost by shard; its compute goes with the kernel's bandwidth, which rates other caches and SSD."""
     known = layout.stock[kernel]
     if tier == "ssd":
         slower = (hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s) / hardware.ssd_gb_per_s

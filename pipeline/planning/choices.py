@@ -176,7 +176,8 @@ def impossible(config: Config, table: Table, sharding: str, columns: int) -> str
     if sharding in COLUMN_TYPES and (table.dim % columns or table.dim // columns < 2):
         return f"its {table.dim} columns do not split into two or more shards of at least {columns}"
     if sharding == TABLE_COLUMN_WISE and table.dim // columns > hardware.ranks_per_host:
-        return f"its {table.dim // columns} shards of {columns} columns are more than the {hardware.ranks_per_host} ranks of a host"
+        shards = table.dim // columns
+        return f"its {shards} shards of {columns} columns are more than the {hardware.ranks_per_host} ranks of a host"
     return ""
 
 

@@ -117,7 +117,7 @@ class Engine:
     def search(self, reprice: ShardEstimator | None = None) -> list[Chosen] | None:
         """The cheapest plan TorchRec finds; None if none fits, or where it has no kernel for a pinned tier.
 
-        Costs are TorchRec's own, or those that ``reprice`` fills in (for good).
+        As its default planner, or with the costs that ``reprice`` fills in (for good) and one more proposer.
         """
         best: list[ShardingOption] = []
 
@@ -135,7 +135,7 @@ class Engine:
             batch_size=self._batch,
             enumerator=self._enumerator,
             storage_reservation=FixedPercentageStorageReservation(0.0),
-            proposer=self._proposers(),
+            proposer=self._proposers(ladder=reprice is not None),
             constraints=self._constraints,
             stats=[],
             callbacks=[keep],
@@ -147,13 +147,13 @@ class Engine:
             return None
         return [_chosen(option) for option in best]
 
-    def _proposers(self) -> list[Proposer]:
-        """TorchRec's own and a ladder; the bounds count proposals, not seconds, so that plans are deterministic."""
+    def _proposers(self, ladder: bool) -> list[Proposer]:
+        """TorchRec's own, and a ladder; the bounds count proposals, not seconds, so that plans are deterministic."""
         work = len(self._tables) * (self.topology.world_size + 8)
         limit = min(max(SEARCH_BUDGET // work, 30), 500)
         return [
             GridSearchProposer(max_proposals=GRID_PROPOSALS),
-            LadderProposer(self.topology.devices[0].storage),
+            *([LadderProposer(self.topology.devices[0].storage)] if ladder else []),
             Bounded(GreedyProposer(), limit),
             Bounded(GreedyProposer(use_depth=False), limit),
             UniformProposer(),

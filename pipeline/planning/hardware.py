@@ -58,10 +58,11 @@ def memory_gib(hardware: HardwareConfig, memory: str) -> float:
     return float(getattr(hardware, f"{memory}_gib"))
 
 
-def capacity(config: Config, reserved: Mapping[str, int]) -> Capacity:
+def capacity(config: Config, reserved: Mapping[str, int], host: Mapping[str, int]) -> Capacity:
     """What one rank may fill: each memory less ``plan.<memory>_reserve``, the fast one less the bytes ``reserved``.
 
-    TorchRec's own percentage reserves HBM only, so every memory is reserved here.
+    Behind a GPU the bytes of the ``host`` come off DDR, a checkpoint's copy taking half of what is left at most.
+    TorchRec's own percentage reserves HBM only.
     """
     hardware = config.hardware
     found = {}
@@ -70,6 +71,9 @@ def capacity(config: Config, reserved: Mapping[str, int]) -> Capacity:
         kept = sum(reserved.values()) if memory == fast_memory(hardware) else 0
         size = int(memory_gib(hardware, memory) * share * GIB) if memory in memories(hardware) else 0
         found[memory] = max(0, size - kept)
+    if hardware.device == "cuda":
+        rest = max(0, found["ddr"] - sum(size for purpose, size in host.items() if purpose != "staging"))
+        found["ddr"] = rest - min(host.get("staging", 0), rest // 2)
     return Capacity(**found)
 
 

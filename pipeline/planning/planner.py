@@ -9,10 +9,11 @@ from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.planning.candidates import offers
 from pipeline.planning.choices import Choice, Table, choices, tables_of, tiers_of
-from pipeline.planning.cost import dense_bytes, fixed_ms
+from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hardware import (
     GIB,
     MEMORIES,
+    Capacity,
     capacity,
     check_hardware,
     fast_memory,
@@ -21,6 +22,7 @@ from pipeline.planning.hardware import (
     memory_gib,
     tiers,
 )
+from pipeline.planning.memory import dense_bytes, host_bytes
 from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
@@ -42,6 +44,7 @@ class Setting:
     tables: list[Table]
     offered: dict[str, Choice]
     reserved: dict[str, int]
+    room: Capacity
     fixed: dict[str, float]
 
 
@@ -78,18 +81,20 @@ def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
     check_hardware(config.hardware)
     tables = tables_of(config, schema, profile)
     heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
+    reserved = dense_bytes(config, schema)
     return Setting(
         config=config,
         tables=tables,
         offered=choices(config, tables, heavy),
-        reserved=dense_bytes(config, schema),
+        reserved=reserved,
+        room=capacity(config, reserved, host_bytes(config, schema)),
         fixed=fixed_ms(config, schema),
     )
 
 
 def rounds(setting: Setting) -> list[dict[str, Choice]]:
     """What each search may use, fastest memory alone first: a slower one only where that does not do."""
-    hardware, room = setting.config.hardware, capacity(setting.config, setting.reserved)
+    hardware, room = setting.config.hardware, setting.room
     need = sum(table.bytes for table in setting.tables)
     found, have = [], 0
     for memory in memories(hardware):
@@ -112,7 +117,7 @@ def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine, Sp
     """TorchRec's engine over what is ``offered``, and every offer with both costs and its bytes."""
     from pipeline.planning.engine import Engine
 
-    room = capacity(setting.config, setting.reserved)
+    room = setting.room
     engine = Engine(setting.config, setting.tables, offered, room)
     layouts = engine.layouts()
     found = {t.name: offers(setting.config, t, offered[t.name], layouts[t.name]) for t in setting.tables}

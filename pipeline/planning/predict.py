@@ -69,16 +69,19 @@ def shard_loads(
         if table.sharding == DATA_PARALLEL:
             asked, pooled = lookups / plan.world_size, plan.global_batch / plan.world_size
         distinct = part.distinct(asked) if part else curve.distinct(asked / share) * share
-        yield shard, ShardLoad(
-            rows=shard.rows,
-            columns=shard.columns,
-            lookups=asked,
-            distinct=min(distinct, shard.rows),
-            pooled_rows=pooled,
-            sharding=table.sharding,
-            tier=table.tier,
-            hit_rate=table.hit_rate,
-            weighted=weighted,
+        yield (
+            shard,
+            ShardLoad(
+                rows=shard.rows,
+                columns=shard.columns,
+                lookups=asked,
+                distinct=min(distinct, shard.rows),
+                pooled_rows=pooled,
+                sharding=table.sharding,
+                tier=table.tier,
+                hit_rate=table.hit_rate,
+                weighted=weighted,
+            ),
         )
 
 
