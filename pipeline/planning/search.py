@@ -17,7 +17,7 @@ from pipeline.planning.placement import Placement
 
 # Of a step counts its phases' sum or what goes on beside it, whichever is longer. The assignment minimises
 # (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short without SSD.
-BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.3, 0.6)
+BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.5, 0.99)
 # Weights of TorchRec's model beside ours, each scaled to its own best plan.
 BLENDS = (0.3, 0.7)
 # A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
@@ -90,7 +90,7 @@ class Weights(NamedTuple):
 
 def anywhere(space: Space) -> Placement | None:
     """The assignment's plan, None where it finds none: the quick answer to whether the tables fit."""
-    found = _assigned(space, Weights(1.0, 0.0, 0.0))
+    found = _assigned(space, Weights(0.5, 0.5, 0.0))
     return found[0] if found else None
 
 

@@ -92,7 +92,8 @@ def _ssd(setting: Setting, place: Place) -> Iterator[str]:
         return
     used = max(size[MEMORIES.index("ssd")] for size in found.memory) / GIB
     gib = _round_up(used / (1 - config.plan.ssd_reserve) * 1.01)
-    cold = [name for name, offer in found.offers.items() if offer.tier == "ssd"]
+    size = {table.name: table.bytes for table in setting.tables}
+    cold = sorted((n for n, offer in found.offers.items() if offer.tier == "ssd"), key=lambda n: -size[n])
     if gib <= config.hardware.ssd_gib or not cold:
         return
     shown = ", ".join(cold[:NAMED_TABLES]) + (

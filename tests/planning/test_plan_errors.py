@@ -164,8 +164,8 @@ def test_too_few_rows_for_a_row_wise_pin():
     with pytest.raises(ConfigError) as caught:
         make_plan(config, *dataset({"tiny": 5}))
     assert caught.value.message == (
-        "plan.tables.tiny.sharding is 'row_wise', which cannot run: its 5 rows in equal blocks over 4 ranks leave a rank "
-        "without rows"
+        "plan.tables.tiny.sharding is 'row_wise', which cannot run: its 5 rows in equal blocks over 4 ranks leave a "
+        "rank without rows"
     )
     assert caught.value.hint == "plan.tables.tiny.sharding=table_wise"
 
