@@ -26,7 +26,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from benchmarks.checkpoint_disk import measure_restore, race_dd
-from benchmarks.checkpoint_model import batches, config_of, lookups_for, plan_of, schema_of
+from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.common import finish
 from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
@@ -48,8 +48,9 @@ def main() -> None:
     options.add_argument("--batch", type=int, default=8192)
     options.add_argument("--intervals", type=int, default=5, help="5: one whole cycle of the default policy")
     options.add_argument("--share", type=float, default=0.25, help="of rows that change in an interval")
+    options.add_argument("--zipf", type=float, default=1.2, help="exponent of the ids: less skew, shorter intervals")
     options.add_argument("--state", default="fp32", help="coding of the Adagrad sums: fp32 | bf16")
-    options.add_argument("--rounds", type=int, default=3, help="of the disk races")
+    options.add_argument("--rounds", type=int, default=5, help="of the disk races")
     options.add_argument("--folder", help="where to write; a temporary folder unless given")
     given = options.parse_args()
     warnings.simplefilter("ignore")
@@ -92,8 +93,9 @@ class _Bench:
         device = connect(config)
         _say(f"{given.tables} tables of {self.rows:,} rows x {given.dim}: building ...")
         self.trainer = Trainer(config, self.schema, plan_of(self.schema, config), device)
-        self.steps = -(-lookups_for(self.rows, given.share) // given.batch)
-        self.batches: Iterator[Batch] = batches(self.schema, given.batch, seed=1)
+        ids = ZipfIds(self.rows, given.zipf)
+        self.steps = -(-ids.lookups_for(given.share) // given.batch)
+        self.batches: Iterator[Batch] = batches(self.schema, given.batch, 1, ids)
         self.store = Store(str(folder))
         for _ in range(3):
             self.trainer.step(self.batches)
@@ -216,6 +218,7 @@ class _Bench:
             "write_seconds_4bit": four.figures.writing,
             "step_ms_in_flight": 1000 * statistics.median(on) if on else 0.0,
             "step_ms_quiet": 1000 * statistics.median(off) if off else 0.0,
+            "slowdown_share": _slowdown(on, off),
             "dcp_seconds": statistics.median(seen.dcp_seconds),
         }
 
@@ -240,6 +243,13 @@ def _share(saver: Checkpointer) -> float:
     """Share of all rows that the marks of ``saver`` name."""
     masks = [saver.model.touched.mask(key) for key in saver.model.touched.shards()]
     return sum(int(mask.sum()) for mask in masks) / sum(len(mask) for mask in masks)
+
+
+def _slowdown(on: list[float], off: list[float]) -> float:
+    """Share of the training time that steps beside the writer took longer than others: the cores are shared."""
+    if not on or not off:
+        return 0.0
+    return 1 - statistics.median(off) * (len(on) + len(off)) / (sum(on) + sum(off))
 
 
 def _bytes_under(path: Path) -> int:

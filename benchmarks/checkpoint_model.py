@@ -47,31 +47,40 @@ def plan_of(schema: DatasetSchema, config: Config) -> Plan:
     )  # fmt: skip
 
 
-def zipf_ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Row numbers with P(row) about 1 / (row ln rows): Zipf with exponent 1, the most frequent row first. int32."""
-    drawn = np.exp(rng.random(shape, dtype=np.float32) * np.float32(np.log(rows))).astype(np.int32) - 1
-    return np.minimum(drawn, rows - 1)
+class ZipfIds:
+    """Row numbers drawn with P(row) proportional to (row + 1) ** -exponent, by a table of the inverse distribution."""
+
+    _CELLS = 1 << 20
+
+    def __init__(self, rows: int, exponent: float) -> None:
+        self.weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
+        self.weights /= self.weights.sum()
+        self._ends = np.cumsum(self.weights)
+        # The row at each cell's start: a draw within a cell of the head is exact, in the tail some rows share a cell.
+        self._starts = np.searchsorted(self._ends, np.arange(self._CELLS) / self._CELLS).astype(np.int32)
+        self._spans = np.diff(np.append(self._starts, rows)).astype(np.float32)
+
+    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """int32 [count]."""
+        cell = rng.integers(0, self._CELLS, count, dtype=np.int32)
+        return self._starts[cell] + (rng.random(count, dtype=np.float32) * self._spans[cell]).astype(np.int32)
+
+    def lookups_for(self, share: float) -> int:
+        """Lookups until ``share`` of the rows are expected to be touched at least once."""
+        low, high = 1.0, 1e4 * len(self.weights)
+        while high / low > 1.001:
+            middle = (low * high) ** 0.5
+            low, high = (low, middle) if -np.expm1(-middle * self.weights).mean() > share else (middle, high)
+        return int(high)
 
 
-def lookups_for(rows: int, share: float) -> int:
-    """Lookups of one table until ``share`` of its rows are expected to be touched at least once."""
-    row = np.arange(1, rows + 1, dtype=np.float64)
-    chance = np.log((row + 1) / row) / np.log(rows)
-    low, high = 1.0, 100.0 * rows
-    while high / low > 1.001:
-        middle = (low * high) ** 0.5
-        low, high = (low, middle) if (1 - np.exp(-middle * chance)).mean() > share else (middle, high)
-    return int(high)
-
-
-def batches(schema: DatasetSchema, batch: int, seed: int) -> Iterator[Batch]:
+def batches(schema: DatasetSchema, batch: int, seed: int, ids: ZipfIds) -> Iterator[Batch]:
     """Endless batches: Zipf ids, normal dense values, labels drawn at 25 %."""
     rng, names = np.random.default_rng(seed), [column.name for column in schema.sparse]
-    rows = schema.sparse[0].rows
     ones = torch.ones(batch)
     lengths = torch.ones(batch * len(names), dtype=torch.int32)
     dense = torch.from_numpy(rng.normal(size=(batch, DENSE)).astype(np.float32))
     labels = (torch.rand(batch, generator=torch.Generator().manual_seed(seed)) < 0.25).float()
     while True:
-        ids = torch.from_numpy(zipf_ids(rng, rows, (batch * len(names),)))
-        yield Batch(dense, KeyedJaggedTensor(names, ids, lengths=lengths), labels, ones)
+        drawn = torch.from_numpy(ids.draw(rng, batch * len(names)))
+        yield Batch(dense, KeyedJaggedTensor(names, drawn, lengths=lengths), labels, ones)

@@ -18,20 +18,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 
+from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from benchmarks.reference import PlainLoop
-from pipeline.artifacts import Artifact, Store
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.contracts import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from pipeline.artifacts import Store
+from pipeline.config import Config
 from pipeline.training import Batch, BatchReader, Order, SplitReader, Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
 
-TABLES, TABLE_ROWS, DENSE, GROUP = 26, 20_000, 13, 65_536
 ROUND_STEPS = 10
 Loop = Callable[[Iterator[Batch]], object]
 
@@ -45,14 +42,14 @@ def main() -> None:
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    config = _config(given.threads)
+    config = config_of(given.threads)
     device = connect(config)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         print(f"generating {given.rows * 6 // 5:,} rows ...", flush=True)
-        dataset = _generate(store, given.rows, given.rows // 5)
+        dataset = generate(store, given.rows, given.rows // 5)
         split = SplitReader(store, dataset, "train")
-        plan = _plan(split.schema)
+        plan = plan_of(split.schema)
         ours = Trainer(config, split.schema, plan, device)
         plain = PlainLoop(config, split.schema)
         plain.start_from(ours)
@@ -82,34 +79,6 @@ def _report(seconds: dict[str, list[float]], aucs: dict[str, float]) -> None:
         baseline_auc=aucs["plain"], auc_difference=aucs["ours"] - aucs["plain"], rounds=len(seconds["ours"]),
         threads=torch.get_num_threads(), avx512_bf16=bool(torch.cpu._is_avx512_bf16_supported()), **extra,
     )  # fmt: skip
-
-
-def _config(threads: int | None) -> Config:
-    return Config(
-        data=DataConfig(name="bench", format="synthetic"),
-        hardware=HardwareConfig(name="bench"),
-        model=ModelConfig(),
-        train=TrainConfig(global_batch=8192, warmup_steps=20, threads_per_rank=threads),
-    )
-
-
-def _plan(schema: DatasetSchema) -> Plan:
-    """Every table whole on the one rank."""
-    tables = {
-        column.name: TablePlan(
-            rows=column.rows,
-            dim=16,
-            pooling=1.0,
-            tier="ddr",
-            sharding="table_wise",
-            kernel="fused",
-            cost_ms=0.0,
-            shards=(ShardPlan(rank=0, row=0, rows=column.rows, column=0, columns=16),),
-            reason="",
-        )  # fmt: skip
-        for column in schema.sparse
-    }
-    return Plan(hardware="bench", device="cpu", world_size=1, ranks_per_host=1, global_batch=8192, tables=tables)
 
 
 def _with_meter(trainer: Trainer) -> Loop:
@@ -159,54 +128,6 @@ def _auc(labels: np.ndarray, scores: np.ndarray) -> float:
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
     positives = float(labels.sum())
     return float((ranks[labels > 0].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives)))
-
-
-def _generate(store: Store, train: int, test: int) -> Artifact:
-    """Zipf ids, normal dense values and a logistic truth with first-order and pairwise effects."""
-    rng = np.random.default_rng(7)
-    truth = {
-        "first": rng.normal(0, 0.35, (TABLES, TABLE_ROWS)).astype(np.float32),
-        "pair": rng.normal(0, 0.6, (TABLES, TABLE_ROWS)).astype(np.float32),
-        "dense": rng.normal(0, 0.2, DENSE).astype(np.float32),
-    }
-    schema = DatasetSchema(
-        dense=tuple(f"I{i + 1}" for i in range(DENSE)),
-        sparse=tuple(SparseColumn(name=f"C{i + 1}", rows=TABLE_ROWS) for i in range(TABLES)),
-        rows={"train": train, "test": test},
-        files={name: [f"{name}/part-00000.parquet"] for name in ("train", "test")},
-        groups={
-            name: [[min(GROUP, rows - at) for at in range(0, rows, GROUP)]]
-            for name, rows in (("train", train), ("test", test))
-        },
-    )
-    with store.draft("data", kind="ingest", key="bench", config={}, inputs={}) as draft:
-        for name, rows in schema.rows.items():
-            with draft.open(schema.files[name][0]) as sink:
-                _write(sink, schema, rows, truth, rng)
-        draft.write_json("schema.json", schema.to_json())
-        return draft.commit({})
-
-
-def _write(
-    sink: object, schema: DatasetSchema, rows: int, truth: dict[str, np.ndarray], rng: np.random.Generator
-) -> None:
-    names = ["label", *schema.dense, *(column.name for column in schema.sparse)]
-    writer = None
-    for start in range(0, rows, GROUP):
-        count = min(GROUP, rows - start)
-        dense = rng.normal(size=(DENSE, count)).astype(np.float32)
-        ids = np.minimum((TABLE_ROWS ** rng.random((TABLES, count)) - 1).astype(np.int32), TABLE_ROWS - 1)
-        logit = truth["dense"] @ dense - 1.0
-        for table in range(TABLES):
-            logit += truth["first"][table][ids[table]]
-            if table % 2:
-                logit += truth["pair"][table][ids[table]] * truth["pair"][table - 1][ids[table - 1]]
-        label = (rng.random(count) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-        block = pa.table([label, *dense, *ids], names=names)
-        writer = writer or pq.ParquetWriter(sink, block.schema, compression="zstd")
-        writer.write_table(block, row_group_size=GROUP)
-    if writer is not None:
-        writer.close()
 
 
 if __name__ == "__main__":

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.console import progress, tell
 from pipeline.errors import ArtifactError
 
 EPILOG = """\
@@ -22,7 +19,6 @@ A checkpoint is named by its run (the newest), as <run>/step-00000100, or by its
   nightjar ckpt gc --dry-run                    what retention does not need
   nightjar ckpt export nightly --out tables     fp32 Parquet, one file a table
 """
-_BAR = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,32 +66,6 @@ def _store(options: argparse.Namespace) -> Any:
     return Store(options.store)
 
 
-def _tell(options: argparse.Namespace, result: Any, render: Callable[[Any], str]) -> None:
-    text = json.dumps(result, indent=1) if options.json else render(result)
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def _progress(options: argparse.Namespace, what: str) -> Callable[[int, int], None]:
-    """A bar on standard error where that is a terminal, else nothing."""
-    if options.json or not sys.stderr.isatty():
-        return lambda done, total: None
-    last = [0.0]
-
-    def show(done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - last[0] < 0.1 and done < total:
-            return
-        last[0] = now
-        share = done / max(1, total)
-        bar = f"{what} [{'=' * int(share * _BAR):<{_BAR}}] {share:4.0%}"
-        end = "\n" if done >= total else ""
-        sys.stderr.write(f"\r{bar[: shutil.get_terminal_size().columns - 1]}\x1b[K{end}")
-        sys.stderr.flush()
-
-    return show
-
-
 def _ls(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
@@ -108,7 +78,7 @@ def _ls(options: argparse.Namespace) -> int:
             f"runs: {', '.join(store.names('runs')) or 'none'}",
             hint="nightjar ckpt ls --store <URL of its store>",
         )
-    _tell(options, found, checkpoints.listing)
+    tell(options.json, found, checkpoints.listing)
     return 0
 
 
@@ -116,7 +86,7 @@ def _show(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    _tell(options, commands.show(_store(options), options.checkpoint), checkpoints.details)
+    tell(options.json, commands.show(_store(options), options.checkpoint), checkpoints.details)
     return 0
 
 
@@ -124,8 +94,8 @@ def _verify(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    result = commands.verify(_store(options), options.checkpoint, _progress(options, "verifying"))
-    _tell(options, result, checkpoints.verified)
+    result = commands.verify(_store(options), options.checkpoint, progress(options.json, "verifying"))
+    tell(options.json, result, checkpoints.verified)
     return 0 if result["whole"] else ArtifactError.exit_code
 
 
@@ -133,8 +103,8 @@ def _diff(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    result = commands.diff(_store(options), options.first, options.second, _progress(options, "comparing"))
-    _tell(options, result, checkpoints.difference)
+    result = commands.diff(_store(options), options.first, options.second, progress(options.json, "comparing"))
+    tell(options.json, result, checkpoints.difference)
     return 0
 
 
@@ -142,8 +112,8 @@ def _compact(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    result = commands.compact(_store(options), options.checkpoint, _progress(options, "compacting"))
-    _tell(options, result, checkpoints.compacted)
+    result = commands.compact(_store(options), options.checkpoint, progress(options.json, "compacting"))
+    tell(options.json, result, checkpoints.compacted)
     return 0
 
 
@@ -155,7 +125,7 @@ def _gc(options: argparse.Namespace) -> int:
         _store(options), options.run, dry_run=options.dry_run, keep_last=options.keep_last,
         keep_every=options.keep_every, min_age=options.min_age,
     )  # fmt: skip
-    _tell(options, result, checkpoints.collected)
+    tell(options.json, result, checkpoints.collected)
     return 0
 
 
@@ -165,7 +135,7 @@ def _export(options: argparse.Namespace) -> int:
 
     result = commands.export(
         _store(options), options.checkpoint, options.out, file_format=options.format, layout=options.layout,
-        state=options.state, tables=options.table, progress=_progress(options, "exporting"),
+        state=options.state, tables=options.table, progress=progress(options.json, "exporting"),
     )  # fmt: skip
-    _tell(options, result, checkpoints.exported)
+    tell(options.json, result, checkpoints.exported)
     return 0

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import ckpt
+from pipeline import ckpt, plans
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ STAGE_COMMANDS = {
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }
-COMPOSING = ("run", *STAGE_COMMANDS)
-COMMANDS = (*COMPOSING, "ckpt", "doctor", "result")
+COMPOSING = ("run", *STAGE_COMMANDS, "what-if")
+COMMANDS = (*COMPOSING, "plan-diff", "ckpt", "doctor", "result")
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
 stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
@@ -34,6 +34,8 @@ stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
   nightjar run experiment=demo          the demo from raw logs to figures
   nightjar run --help                   every group and key
   nightjar run --cfg job                the configuration that would run
+  nightjar what-if hardware=h100x8,h100x16x8
+                                        which cluster the tables fit, and what a step costs there
 """
 
 
@@ -71,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     _composing_flags(run, None)
     for name, text in STAGE_COMMANDS.items():
         _composing_flags(commands.add_parser(name, help=f"only this stage: {text}", add_help=False), name)
+    plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
+    plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
@@ -108,7 +112,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     """What argparse left over: overrides for commands that compose, an error elsewhere."""
     flags = [text for text in rest if text.startswith("-")]
     overrides = [text for text in rest if not text.startswith("-")]
-    if options.command == "result" and overrides and overrides[0].startswith("store="):
+    if options.command in ("result", "plan-diff") and overrides and overrides[0].startswith("store="):
         options.store = overrides.pop(0).removeprefix("store=")
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:

@@ -301,7 +301,8 @@ class CheckpointConfig:
 
     ``every_steps``/``every_minutes``: interval, whichever comes first (None: never). ``policy``: intermittent |
     one_shot | consecutive | full. ``quantise``: auto (bits by ``expected_restores``) | 2 | 3 | 4 | 8 | fp16 | fp32, by
-    table in ``tables``; a run's last one is a baseline in ``final_quantise``. ``state``: fp32 | bf16 for the tables'
+    table in ``tables``; a run's last one is a baseline in ``final_quantise``. ``hot_share``: of a table's rows in a
+    checkpoint, the hottest, that are kept in 8 bits where others have fewer. ``state``: fp32 | bf16 for the tables'
     optimizer state. ``max_chain``: differences on one baseline. ``when_busy``: wait | skip, where the last one is
     still being written. ``keep_every``: steps. ``compact_after``: differences on a baseline before the newest is
     compacted into a new one (None: never).
@@ -316,6 +317,7 @@ class CheckpointConfig:
     policy: str = "intermittent"
     quantise: str = "auto"
     final_quantise: str = "fp32"
+    hot_share: float = 0.05
     expected_restores: int = 20
     state: str = "fp32"
     tables: dict[str, str] = field(default_factory=dict)
@@ -444,6 +446,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("plan.hbm_reserve", 0.0, 0.95),
     ("plan.ddr_reserve", 0.0, 0.95),
     ("plan.ssd_reserve", 0.0, 0.95),
+    ("checkpoint.hot_share", 0.0, 1.0),
     ("train.global_batch", 1, None),
     ("train.epochs", 1, None),
     ("train.lr", 0.0, None),

@@ -8,7 +8,7 @@ are imported inside the stage functions, so that a command that runs no stage im
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,12 +43,15 @@ class StageIO:
     close: Callable[[], None]
 
 
-def steps(config: Config, store: Store) -> list[Step]:
-    """All steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing."""
+def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
+    """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
+
+    ``names``: only the first of them, up to the one that is wanted.
+    """
     from pipeline.ingest import raw_fingerprint
 
     made: dict[str, Step] = {}
-    for name in STAGES:
+    for name in names:
         covered = key_config(name, config)
         if name == "ingest":
             covered["raw"] = raw_fingerprint(config)
@@ -59,7 +62,9 @@ def steps(config: Config, store: Store) -> list[Step]:
         made[name] = Step(
             name=name, key=key, path=_path(name, key, config), config=covered, input_keys=input_keys,
             inputs={stage: made[stage].path for stage in INPUTS[name]},
-            scratch=(checkpoint_directory(config, key),) if name == "train" else (),
+            scratch=(checkpoint_directory(config, continuation_key(config, covered, input_keys)),)
+            if name == "train"
+            else (),
         )  # fmt: skip
     return list(made.values())
 
@@ -141,7 +146,7 @@ def _init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
     try:
         return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
     except ArtifactError:
-        if not config.force and committed(store, checkpoint_directory(config, step.key)):
+        if not config.force and committed(store, step.scratch[0]):
             return None
         raise
 
@@ -187,9 +192,19 @@ def _path(name: str, key: str, config: Config) -> str:
     }[name]
 
 
-def checkpoint_directory(config: Config, train_key: str) -> str:
-    """Where the checkpoints of the training step with ``train_key`` lie, relative to the store."""
-    return f"{run_directory(str(config.run))}/checkpoints/{train_key[:10]}"
+def continuation_key(config: Config, train_config: Mapping[str, Any], input_keys: Mapping[str, str]) -> str:
+    """What a training must share with a checkpoint to go on from it: everything but the hardware and the plan.
+
+    Rows are stored by table and row number and the batches do not depend on the ranks, so a run that lost its
+    machines goes on with others.
+    """
+    covered = {**train_config, "partition": dataclasses.asdict(config.partition)}
+    return artifact_key("checkpoints", covered, {"ingest": input_keys["ingest"]})
+
+
+def checkpoint_directory(config: Config, key: str) -> str:
+    """Where the checkpoints of the training with continuation ``key`` lie, relative to the store."""
+    return f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
 
 
 def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
@@ -217,14 +232,14 @@ def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact
 
 def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     from pipeline.planning import make_plan, plan_summary, render_plan
+    from pipeline.report import PLAN_PAGE, plan_page
 
-    dataset = inputs["ingest"].path
-    schema = DatasetSchema.from_json(store.read_json(f"{dataset}/schema.json"))
-    profile = Profile.from_json(store.read_json(f"{dataset}/profile.json"))
-    plan = make_plan(config, schema, profile, inputs["ingest"].key)
+    plan = make_plan(config, *read_dataset(store, inputs["ingest"]), inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
+        with draft.open(PLAN_PAGE) as sink:
+            sink.write(plan_page(plan).encode())
         artifact = draft.commit(plan_summary(plan))
     io.say(render_plan(plan))
     return artifact
@@ -243,10 +258,13 @@ def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artif
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
     from pipeline.training import train
 
-    checkpoints = checkpoint_directory(config, step.key)
+    key = continuation_key(config, step.config, step.input_keys)
     plan = read_plan(store, inputs["plan"])
     init = _init_artifact(step, config, store)
-    summary = train(config, store, inputs["ingest"], plan, checkpoints, step.key, io.interval, io.say, init)
+    summary = train(
+        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init,
+        plan_key=inputs["plan"].key,
+    )  # fmt: skip
     if not is_first_rank():
         return None
     draft: Draft
@@ -271,6 +289,25 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
         draft.write_json("metrics.json", figures)
         draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
         return draft.commit(figures)
+
+
+def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
+    """What planning needs of a committed dataset: its schema and profile."""
+    schema = DatasetSchema.from_json(store.read_json(f"{artifact.path}/schema.json"))
+    return schema, Profile.from_json(store.read_json(f"{artifact.path}/profile.json"))
+
+
+def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profile]:
+    """Schema and profile of the dataset that ``config`` describes; ArtifactError where it is not in the store yet."""
+    step = steps(config, store, STAGES[:1])[0]
+    artifact = store.find(step.path)
+    if artifact is None:
+        raise ArtifactError(
+            f"no dataset of {config.data.name!r} with these settings in store {config.store}: planning needs its "
+            f"schema and profile",
+            hint="nightjar ingest with the same data settings makes it",
+        )
+    return read_dataset(store, artifact)
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:

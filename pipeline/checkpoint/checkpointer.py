@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -164,7 +165,7 @@ class Checkpointer:
         }
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
-            blocks=blocks, codings=self._table_codings(blocks, final), dense=tensors, state=record,
+            blocks=blocks, coding=partial(self._coding, final), dense=tensors, state=record,
             tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
             compact=self._compact if compacting else None,
@@ -205,12 +206,13 @@ class Checkpointer:
         tables = sum(4 * table.rows * (table.dim + 1) for table in self.model.rows.tables.values())
         return tables + sum(value.nbytes for value in dense.values())
 
-    def _table_codings(self, blocks: list[RowBlock], final: bool) -> dict[str, TableCoding]:
-        default = self.config.final_quantise if final else self.config.quantise
-        return {block.table: self._coding(block, self.config.tables.get(block.table, default)) for block in blocks}
+    def _coding(self, final: bool, block: RowBlock) -> TableCoding:
+        """How a table's rows are stored; range-search parameters are chosen once a table, on a sample of its rows.
 
-    def _coding(self, block: RowBlock, wanted: str) -> TableCoding:
-        """How a table's rows are stored; range-search parameters are chosen once a table, on a sample of its rows."""
+        Asked by the writer: choosing takes up to 50 ms a table.
+        """
+        default = self.config.final_quantise if final else self.config.quantise
+        wanted = self.config.tables.get(block.table, default)
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, self.config.state)
         bits = self._bits() if wanted == "auto" else int(wanted)
@@ -218,7 +220,7 @@ class Checkpointer:
         if known is None or known.bits != bits:
             step = max(1, len(block.ids) // _SAMPLE_ROWS)
             known = self._codings[block.table] = choose_coding(block.weight[::step][:_SAMPLE_ROWS], bits)
-        return TableCoding(known, self.config.state)
+        return TableCoding(known, self.config.state, hot=self.config.hot_share)
 
     def _bits(self) -> int:
         """The paper's rule; more restores than expected raise it to 8."""

@@ -7,7 +7,7 @@ it without the manifest. ``docs/checkpoint-format.md`` describes the same for re
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 import numpy as np
@@ -26,15 +26,20 @@ _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Compressed only where it takes off at least this share; quantised codes hardly shrink.
 _WORTH = 0.05
 _STATE = "state."
+HOT = Coding(8)
 
 
 @dataclass(frozen=True)
 class TableCoding:
-    """How a table is stored. ``weight``: fp32, fp16 or a quantiser's Coding; ``state``: fp32 or bf16."""
+    """How a table is stored. ``weight``: fp32, fp16 or a quantiser's Coding; ``state``: fp32 or bf16.
+
+    ``hot``: share of the rows, the hottest, that are quantised to 8 bits where ``weight`` has fewer.
+    """
 
     weight: str | Coding
     state: str = "fp32"
     compress: bool = True
+    hot: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,21 @@ class RowBlock:
     column: int
     weight: Tensor
     state: dict[str, Tensor]
+
+
+def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | None, TableCoding]]:
+    """Which rows of ``block`` (places, rising; None: all) are stored how.
+
+    The hottest rows are those of the largest optimizer state, a sum of squared gradients. They take most of the
+    lookups, so most of what quantisation costs in accuracy is theirs, while they are few.
+    """
+    hot = round(coding.hot * len(block.ids))
+    if not hot or not block.state or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
+        return [(None, coding)]
+    heat = next(iter(block.state.values())).view(len(block.ids), -1).mean(1)
+    first = torch.zeros(len(heat), dtype=torch.bool)
+    first[heat.topk(hot).indices] = True
+    return [(first.nonzero()[:, 0], replace(coding, weight=HOT)), ((~first).nonzero()[:, 0], coding)]
 
 
 def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
-from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, write_block
+from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
@@ -31,15 +31,17 @@ KIND = "checkpoint"
 FORMAT = 2
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 _ATTEMPTS = 3
-# Chunks written but not on the disk yet.
-_UNSYNCED = 4
+# Files flushed at once (each flush waits for the disk's journal, together they wait once), and chunks written but not
+# on the disk yet.
+_FLUSHES, _UNSYNCED = 8, 16
 
 
 @dataclass(frozen=True)
 class Job:
     """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
 
-    ``tables``: {name: {"rows", "dim"}} of the model; ``codings`` by table; ``chunk_bytes``: of rows before encoding.
+    ``tables``: {name: {"rows", "dim"}} of the model; ``coding``: how a block's table is stored, asked once a block,
+    behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
     ``compact``: done by rank 0 to what was committed (compaction), None: nothing.
     """
 
@@ -48,7 +50,7 @@ class Job:
     config: dict[str, Any]
     inputs: dict[str, str]
     blocks: list[RowBlock]
-    codings: dict[str, TableCoding]
+    coding: Callable[[RowBlock], TableCoding]
     dense: dict[str, Tensor]
     state: dict[str, Any]
     tables: dict[str, dict[str, int]]
@@ -173,23 +175,25 @@ def _artifact(path: str, record: dict[str, Any]) -> Artifact:
 
 def _write_rows(draft: Draft, job: Job, on_phase: OnPhase) -> list[dict[str, Any]]:
     """Write this rank's rows, down to the disk; the index entries of its files."""
-    extents = []
+    extents: list[dict[str, Any]] = []
     with _Syncing(draft) as syncing:
-        for number, chunk in enumerate(_chunks(job.blocks, job.chunk_bytes)):
-            extents.append(_write_extent(draft, job, number, chunk, on_phase))
-            syncing.add(extents[-1]["file"])
+        for block in job.blocks:
+            for rows, coding in split_by_heat(block, job.coding(block)):
+                for chunk in _chunks(block, rows, job.chunk_bytes):
+                    extents.append(_write_extent(draft, len(extents), chunk, coding, on_phase))
+                    syncing.add(extents[-1]["file"])
     return extents
 
 
-def _write_extent(draft: Draft, job: Job, number: int, chunk: RowBlock, on_phase: OnPhase) -> dict[str, Any]:
+def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_phase: OnPhase) -> dict[str, Any]:
     """Write one chunk; its entry of the index."""
     name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
     on_phase(Phase.ENCODE)
-    _retry(draft, name, lambda: _write_chunk(draft, name, chunk, job, on_phase))
+    _retry(draft, name, lambda: _write_chunk(draft, name, chunk, coding, on_phase))
     return {
         "file": name, "table": chunk.table, "first": int(chunk.ids[0]), "last": int(chunk.ids[-1]),
         "rows": len(chunk.ids), "column": chunk.column, "columns": chunk.weight.shape[1],
-        "coding": coding_name(job.codings[chunk.table].weight),
+        "coding": coding_name(coding.weight),
     }  # fmt: skip
 
 
@@ -198,7 +202,7 @@ class _Syncing:
 
     def __init__(self, draft: Draft) -> None:
         self._draft = draft
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="nightjar-sync") if draft.store.is_local else None
+        self._pool = ThreadPoolExecutor(_FLUSHES, thread_name_prefix="nightjar-sync") if draft.store.is_local else None
         self._waiting: deque[Future[None]] = deque()
 
     def __enter__(self) -> _Syncing:
@@ -233,21 +237,21 @@ def _sync(draft: Draft, *names: str) -> None:
             syncing.add(name)
 
 
-def _write_chunk(draft: Draft, name: str, chunk: RowBlock, job: Job, on_phase: OnPhase) -> None:
+def _write_chunk(draft: Draft, name: str, chunk: RowBlock, coding: TableCoding, on_phase: OnPhase) -> None:
     with draft.open(name) as sink:
-        write_block(sink, chunk, job.codings[chunk.table])
+        write_block(sink, chunk, coding)
         on_phase(Phase.CHUNK)
 
 
-def _chunks(blocks: list[RowBlock], limit: int) -> Iterator[RowBlock]:
-    """The blocks cut by rows into pieces of about ``limit`` bytes of float32; views. Empty ones are left out."""
-    for block in blocks:
-        values = block.weight.shape[1] + sum(s[:1].numel() for s in block.state.values())
-        step = max(1, limit // (4 * max(1, values)))
-        for at in range(0, len(block.ids), step):
-            part = slice(at, at + step)
-            state = {name: value[part] for name, value in block.state.items()}
-            yield RowBlock(block.table, block.ids[part], block.column, block.weight[part], state)
+def _chunks(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
+    """The block's ``rows`` (places; None: all) in pieces of about ``limit`` bytes of float32; of all rows as views."""
+    values = block.weight.shape[1] + sum(s[:1].numel() for s in block.state.values())
+    step = max(1, limit // (4 * max(1, values)))
+    for at in range(0, len(block.ids) if rows is None else len(rows), step):
+        part = slice(at, at + step) if rows is None else rows[at : at + step]
+        ids = block.ids[part if isinstance(part, slice) else part.numpy()]
+        state = {name: value[part] for name, value in block.state.items()}
+        yield RowBlock(block.table, ids, block.column, block.weight[part], state)
 
 
 def _write_dense(draft: Draft, dense: dict[str, Tensor], on_phase: OnPhase) -> None:

@@ -1,15 +1,24 @@
-"""The plan for people (a text table) and for ``result.json`` (a summary). No torch here."""
+"""The plan for people (80 columns of text) and for ``result.json`` (a summary). No torch here."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Sequence
+
 from pipeline.contracts import Plan, TablePlan
+from pipeline.planning.bars import memory_lines, phase_lines
 
 GIB = 2**30
 SHOWN_TABLES = 40
-SHOWN_RANKS = 8
+SHOWN_CACHES = 12
+SHOWN_REASONS = 8
 # Heading, and width of the column; the first column takes what is left of the line.
 COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))
+CACHE_COLUMNS = (("cached rows", 14), ("of the table", 12), ("hits", 7))
+TIER_COLUMNS = (("tables", 6), ("GiB", 10), ("kernel", 17), ("sharding", 33))
+LEFT = ("tier", "sharding", "kernel")
 SHORT = {"hbm_cached": "hbm+cache", "table_column_wise": "table_col_wise"}
+TIER_ORDER = ("hbm", "hbm_cached", "ddr", "ssd")
 
 
 def plan_summary(plan: Plan) -> dict:
@@ -34,28 +43,40 @@ def stored_bytes(table: TablePlan) -> int:
     return table.rows * (table.dim + 1) * 4
 
 
+def by_size(plan: Plan) -> list[tuple[str, TablePlan]]:
+    """The tables, largest first."""
+    return sorted(plan.tables.items(), key=lambda item: (-stored_bytes(item[1]), item[0]))
+
+
 def render_plan(plan: Plan, width: int = 80) -> str:
-    """A text table of at most ``width`` columns: the largest tables, memory by rank, the predicted step."""
-    largest = sorted(plan.tables.items(), key=lambda item: (-stored_bytes(item[1]), item[0]))
-    shown = largest if len(largest) <= SHOWN_TABLES else largest[:SHOWN_TABLES]
-    lines = [_title(plan), ""]
-    lines.append(_line("table", [heading for heading, _ in COLUMNS], width))
-    lines.append("-" * width)
-    lines += [_line(name, _cells(table), width) for name, table in shown]
-    rest = [table for _, table in largest[len(shown) :]]
-    if rest:
-        size = sum(stored_bytes(table) for table in rest) / GIB
-        lines.append(f"... and {len(rest)} smaller tables, {size:.3f} GiB in all")
-    lines += ["-" * width, *_rank_lines(plan), ""]
-    size = sum(stored_bytes(table) for table in plan.tables.values()) / GIB
-    lines.append(f"{len(plan.tables)} tables, {size:.3f} GiB with optimizer state")
-    lines.append(f"predicted embedding step: {plan.predicted_step_ms:.3f} ms on the slowest rank")
-    return "\n".join(line[:width].rstrip() for line in lines)
+    """A page of at most ``width`` columns: tables, tiers, caches, memory by rank, the predicted step, and why."""
+    ordered = by_size(plan)
+    parts = [
+        [_title(plan)],
+        _table_lines(ordered, width),
+        _tier_lines(plan, width),
+        _cache_lines(ordered, width),
+        _reason_lines(ordered, width),
+        memory_lines(plan, width),
+        phase_lines(plan, width),
+        _closing(plan),
+    ]
+    return "\n\n".join("\n".join(line[:width].rstrip() for line in part) for part in parts if part)
 
 
 def _title(plan: Plan) -> str:
     hosts = plan.world_size // plan.ranks_per_host
     return f"Plan for {plan.hardware}: {hosts} x {plan.ranks_per_host} {plan.device} ranks, batch {plan.global_batch}"
+
+
+def _table_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
+    lines = [_line("table", [heading for heading, _ in COLUMNS], width), "-" * width]
+    shown = ordered[:SHOWN_TABLES]
+    lines += [_line(name, _cells(table), width) for name, table in shown]
+    rest = [table for _, table in ordered[len(shown) :]]
+    if rest:
+        lines.append(f"... and {len(rest)} smaller tables, {_gib(rest)} GiB in all")
+    return lines
 
 
 def _cells(table: TablePlan) -> list[str]:
@@ -75,31 +96,81 @@ def _ranks(ranks: list[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"x{len(ranks)}"
 
 
-def _line(name: str, cells: list[str], width: int) -> str:
-    left = {"tier", "sharding"}
+def _tier_lines(plan: Plan, width: int) -> list[str]:
+    """By tier: tables, bytes, kernels and how they are sharded; what a plan of 1,000 tables comes to."""
+    if len(plan.tables) < 2:
+        return []
+    lines = [_line("tier", [heading for heading, _ in TIER_COLUMNS], width, TIER_COLUMNS), "-" * width]
+    known = [*TIER_ORDER, *sorted({table.tier for table in plan.tables.values()} - set(TIER_ORDER))]
+    for tier in known:
+        tables = [table for table in plan.tables.values() if table.tier == tier]
+        for index, kernel in enumerate(_frequent(table.kernel for table in tables)):
+            of_kernel = [table for table in tables if table.kernel == kernel]
+            shardings = _frequent(SHORT.get(table.sharding, table.sharding) for table in of_kernel)
+            counts = ", ".join(f"{number} {sharding}" for sharding, number in shardings.items())
+            cells = [str(len(of_kernel)), _gib(of_kernel), kernel, counts]
+            lines.append(_line("" if index else SHORT.get(tier, tier), cells, width, TIER_COLUMNS))
+    return lines
+
+
+def _frequent(values: Iterable[str]) -> dict[str, int]:
+    """How often each value occurs, the most frequent first."""
+    found: dict[str, int] = {}
+    for value in values:
+        found[value] = found.get(value, 0) + 1
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _cache_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
+    """The tables whose hot rows a faster memory keeps, and the share of lookups it is predicted to serve."""
+    cached = [(name, table) for name, table in ordered if table.cache_rows]
+    if not cached:
+        return []
+    lines = [_line("cache", [heading for heading, _ in CACHE_COLUMNS], width, CACHE_COLUMNS), "-" * width]
+    for name, table in cached[:SHOWN_CACHES]:
+        share = table.cache_rows / max(table.rows, 1)
+        cells = [f"{table.cache_rows:,}", f"{share:.2%}", f"{table.hit_rate:.2%}"]
+        lines.append(_line(name, cells, width, CACHE_COLUMNS))
+    rest = [table for _, table in cached[SHOWN_CACHES:]]
+    if rest:
+        lines.append(f"... and {len(rest)} more, {min(t.hit_rate for t in rest):.2%} of lookups or more served")
+    return lines
+
+
+def _reason_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
+    """Why the largest tables went where they went; equal reasons are said once."""
+    names: dict[str, list[str]] = {}
+    for name, table in ordered[:SHOWN_REASONS]:
+        if table.reason:
+            names.setdefault(table.reason, []).append(name)
+    lines = [
+        line
+        for reason, of in names.items()
+        for line in textwrap.wrap(f"{', '.join(of)}: {reason}", width - 2, subsequent_indent="  ")
+    ]
+    return ["why", "-" * width, *lines] if lines else []
+
+
+def _closing(plan: Plan) -> list[str]:
+    tables = f"{len(plan.tables)} table" + "s" * (len(plan.tables) != 1)
+    lines = [f"{tables}, {_gib(plan.tables.values())} GiB with optimizer state"]
+    if plan.phases:  # a plan of version 1 knows neither phases nor gap
+        gap = f"at most {plan.gap:.2%} above the best there is" if plan.gap > 5e-5 else "proven to be the best"
+        lines.append(f"tiers: {gap}, by the cost model")
+    part = "step" if plan.phases else "embedding step"
+    lines.append(f"predicted {part}: {plan.predicted_step_ms:.3f} ms on the slowest rank")
+    return lines
+
+
+def _gib(tables: Iterable[TablePlan]) -> str:
+    return f"{sum(stored_bytes(table) for table in tables) / GIB:.3f}"
+
+
+def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[str, int]] = COLUMNS) -> str:
     rest = " ".join(
-        f"{cell:<{size}}" if heading in left else f"{cell:>{size}}"
-        for cell, (heading, size) in zip(cells, COLUMNS, strict=True)
+        f"{cell:<{size}}" if heading in LEFT else f"{cell:>{size}}"
+        for cell, (heading, size) in zip(cells, columns, strict=True)
     )
     room = width - len(rest) - 1
     short = name if len(name) <= room else name[: max(room - 2, 1)] + ".."
     return f"{short:<{room}} {rest}"
-
-
-def _rank_lines(plan: Plan) -> list[str]:
-    """Predicted GiB by rank and tier; many ranks as their fullest and emptiest."""
-    lines = [f"rank {rank:<4}{_tiers(used)}" for rank, used in enumerate(plan.memory)]
-    if len(lines) <= SHOWN_RANKS:
-        return lines
-    order = sorted(range(len(lines)), key=lambda rank: (-sum(plan.memory[rank].values()), rank))
-    mean = {tier: sum(used[tier] for used in plan.memory) / len(plan.memory) for tier in plan.memory[0]}
-    return [
-        f"{len(lines)} ranks, mean  {_tiers(mean)}",
-        f"fullest  {lines[order[0]]}",
-        f"emptiest {lines[order[-1]]}",
-    ]
-
-
-def _tiers(used: dict[str, int] | dict[str, float]) -> str:
-    parts = [f"{tier.upper()} {size / GIB:9.3f} GiB" for tier, size in used.items() if size]
-    return "  ".join(parts) or "nothing"

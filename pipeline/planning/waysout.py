@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Place = Callable[[Config], Placement | None]
 TRIES = 8
 NAMED_TABLES = 4
+GROWTHS = (1.0, 1.05, 1.5, 2.0, 2.5)
 
 
 def ways_out(setting: Setting, space: Space, extra: Mapping[str, int], need: int, place: Place) -> Iterator[str]:
@@ -106,10 +107,10 @@ def _ssd(setting: Setting, place: Place) -> Iterator[str]:
 def _memory(config: Config, extra: Mapping[str, int], place: Place) -> Iterator[str]:
     for memory, missing in sorted(extra.items(), key=lambda item: item[1]):
         reserve = 1.0 - float(getattr(config.plan, f"{memory}_reserve"))
-        gib = _round_up(memory_gib(config.hardware, memory) + missing / GIB / reserve)
         path = f"hardware.{memory}_gib"
-        for grown in (gib, _round_up(1.05 * gib)):
-            ways = list(_tried(config, place, path, grown, f"{grown:g}"))
+        for factor in GROWTHS:  # a larger memory also stages larger checkpoints: the tables may get half of it
+            gib = _round_up(memory_gib(config.hardware, memory) + factor * missing / GIB / reserve)
+            ways = list(_tried(config, place, path, gib, f"{gib:g}"))
             yield from ways
             if ways:
                 break

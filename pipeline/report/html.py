@@ -12,10 +12,11 @@ from pipeline.artifacts import Store
 from pipeline.contracts import Plan
 from pipeline.report import units
 from pipeline.report.charts import plots_section
+from pipeline.report.page import cards, document
+from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, total_seconds
 from pipeline.report.tables import config_section, facts, plan_section, stages_section
-from pipeline.report.theme import CSS
 
 RELIABILITY = "reliability.json"
 
@@ -25,7 +26,8 @@ class ReportData:
     """Everything the page shows; parts that are not known stay empty.
 
     ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
-    ``finished``: seconds since 1970 at which the youngest artifact was committed.
+    ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``: where the plan's own
+    page lies, relative to this one.
     """
 
     result: Mapping[str, Any]
@@ -34,6 +36,7 @@ class ReportData:
     reliability: Mapping[str, list[Any]] | None = None
     config: str = ""
     finished: float | None = None
+    plan_page: str = ""
 
 
 def write_report(store: Store, run: str) -> str:
@@ -63,6 +66,7 @@ def read_run(store: Store, run: str) -> ReportData:
         plan=Plan.from_json(store.read_json(plan)) if store.exists(plan) else None,
         reliability=store.read_json(curve) if store.exists(curve) else None,
         config=config,
+        plan_page=f"../../{paths['plan']}/{PLAN_PAGE}" if store.exists(f"{paths.get('plan')}/{PLAN_PAGE}") else "",
         finished=max((artifact.created for artifact in found), default=None),
     )
 
@@ -77,18 +81,10 @@ def render(data: ReportData) -> str:
         stages_section(result.get("stages", {})),
         plots_section(data.records, result.get("eval", {}), data.reliability),
         _details(result),
-        plan_section(result.get("plan", {}), data.plan),
+        plan_section(result.get("plan", {}), data.plan, data.plan_page),
         config_section(data.config),
     ]
-    title = escape(f"Nightjar run {result.get('run', '')}")
-    body = "\n".join(part for part in parts if part)
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n{body}\n"
-        "<footer>Written by Nightjar. The same figures for programs: result.json and metrics.jsonl beside this page."
-        "</footer>\n</main>\n</body>\n</html>\n"
-    )
+    return document(f"Nightjar run {result.get('run', '')}", parts, "result.json and metrics.jsonl")
 
 
 def _header(data: ReportData) -> str:
@@ -119,30 +115,25 @@ def _error(result: Mapping[str, Any]) -> str:
 def _figures(result: Mapping[str, Any]) -> str:
     """The cards at the top: what a glance should take away."""
     scores, train, rows = (result.get(name, {}) for name in ("eval", "train", "ingest"))
-    gain, cards = reachable_gain(scores), []
+    gain, found = reachable_gain(scores), []
     if scores:
         best = units.decimal(scores.get("bayes_ne"))
-        cards.append(("NE", units.decimal(scores.get("ne")), "normalised entropy, 1 is the base rate"))
+        found.append(("NE", units.decimal(scores.get("ne")), "normalised entropy, 1 is the base rate"))
         if gain is not None:
-            cards.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
-        cards.append(("AUC", units.decimal(scores.get("auc")), f"log loss {units.decimal(scores.get('logloss'))}"))
-        cards.append(("Calibration", units.decimal(scores.get("calibration"), 3), "predicted / observed clicks"))
+            found.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
+        found.append(("AUC", units.decimal(scores.get("auc")), f"log loss {units.decimal(scores.get('logloss'))}"))
+        found.append(("Calibration", units.decimal(scores.get("calibration"), 3), "predicted / observed clicks"))
     if train:
         wait = f"{units.percent(train.get('data_wait_share'))} waiting for data"
-        cards.append(("Samples/s", units.count(train.get("samples_per_s")), wait))
+        found.append(("Samples/s", units.count(train.get("samples_per_s")), wait))
     if rows:
-        cards.append(
+        found.append(
             ("Rows", units.count(rows.get("rows")), f"{units.count(rows.get('rows_quarantined'))} in quarantine")
         )
     stages = result.get("stages", {})
     done = sum(stage.get("status") == "done" for stage in stages.values())
-    cards.append(("Duration", units.duration(total_seconds(result)), f"{done} of {len(stages)} stages ran"))
-    items = (
-        f'<div><dt>{escape(name)}</dt><dd><div class="value">{escape(value)}</div>'
-        f'<div class="under">{escape(under)}</div></dd></div>'
-        for name, value, under in cards
-    )
-    return f'<dl class="figures">{"".join(items)}</dl>'
+    found.append(("Duration", units.duration(total_seconds(result)), f"{done} of {len(stages)} stages ran"))
+    return cards(found)
 
 
 def _details(result: Mapping[str, Any]) -> str:

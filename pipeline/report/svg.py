@@ -52,11 +52,11 @@ def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence
     body = [
         *frame.grid(),
         *([f'<path class="area" d="{area}"/>'] if y.from_zero else []),
-        *_references(frame, references),
+        *reference_lines(frame, references),
         f'<path class="curve" d="{path}"/>' if len(shown) > 1 else single,
         *_hovers(frame, shown),
     ]
-    return _svg(body, label)
+    return drawing(body, label)
 
 
 def reliability_plot(
@@ -78,7 +78,7 @@ def reliability_plot(
             f'<circle class="dot" cx="{frame.x(p):.1f}" cy="{frame.y(rate):.1f}" r="3.5">'
             f"<title>{escape(text)}</title></circle>"
         )
-    return _svg(body, label)
+    return drawing(body, label)
 
 
 def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
@@ -185,14 +185,15 @@ class Frame:
         return axis.show(tick, all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick))
 
 
-def _references(frame: Frame, lines: Sequence[Line]) -> list[str]:
+def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[str]:
     """Dashed lines, labelled at the left, where a falling curve leaves room; close ones above and below."""
     out: list[str] = []
     last = -math.inf
     for line in sorted(lines, key=lambda line: -line.y):
         row = frame.y(line.y)
-        baseline = row - 4 if row - 4 - last >= NOTE_HEIGHT else max(row + 11, last + NOTE_HEIGHT)
-        baseline = max(baseline, TOP + NOTE_HEIGHT)
+        above = row - 4
+        fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
+        baseline = above if fits else max(row + 11, last + NOTE_HEIGHT)
         last = baseline
         out.append(f'<path class="reference" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
         out.append(_text(LEFT + 4, baseline, line.label, "start", "note"))
@@ -216,6 +217,7 @@ def _text(x: float, y: float, content: str, anchor: str, kind: str = "label") ->
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
 
 
-def _svg(body: Sequence[str], label: str) -> str:
+def drawing(body: Sequence[str], label: str) -> str:
+    """The picture around ``body``; ``label`` is what a screen reader says."""
     head = f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
     return f"{head}{''.join(body)}</svg>"

@@ -5,12 +5,14 @@ CSS = """
   --page: #f6f7f9; --card: #ffffff; --edge: #e2e5ea; --ink: #1b2330; --soft: #5c6675; --faint: #8b94a3;
   --grid: #e9ecf1; --accent: #2563c9; --area: rgba(37, 99, 201, .09); --note: #a2561b;
   --good: #17753f; --good-back: #e2f4e9; --bad: #b3261e; --bad-back: #fbe6e4; --idle: #5c6675; --idle-back: #eceff3;
-  --s0: #2563c9; --s1: #2a9d8f; --s2: #8d6cc4; --s3: #d98324; --s4: #c2496b; --s5: #6b7788; }
+  --s0: #2563c9; --s1: #2a9d8f; --s2: #8d6cc4; --s3: #d98324; --s4: #c2496b; --s5: #6b7788;
+  --s6: #7f9130; }
 @media (prefers-color-scheme: dark) { :root {
   --page: #12161c; --card: #1a2029; --edge: #2b333f; --ink: #e6eaf0; --soft: #a3adbb; --faint: #7b8695;
   --grid: #27303b; --accent: #6ea3f7; --area: rgba(110, 163, 247, .13); --note: #e0a06a;
   --good: #7fd3a0; --good-back: #17352a; --bad: #f2a19a; --bad-back: #422322; --idle: #a3adbb; --idle-back: #262e39;
-  --s0: #6ea3f7; --s1: #4fbfb0; --s2: #b094e0; --s3: #e6a254; --s4: #e07f9b; --s5: #93a0b2; } }
+  --s0: #6ea3f7; --s1: #4fbfb0; --s2: #b094e0; --s3: #e6a254; --s4: #e07f9b; --s5: #93a0b2;
+  --s6: #b5c75a; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -36,6 +38,7 @@ section { background: var(--card); border: 1px solid var(--edge); border-radius:
   letter-spacing: -.015em; white-space: nowrap; }
 .figures .under { color: var(--faint); font-size: 12.5px; line-height: 1.35; }
 .plots { display: grid; gap: 22px 26px; grid-template-columns: repeat(auto-fit, minmax(310px, 1fr)); }
+.plots > div { min-width: 0; }
 figure { margin: 0; min-width: 0; max-width: 520px; }
 figcaption { font-weight: 600; font-size: 14px; }
 figcaption span { font-weight: 400; color: var(--soft); }
@@ -51,12 +54,21 @@ svg.plot { display: block; width: 100%; height: auto; margin-top: 6px; }
 .plot .hover { fill: transparent; } .plot .hover:hover { fill: var(--accent); fill-opacity: .35; }
 svg.bar { display: block; width: 100%; height: 26px; border-radius: 6px; margin-bottom: 12px;
   background: var(--idle-back); }
+.stacks { display: grid; grid-template-columns: max-content minmax(60px, 1fr) max-content; gap: 7px 12px;
+  align-items: center; margin-top: 8px; font-size: 13px; }
+.stacks .rank { color: var(--soft); }
+svg.stack { display: block; width: 100%; height: 16px; border-radius: 4px; background: var(--idle-back); }
+.stack .limit { fill: var(--note); }
+.plot .fill { fill: inherit; } .plot rect.hover:hover { fill-opacity: .12; }
+.legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 0 0 12px; }
+td.word { white-space: nowrap; } td.why { min-width: 240px; font-size: 13px; color: var(--soft); }
+a { color: var(--accent); }
 svg.meter { display: inline-block; width: 56px; height: 8px; border-radius: 3px; margin-left: 8px;
   background: var(--grid); }
 .meter rect { fill: var(--accent); }
 .c0 { fill: var(--s0); } .c1 { fill: var(--s1); } .c2 { fill: var(--s2); } .c3 { fill: var(--s3); }
   .c4 { fill: var(--s4); }
-.c5 { fill: var(--s5); }
+.c5 { fill: var(--s5); } .c6 { fill: var(--s6); }
 svg.swatch { width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; vertical-align: -1px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }

@@ -42,6 +42,7 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     init: Artifact | None = None,
     on_phase: OnPhase = ignore,
+    plan_key: str = "",
 ) -> dict[str, Any]:
     """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
 
@@ -49,7 +50,7 @@ def train(
 
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
-    ``on_phase`` every named point a rank passes.
+    ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps), and the path of the last checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
@@ -61,7 +62,7 @@ def train(
         split = SplitReader(store, dataset, "train")
         trainer = Trainer(config, split.schema, plan, device)
         meter = Meter(config.train.guard.window_steps)
-        inputs = {"dataset": dataset.key}
+        inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
         saver.resume(init)
         order = Order(

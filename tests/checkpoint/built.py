@@ -61,7 +61,7 @@ def put(store, step, parents=(), share=1.0, coding=FP32, cuts=(0, DIM), rows=ROW
     made = dataclasses.asdict(config(**more.pop("checkpoint", {})))
     job = Job(
         path=f"{directory}/step-{step:08d}", key=more.pop("key", "k" * 32), config=more.pop("config", made),
-        inputs={"dataset": "d" * 32}, blocks=blocks(step, share, cuts, rows), codings=dict.fromkeys(rows, coding),
+        inputs={"dataset": "d" * 32}, blocks=blocks(step, share, cuts, rows), coding=lambda block: coding,
         dense=dense, state=state, tables={name: {"rows": count, "dim": DIM} for name, count in rows.items()},
         summary={
             "step": step, "samples": 10 * step, "type": "difference" if parents else "baseline",
@@ -79,6 +79,7 @@ CODINGS = {
     "q4": TableCoding(Coding(4, 25, 0.6), "bf16"),
     "q3": TableCoding(Coding(3, 10, 0.5)),
     "q2": TableCoding(Coding(2, 10, 0.3), "fp32", compress=False),
+    "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1),
 }
 
 

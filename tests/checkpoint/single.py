@@ -49,7 +49,7 @@ def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=Non
     return Job(
         path=path, key="k", config={"seed": 1}, inputs={"dataset": "d"},
         blocks=take_snapshot(rows, picked, HostBuffers()),
-        codings={name: TableCoding("fp32") for name in rows.tables}, dense=tensors, state=record,
+        coding=lambda block: TableCoding("fp32"), dense=tensors, state=record,
         tables={name: {"rows": t.rows, "dim": t.dim} for name, t in rows.tables.items()},
         summary={"step": state.step, "type": "difference" if parents else "baseline", "bytes_full": 1,
                  "parents": [name_of(step) for step in parents]},

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint.chunks import RowBlock, TableCoding, read_block, write_block
+from pipeline.checkpoint.chunks import HOT, RowBlock, TableCoding, read_block, split_by_heat, write_block
 from pipeline.checkpoint.quantise import Coding
 from pipeline.errors import ArtifactError
 
@@ -66,3 +66,23 @@ def test_a_wrong_row_count_is_noticed() -> None:
     data = stored(block(range(10)), TableCoding("fp32"))
     with pytest.raises(ArtifactError, match="do not hold 11 rows"):
         read_block(data.replace(b'"rows":"10"', b'"rows":"11"'), "x")
+
+
+def test_the_hottest_rows_keep_eight_bits() -> None:
+    rows = block(range(10, 110))
+    (hot, fine), (others, coarse) = split_by_heat(rows, TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07))
+    assert (fine, coarse) == (TableCoding(HOT, "bf16", hot=0.07), TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07))
+    sums = rows.state["adagrad_sum"]
+    assert len(hot) == 7
+    assert sums[hot].min() > sums[others].max()
+    assert torch.cat([hot, others]).sort().values.tolist() == list(range(100))
+    for part in (hot, others):
+        assert torch.equal(part, part.sort().values)
+
+
+@pytest.mark.parametrize(
+    "coding", [TableCoding("fp32", hot=0.1), TableCoding(Coding(8), hot=0.1), TableCoding(Coding(4)),
+               TableCoding(Coding(4), hot=1e-4)]
+)  # fmt: skip
+def test_rows_are_not_split_where_none_would_gain(coding: TableCoding) -> None:
+    assert split_by_heat(block(range(50)), coding) == [(None, coding)]

@@ -24,11 +24,14 @@ KILLS = {
     "before commit": [Kill(Phase.BEFORE_COMMIT, 0, 2)],
     "after commit": [Kill(Phase.AFTER_COMMIT, 0, 2)],
     "prune": [Kill(Phase.PRUNE, 0, 1)],
+    "compaction": [Kill(Phase.COMPACT, 0, 3)],
+    "before the compacted one is named": [Kill(Phase.BEFORE_SWAP, 0, 1)],
+    "after the compacted one is named": [Kill(Phase.AFTER_SWAP, 0, 1)],
     "the final checkpoint": [Kill(Phase.BEFORE_COMMIT, 0, STEPS // 2)],
     "restore": [Kill(Phase.BATCH, 1, 8), Kill(Phase.RESTORE, 0, 3)],
     "three times": [Kill(Phase.BEFORE_COMMIT, 0, 2), Kill(Phase.RESTORE, 0, 2), Kill(Phase.CHUNK, 0, 4)],
 }
-QUANTISED = {"quantise": "4"}
+COMPACTING = {"compact_after": 2, "policy": "consecutive"}
 
 
 @pytest.fixture(scope="module")
@@ -69,17 +72,17 @@ def final(root):
 @pytest.mark.parametrize("name", KILLS)
 def test_no_row_is_lost_or_trained_twice(tmp_path, dataset, undisturbed, name, world):
     shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
-    attempts = []
+    attempts, checkpoint = [], COMPACTING if "compact" in name else {}
     for number, kill in enumerate(KILLS[name]):
         ranks = 2 if number == 0 else world
-        attempts.append(attempt(tmp_path, tmp_path / f"attempt{number}", ranks, {}, kill))
+        attempts.append(attempt(tmp_path, tmp_path / f"attempt{number}", ranks, checkpoint, kill))
         assert attempts[-1].codes[kill.rank] == -9, f"{kill} was never reached: {attempts[-1]}"
-    attempts.append(attempt(tmp_path, tmp_path / "last", world, {}))
+    attempts.append(attempt(tmp_path, tmp_path / "last", world, checkpoint))
     assert attempts[-1].codes == [0] * world
     for before, after in zip(attempts, attempts[1:], strict=False):
         if after.resumed is not None:
             assert after.resumed == before.committed, "a committed checkpoint was lost"
-    reference, tables = undisturbed({})
+    reference, tables = undisturbed(checkpoint)
     counts = ledger(attempts)
     assert counts == reference
     assert Counter(row for _, row in counts.elements()) == dict.fromkeys(range(ROWS), EPOCHS)

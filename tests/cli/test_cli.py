@@ -128,7 +128,7 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
 
 
 COMPLETIONS = [
-    ("nightjar pl", ["plan "]),
+    ("nightjar pl", ["plan ", "plan-diff "]),
     ("nightjar run hardw", ["hardware=", "hardware."]),
     ("nightjar run hardware=lapt", ["hardware=laptop", "hardware=laptop2"]),
     ("nightjar run train.l", ["train.lr=", "train.log_every_steps="]),

@@ -78,8 +78,20 @@ def test_paths_are_those_of_the_architecture() -> None:
     assert found["partition"].path == f"towers/{BASE['partition']}"
     assert found["train"].path == f"runs/x/train/{BASE['train']}"
     assert found["evaluate"].path == f"runs/x/evaluate/{BASE['evaluate']}"
-    assert found["train"].scratch == (f"runs/x/checkpoints/{BASE['train'][:10]}",)
+    assert [path.rsplit("/", 1)[0] for path in found["train"].scratch] == ["runs/x/checkpoints"]
     assert {name: tuple(step.inputs) for name, step in found.items()} == INPUTS
+
+
+def test_checkpoints_belong_to_the_training_not_to_its_hardware() -> None:
+    def directory(*overrides: str) -> tuple[str, ...]:
+        made = steps(compose(["run=x", *overrides]), Store("memory://keys"))
+        return next(step.scratch for step in made if step.name == "train")
+
+    base = directory()
+    for same in ("hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3"):
+        assert directory(same) == base, same
+    for other in ("train.lr=0.5", "seed=1", "model.embedding_dim=8", "train.global_batch=512", "data.synthetic.rows=7"):
+        assert directory(other) != base, other
 
 
 def test_prepare_writes_what_ranks_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ SMALL = ["data.synthetic.rows=20000", "train.global_batch=1024"]
 
 
 def runs_stages(line: str) -> bool:
-    return line.startswith("nightjar run") and "--cfg" not in line
+    return line.startswith(("nightjar run", "nightjar what-if")) and "--cfg" not in line
 
 
 def command(line: str) -> list[str]:

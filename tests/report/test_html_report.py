@@ -12,7 +12,7 @@ from pipeline.report import write_report
 from pipeline.report.html import ReportData, render
 from pipeline.report.tables import config_excerpt, plan_section
 
-VOID = {"meta"}
+VOID = {"meta", "br"}
 
 
 class Checker(html.parser.HTMLParser):

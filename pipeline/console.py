@@ -1,0 +1,39 @@
+"""How the commands that only look at things speak: a result as text or JSON, and a bar while they work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_BAR = 24
+
+
+def tell(as_json: bool, result: Any, render: Callable[[Any], str]) -> None:
+    """Print ``result`` as JSON or as the text that ``render`` makes of it."""
+    text = json.dumps(result, indent=1) if as_json else render(result)
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
+    """A bar on standard error where that is a terminal, else nothing; it is called with (done, total)."""
+    if as_json or not sys.stderr.isatty():
+        return lambda done, total: None
+    last = [0.0]
+
+    def show(done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - last[0] < 0.1 and done < total:
+            return
+        last[0] = now
+        share = done / max(1, total)
+        bar = f"{what} [{'=' * int(share * _BAR):<{_BAR}}] {share:4.0%}"
+        end = "\n" if done >= total else ""
+        sys.stderr.write(f"\r{bar[: shutil.get_terminal_size().columns - 1]}\x1b[K{end}")
+        sys.stderr.flush()
+
+    return show

@@ -1,0 +1,150 @@
+"""What moved from one plan to another: tables, bytes, cost and memory, and which change of the inputs explains it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.contracts import ShardPlan, TablePlan
+from pipeline.planning.bars import TIERS, slowest_rank
+from pipeline.planning.report import stored_bytes, table_ranks
+from pipeline.planning.stored import StoredPlan
+
+PINS = "plan.tables."
+
+
+def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
+    """The difference as plain data, as ``nightjar plan-diff --json`` prints it. Pairs are [first, second].
+
+    ``tables``: those that moved (another tier, sharding, rank or cache), most bytes first; ``bytes_moved`` counts
+    weights and optimizer state that must get to a rank and tier that did not hold them. ``changes``: hardware
+    figures, settings, world and profile; ``own``: a table's rows, dim, pooling and pins.
+    """
+    a, b = first.plan, second.plan
+    shared = [name for name in a.tables if name in b.tables]
+    changes = _changes(first, second)
+    moved = {name: _moved(name, first, second, changes) for name in shared}
+    moved = {name: table for name, table in moved.items() if table["places"]}
+    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], name))
+    return {
+        "first": _side(first),
+        "second": _side(second),
+        "changes": {path: pair for path, pair in changes.items() if not path.startswith(PINS)},
+        "own": {name: own for name in shared if (own := _own(name, first, second, changes))},
+        "tables": {name: moved[name] for name in order},
+        "tables_in_both": len(shared),
+        "only_in_first": [name for name in a.tables if name not in b.tables],
+        "only_in_second": [name for name in b.tables if name not in a.tables],
+        "bytes_moved": sum(table["bytes_moved"] for table in moved.values()),
+        "step_ms": [a.predicted_step_ms, b.predicted_step_ms],
+        "phases": _phases(first, second),
+        "memory": {tier: _memory(first, second, tier) for tier in TIERS if _memory(first, second, tier)},
+    }
+
+
+def moved_bytes(old: TablePlan, new: TablePlan) -> int:
+    """Bytes of ``new`` that lie on a rank and tier where ``old`` did not have them; fp32 and 4 bytes of state a row."""
+    before: dict[int, list[ShardPlan]] = {}
+    for shard in old.shards:
+        before.setdefault(shard.rank, []).append(shard)
+    cells = 0
+    for shard in new.shards:
+        kept = before.get(shard.rank, []) if old.tier == new.tier else []
+        cells += shard.rows * shard.columns - sum(_overlap(shard, other) for other in kept)
+    return round(cells * 4 * (new.dim + 1) / new.dim)
+
+
+def _overlap(one: ShardPlan, other: ShardPlan) -> int:
+    rows = min(one.row + one.rows, other.row + other.rows) - max(one.row, other.row)
+    columns = min(one.column + one.columns, other.column + other.columns) - max(one.column, other.column)
+    return max(rows, 0) * max(columns, 0)
+
+
+def _side(stored: StoredPlan) -> dict[str, Any]:
+    plan = stored.plan
+    return {
+        "name": stored.name, "hardware": plan.hardware, "device": plan.device, "world_size": plan.world_size,
+        "tables": len(plan.tables), "bytes": sum(stored_bytes(table) for table in plan.tables.values()),
+    }  # fmt: skip
+
+
+def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
+    """Inputs of the whole plan that differ, by dotted path; figures of the plan itself where settings are unknown."""
+    sides = [_inputs(stored, with_settings=bool(first.settings and second.settings)) for stored in (first, second)]
+    paths = dict.fromkeys([*sides[0], *sides[1]])
+    return {path: [side.get(path) for side in sides] for path in paths if sides[0].get(path) != sides[1].get(path)}
+
+
+def _inputs(stored: StoredPlan, with_settings: bool) -> dict[str, Any]:
+    plan = stored.plan
+    found: dict[str, Any] = {
+        "hardware.name": plan.hardware, "hardware.device": plan.device, "hardware.ranks_per_host": plan.ranks_per_host,
+        "hardware.hosts": plan.world_size // max(plan.ranks_per_host, 1), "global_batch": plan.global_batch,
+        "profile": plan.profile_key[:12] or None,
+    }  # fmt: skip
+    found |= {f"hardware.{name}": value for name, value in plan.figures.items()}
+    return found | (stored.settings if with_settings else {})
+
+
+def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """What changed of one table's own inputs: rows, dim, pooling, pins."""
+    old, new = first.plan.tables[name], second.plan.tables[name]
+    pairs = {key: [getattr(old, key), getattr(new, key)] for key in ("rows", "dim", "pooling")}
+    found = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    pins = {path: pair for path, pair in changes.items() if f"{path}.".startswith(f"{PINS}{name}.")}
+    return found | pins
+
+
+def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, Any]:
+    """One table: what of its place changed, at which price, and why."""
+    old, new = first.plan.tables[name], second.plan.tables[name]
+    places: dict[str, list[Any]] = {
+        "tier": [old.tier, new.tier],
+        "sharding": [old.sharding, new.sharding],
+        "ranks": [table_ranks(old), table_ranks(new)],
+        "cache_rows": [old.cache_rows, new.cache_rows],
+    }
+    return {
+        "places": {key: pair for key, pair in places.items() if pair[0] != pair[1]},
+        "from": _place(old), "to": _place(new), "bytes": stored_bytes(new), "bytes_moved": moved_bytes(old, new),
+        "cost_ms": [old.cost_ms, new.cost_ms], "hit_rate": [old.hit_rate, new.hit_rate],
+        "because": _because(_own(name, first, second, changes), changes), "reasons": [old.reason, new.reason],
+    }  # fmt: skip
+
+
+def _place(table: TablePlan) -> str:
+    ranks = table_ranks(table)
+    where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+    cache = f", {table.cache_rows:,} rows cached" if table.cache_rows else ""
+    return f"{table.tier} {table.sharding} on {where}{cache}"
+
+
+def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[str]:
+    """The changed inputs that bear on a table: its own first, else those of the whole plan."""
+    if own:
+        return [f"{key} {_said(old)} -> {_said(new)}" for key, (old, new) in own.items()]
+    shared = [path for path in changes if not path.startswith(PINS)]
+    if shared:
+        return [f"{path} {_said(changes[path][0])} -> {_said(changes[path][1])}" for path in shared]
+    return ["other tables changed, and this one made room or took it"]
+
+
+def _said(value: Any) -> str:
+    if value is None:
+        return "not set"
+    return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _phases(first: StoredPlan, second: StoredPlan) -> dict[str, list[float]]:
+    """Milliseconds of each phase on the slowest rank of either plan."""
+    if not (first.plan.phases and second.plan.phases):
+        return {}
+    old, new = (stored.plan.phases[slowest_rank(stored.plan)] for stored in (first, second))
+    return {name: [old.get(name, 0.0), new.get(name, 0.0)] for name in dict.fromkeys([*old, *new])}
+
+
+def _memory(first: StoredPlan, second: StoredPlan, tier: str) -> dict[str, list[int]]:
+    """Predicted bytes of ``tier`` in tables: of all ranks and of the fullest; {} where neither plan uses it."""
+    used = [[rank.get(tier, 0) for rank in stored.plan.memory] or [0] for stored in (first, second)]
+    if not any(map(any, used)):
+        return {}
+    return {"all_bytes": [sum(side) for side in used], "fullest_bytes": [max(side) for side in used]}

@@ -1,0 +1,93 @@
+"""Many plans side by side: which settings fit, what a step costs under each, and the way out where one does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.contracts import DatasetSchema, Plan, Profile
+from pipeline.errors import ConfigError, PlanError
+from pipeline.planning.bars import TIERS, reserved_bytes, slowest_rank
+
+Planner = Callable[[Config, DatasetSchema, Profile], Plan]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One combination: the ``settings`` that vary (key -> value as typed) and what the planner takes."""
+
+    settings: dict[str, str]
+    config: Config
+    schema: DatasetSchema
+    profile: Profile
+
+
+def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Of each job's overrides those that not all jobs share, by key."""
+    common = set(jobs[0]).intersection(*jobs)
+    return [dict(_parts(override) for override in job if override not in common) for job in jobs]
+
+
+def _parts(override: str) -> tuple[str, str]:
+    key, _, value = override.partition("=")
+    return key.lstrip("+"), value
+
+
+def what_if(
+    cases: Sequence[Case], planner: Planner, progress: Callable[[int, int], None] = lambda done, total: None
+) -> list[dict[str, Any]]:
+    """Plan every case; one record each, as ``nightjar what-if --json`` prints it (bytes, ms, seconds).
+
+    A case that does not fit or that the planner refuses is a record with ``fits`` false, never an exception.
+    ``progress``: called with (plans made, plans in all).
+    """
+    found = []
+    progress(0, len(cases))
+    for number, case in enumerate(cases, 1):
+        found.append(_planned(case, planner))
+        progress(number, len(cases))
+    return found
+
+
+def _planned(case: Case, planner: Planner) -> dict[str, Any]:
+    started = time.perf_counter()
+    record: dict[str, Any] = {
+        "settings": case.settings, "hardware": case.config.hardware.name, "world_size": case.config.world_size,
+    }  # fmt: skip
+    try:
+        record |= _outcome(planner(case.config, case.schema, case.profile))
+    except (PlanError, ConfigError) as error:
+        kind = "infeasible" if isinstance(error, PlanError) else "refused"
+        record |= {
+            "fits": False, "problem": kind, "short": _short(error.message), "way_out": error.hint.split(", or ")[0],
+            "message": error.message, "hint": error.hint,
+        }  # fmt: skip
+    return {**record, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def _outcome(plan: Plan) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "fits": True, "step_ms": plan.predicted_step_ms, "gap": plan.gap,
+        "tiers": {f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in TIERS},
+        "reserved_bytes": sum(reserved_bytes(plan, rank) for rank in range(len(plan.memory))),
+        "tables": _tables_by_tier(plan),
+    }  # fmt: skip
+    if plan.phases:
+        phases = plan.phases[slowest_rank(plan)]
+        worst = max(phases, key=lambda name: phases[name])
+        record |= {"bottleneck": worst, "bottleneck_ms": phases[worst], "phases": phases}
+    return record
+
+
+def _tables_by_tier(plan: Plan) -> dict[str, int]:
+    tiers = [table.tier for table in plan.tables.values()]
+    return {tier: tiers.count(tier) for tier in dict.fromkeys(tiers)}
+
+
+def _short(message: str) -> str:
+    """The part of a planner's ``message`` that says what is short; all of it where none does."""
+    clauses = [clause.strip() for clause in message.split(";") if " short " in clause]
+    return "; ".join(clauses) or message

@@ -1,0 +1,95 @@
+"""``nightjar what-if`` and ``nightjar plan-diff``: their arguments, and where their results become text."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from pipeline.console import progress, tell
+from pipeline.errors import ArtifactError, ConfigError, PlanError
+
+WHAT_IF = """\
+Overrides are those of nightjar run; one with several values, separated by commas, is tried with each of them,
+in every combination with the others. Nothing is trained and nothing is written: the plans need the dataset
+(nightjar ingest) and the figures of the hardware, not the hardware. Exit code 4: none of the combinations fits.
+
+  nightjar what-if experiment=demo hardware=h100x8,h100x16x8
+  nightjar what-if experiment=demo hardware=h100x8 train.global_batch=32768,65536 --json
+  nightjar what-if experiment=demo 'plan.sharding_types=[table_wise],[table_wise,row_wise]'
+"""
+PLAN_DIFF = """\
+A plan is named by its key in the store or the beginning of it, by a run, or by the path of a plan.json.
+
+  nightjar plan-diff monday tuesday                  the plans of two runs
+  nightjar plan-diff 3f9a 81c2 --store s3://models   by key
+  nightjar plan-diff old/plan.json tuesday --json
+"""
+# Overrides that say which dataset is meant: all that the ingest command of a hint needs.
+DATA_KEYS = ("experiment", "data", "ingest", "seed", "store")
+
+
+def add_what_if(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar what-if``."""
+    parser.epilog, parser.formatter_class = WHAT_IF, argparse.RawDescriptionHelpFormatter
+    parser.usage = "nightjar what-if [key=value[,value ..] ..] [--json] [--config-dir DIR]"
+    parser.add_argument("--json", action="store_true", help="print the plans' figures as JSON")
+    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    parser.set_defaults(function=_what_if)
+
+
+def add_plan_diff(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar plan-diff``."""
+    parser.epilog, parser.formatter_class = PLAN_DIFF, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("first", metavar="A", help="the plan it was")
+    parser.add_argument("second", metavar="B", help="the plan it is")
+    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
+    parser.add_argument("--json", action="store_true", help="print the difference as JSON")
+    parser.set_defaults(function=_plan_diff)
+
+
+def _what_if(options: argparse.Namespace) -> int:
+    from pipeline.compose import sweep
+    from pipeline.planning import make_plan
+    from pipeline.planning.whatif import varying, what_if
+    from pipeline.report.planning import comparison
+
+    jobs = sweep([text for text in options.overrides if not text.startswith("run=")])  # no run is made
+    cases = [_case(job, settings, options) for job, settings in zip(jobs, varying(jobs), strict=True)]
+    records = what_if(cases, make_plan, progress(options.json, f"planning {len(cases)}"))
+    tell(options.json, records, comparison)
+    return 0 if any(record["fits"] for record in records) else PlanError.exit_code
+
+
+def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace) -> Any:
+    """One combination with the dataset it plans for; errors name the combination and the command that helps."""
+    from pipeline.artifacts import Store
+    from pipeline.compose import compose
+    from pipeline.planning.whatif import Case
+    from pipeline.stages import planning_inputs
+
+    try:
+        config = compose(job, options.config_dir)
+    except ConfigError as error:
+        said = " ".join(f"{key}={value}" for key, value in settings.items())
+        raise ConfigError(f"{said}: {error.message}" if said else error.message, hint=error.hint) from None
+    try:
+        schema, profile = planning_inputs(config, Store(config.store))
+    except ArtifactError as error:
+        raise ArtifactError(error.message, hint=_ingest_command(job)) from None
+    return Case(settings=settings, config=config, schema=schema, profile=profile)
+
+
+def _ingest_command(job: list[str]) -> str:
+    wanted = [text for text in job if text.lstrip("+~").partition("=")[0].partition(".")[0] in DATA_KEYS]
+    return " ".join(["nightjar ingest", *(f"'{text}'" if set(text) & set(" []{}$*?'\"") else text for text in wanted)])
+
+
+def _plan_diff(options: argparse.Namespace) -> int:
+    from pipeline.artifacts import Store
+    from pipeline.planning.plandiff import plan_diff
+    from pipeline.planning.stored import find_plan
+    from pipeline.report.planning import difference
+
+    store = Store(options.store)
+    tell(options.json, plan_diff(find_plan(store, options.first), find_plan(store, options.second)), difference)
+    return 0

@@ -1,0 +1,120 @@
+"""Checkpoints on an object store that answers 500, 503 or not at all: tried again, or named and refused; no loss."""
+
+import fsspec
+import pytest
+import torch
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint import Target, committed, restore_newest
+from pipeline.errors import ArtifactError
+from tests.checkpoint.s3 import Fault, Proxy
+from tests.checkpoint.single import access, shard, write
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+
+FAULTS = [500, 503, "timeout"]
+# What a write does, in its order, and how its requests look.
+WRITES = {"rows": "/rows/", "dense": "dense.safetensors", "index": "index.json", "manifest": "manifest.json"}
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    moto.start()
+    proxy = Proxy(moto.get_host_and_port()[1])
+    yield proxy
+    proxy.stop()
+    moto.stop()
+
+
+@pytest.fixture
+def store(endpoint, monkeypatch, request):
+    """A store in a bucket of its own, over a client that gives up soon."""
+    quick = {"read_timeout": 1, "connect_timeout": 5, "retries": {"max_attempts": 1}}
+    settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick}
+    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    endpoint.fault = None
+    bucket = f"b{abs(hash(request.node.name))}"
+    fsspec.filesystem("s3").mkdir(bucket)
+    yield Store(f"s3://{bucket}/store")
+    endpoint.fault = None
+    fsspec.filesystem("s3").clear_instance_cache()
+
+
+def put(store, step, **more):
+    """A checkpoint whose rows and dense part tell its step."""
+    table = shard()
+    table.weight.add_(100 * step)
+    return write(store, f"c/step-{step:08d}", access(table), {"w": torch.full((2,), float(step))}, **more)
+
+
+def newest(store):
+    """Step of what restoring gives, after checking that rows and dense part are of one checkpoint."""
+    table, dense, said = shard(), {"w": torch.zeros(2)}, []
+    table.weight.zero_()
+    found = restore_newest(store, "c", Target(access(table), dense), said.append)
+    step = found[1].step
+    assert torch.equal(table.weight, shard().weight + 100 * step)
+    assert dense["w"].tolist() == [step, step]
+    return step, said
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+def test_a_fault_that_passes_is_tried_again(store, endpoint, kind):
+    put(store, 1)
+    endpoint.fault = Fault(kind, "PUT", "/step-00000002/rows/t/00000-000000", count=1)
+    written = put(store, 2)
+    assert endpoint.fault.seen, "the fault was never met"
+    endpoint.fault = None
+    store.verify(written)
+    assert newest(store) == (2, [])
+
+
+@pytest.mark.parametrize(("kind", "what"), [(503, "rows"), (500, "dense"), ("timeout", "index"), (500, "manifest")])
+def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, kind, what):
+    before = put(store, 1)
+    endpoint.fault = Fault(kind, "PUT", WRITES[what])
+    with pytest.raises(ArtifactError, match=r"cannot write s3://.*step-00000002/.* after 3 tries") as caught:
+        put(store, 2)
+    assert WRITES[what].strip("/") in caught.value.message
+    assert "the checkpoint before it is untouched" in caught.value.hint
+    assert endpoint.fault.seen
+    endpoint.fault = None
+    store.fs.invalidate_cache()
+    assert [a.path for a in committed(store, "c")] == [before.path]
+    store.verify(before)
+    assert newest(store) == (1, [])
+    put(store, 2)  # the store has recovered: the same checkpoint can be written in the same place
+    assert newest(store) == (2, [])
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("part", ["/rows/", "manifest.json"])
+def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, kind, part):
+    """Falling back to older rows would throw away training that is safe: it stops and says where."""
+    put(store, 1)
+    put(store, 2)
+    store.fs.invalidate_cache()
+    endpoint.fault = Fault(kind, "GET", part)
+    said = []
+    with pytest.raises(ArtifactError, match=r"s3://.*cannot be read") as caught:
+        restore_newest(store, "c", Target(access(shard()), {"w": torch.zeros(2)}), said.append)
+    assert caught.value.hint == "the same command again once the store answers; nothing was changed"
+    assert (said, endpoint.fault.seen != {}) == ([], True)
+    endpoint.fault = None
+    assert newest(store) == (2, [])
+
+
+def test_a_committed_checkpoint_survives_a_dying_store(store, endpoint):
+    """Every request fails once the manifest is there: the checkpoint is whole all the same."""
+
+    def fail(phase):
+        if phase == "after commit":
+            endpoint.fault = Fault(500, "DELETE")
+
+    put(store, 1)
+    put(store, 2, on_phase=fail)
+    endpoint.fault = None
+    assert newest(store) == (2, [])
