@@ -152,12 +152,13 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
     from pipeline.report import write_report
-    from pipeline.stages import prepare, run_stage, shown_plan
+    from pipeline.stages import prepare, run_stage, shown_plan, with_possible_stages
 
     store = Store(config.store)
     console = Console(say=_say, write=_write, columns=_columns())
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
     try:
+        config = with_possible_stages(config)
         steps = prepare(config, store)
     except NightjarError as error:
         record_failure(store, str(config.run), error)
@@ -171,7 +172,7 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
         return _failed(error), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
-    if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
+    if config.stages[-1] == "plan" and result["stages"]["plan"]["status"] == "skipped":
         _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)

@@ -13,6 +13,7 @@ EXACT_RANKS = 1000  # ranks whose Zipf mass is summed one by one; beyond, the mi
 KNOTS_PER_DECADE = 8
 BINS = 16  # log-spaced popularity bins of a segment
 STEEPEST = 64.0  # power-law exponent that stands for "drops at once"
+SURE_COUNT = 10.0  # lookups of a row from which its rank in the sample is taken for its true rank
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,13 +29,20 @@ class HitCurve:
     served: np.ndarray
 
     @staticmethod
-    def from_profile(profile: FeatureProfile) -> HitCurve:
-        """Curve of a feature's measured access histogram."""
+    def from_profile(profile: FeatureProfile, *, lookups: float = 0.0) -> HitCurve:
+        """Curve of a feature's measured access histogram.
+
+        ``lookups``: how many lookups the histogram was measured over (train rows x ``pooling``). A sample flatters its own
+        tail, for the rows that were lucky in it are called hot; with ``lookups`` that is corrected, with 0 it is not.
+        """
         knots = np.concatenate([[0.0], np.asarray(profile.hot_rows, np.float64)])
         served = np.concatenate([[0.0], np.asarray(profile.hot_share, np.float64)])
         if served[-1] <= 0:  # a log without lookups: nothing is known, so nothing is hot
             return HitCurve.zipf(int(knots[-1]), 0.0)
-        return HitCurve(rows=int(knots[-1]), knots=knots, served=served / served[-1])
+        served = served / served[-1]
+        if lookups > 0:
+            knots, served = _true_tail(knots, served, profile.distinct, lookups)
+        return HitCurve(rows=int(knots[-1]), knots=knots, served=served)
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> HitCurve:
@@ -44,7 +52,7 @@ class HitCurve:
         first = min(rows, EXACT_RANKS)
         exact = np.concatenate([[0.0], np.cumsum(np.arange(1, first + 1) ** -float(exponent))])
         beyond = _power_integral(first + 0.5, np.maximum(knots, first) + 0.5, np.asarray(float(exponent)))
-        mass = exact[np.minimum(knots, first).astype(np.int64)] + beyond
+        mass = exact[np.minimum(knots, first).astype(np.int64)] + beyond * (first + 0.5) ** -float(exponent)
         return HitCurve(rows=rows, knots=knots, served=mass / mass[-1])
 
     def share(self, cache_rows: float) -> float:
@@ -126,3 +134,42 @@ def _densities_at_knots(knots: np.ndarray, density: np.ndarray) -> np.ndarray:
     inner = np.exp(np.interp(np.log(knots[1:-1] + 0.5), middle, logs))
     inner = np.where(density[1:] > 0, inner, 0.0)
     return np.concatenate([[np.inf], inner, [0.0]])
+
+
+def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
+    """The curve with its rarely seen rows replaced by a power law that would have shown this sample.
+
+    The law goes on from the last segment of rows seen at least SURE_COUNT times. It keeps the measured share of the rows
+    beyond (its exponent) and gives as many distinct rows in ``lookups`` lookups as were seen (the rows it ends at).
+    """
+    density = np.diff(served) / np.diff(knots)
+    unsure = np.flatnonzero(density * lookups < SURE_COUNT)
+    at = max(int(unsure[0]), 1) if len(unsure) else len(density)
+    if at >= len(density) or served[at] >= 1:
+        return knots, served
+    anchor, head = np.sqrt((knots[at - 1] + 0.5) * (knots[at] + 0.5)), density[at - 1]
+    start, mass = knots[at] + 0.5, 1 - served[at]
+    full = int(np.argmax(served >= 1 - 1e-12))  # the last row seen lies in the segment that ends here
+    seen = float(np.clip(distinct, knots[full - 1], knots[full]))
+    ends = np.geomspace(max(seen, knots[at] + 1), max(knots[-1], seen), 64) + 0.5
+    steep = _steepness_of_mass(mass / head, anchor, start, ends)
+    edges = start * (ends[:, None] / start) ** np.linspace(0, 1, 8 * BINS + 1)
+    parts = _power_integral(start, edges, steep[:, None])
+    rows, shares = np.diff(edges, axis=1), np.diff(parts, axis=1) / parts[:, -1:] * mass
+    shown = knots[at] - (rows * np.expm1(-lookups * shares / rows)).sum(axis=1)
+    best = int(np.abs(shown - seen).argmin())
+    tail = np.union1d(knots[at + 1 :], ends[best] - 0.5)
+    law = _power_integral(start, np.minimum(tail + 0.5, ends[best]), steep[best])
+    return np.concatenate([knots[: at + 1], tail]), np.concatenate(
+        [served[: at + 1], served[at] + mass * law / law[-1]]
+    )
+
+
+def _steepness_of_mass(mass: float, anchor: float, start: float, ends: np.ndarray) -> np.ndarray:
+    """Exponent at which (x / anchor) ** -exponent holds ``mass`` between start and each of ``ends``."""
+    low, high = np.zeros(len(ends)), np.full(len(ends), STEEPEST)
+    for _ in range(40):
+        middle = (low + high) / 2
+        more = _power_integral(start, ends, middle) * (start / anchor) ** -middle > mass
+        low, high = np.where(more, middle, low), np.where(more, high, middle)
+    return low
