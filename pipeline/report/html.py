@@ -12,6 +12,7 @@ from pipeline.artifacts import Store
 from pipeline.contracts import Plan
 from pipeline.report import units
 from pipeline.report.charts import plots_section
+from pipeline.report.phases import phases_section
 from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, total_seconds
 from pipeline.report.tables import config_section, facts, plan_section, stages_section
@@ -76,6 +77,7 @@ def render(data: ReportData) -> str:
         _figures(result),
         stages_section(result.get("stages", {})),
         plots_section(data.records, result.get("eval", {}), data.reliability),
+        phases_section(result.get("train", {})),
         _details(result),
         plan_section(result.get("plan", {}), data.plan),
         config_section(data.config),

@@ -29,12 +29,12 @@ def stages_section(stages: Mapping[str, Mapping[str, Any]]) -> str:
         rows.append(
             f'<tr><td><svg class="swatch" aria-hidden="true"><rect class="c{index % COLOURS}" width="11" height="11"/>'
             f'</svg>{escape(name)}</td><td><span class="pill {escape(status)}">{escape(status)}</span></td>'
-            + _number(units.ABSENT if skipped else units.duration(seconds[name]))
-            + _number(units.ABSENT if skipped or not total else units.percent(seconds[name] / total))
+            + number(units.ABSENT if skipped else units.duration(seconds[name]))
+            + number(units.ABSENT if skipped or not total else units.percent(seconds[name] / total))
             + f"<td><code>{escape(str(stage.get('artifact') or units.ABSENT))}</code></td></tr>"
         )
-    head = _head(("Stage", "Status", "Time*", "Share*", "Artifact in the store"))
-    return _section("Stages", _stage_bar(seconds, total) + _table(head, rows))
+    head = head_cells(("Stage", "Status", "Time*", "Share*", "Artifact in the store"))
+    return section("Stages", _stage_bar(seconds, total) + scroll_table(head, rows))
 
 
 def _stage_bar(seconds: Mapping[str, float], total: float) -> str:
@@ -57,8 +57,11 @@ def _stage_bar(seconds: Mapping[str, float], total: float) -> str:
     )
 
 
-def plan_section(part: Mapping[str, Any], plan: Plan | None) -> str:
-    """The embedding tables and where each went, largest first; ``plan`` (plan.json) adds rows, sizes and cost."""
+def plan_section(part: Mapping[str, Any], plan: Plan | None, page: str = "") -> str:
+    """The embedding tables and where each went, largest first; ``plan`` (plan.json) adds rows, sizes and cost.
+
+    ``page``: relative URL of the plan's own page, "" where there is none.
+    """
     tables: Mapping[str, Mapping[str, Any]] = part.get("tables", {})
     if not tables:
         return ""
@@ -69,8 +72,11 @@ def plan_section(part: Mapping[str, Any], plan: Plan | None) -> str:
     rows = [
         _plan_row(name, tables[name], known.get(name), sizes[name] / largest, world) for name in order[:MOST_TABLES]
     ]
-    head = _head(("Table", "Rows*", "Dim*", "Size*", "Tier", "Sharding", "Ranks", "Predicted ms*"))
-    return _section("Plan", f'<p class="muted small">{_plan_words(part, plan, len(order))}</p>' + _table(head, rows))
+    head = head_cells(("Table", "Rows*", "Dim*", "Size*", "Tier", "Sharding", "Ranks", "Predicted ms*"))
+    words = _plan_words(part, plan, len(order))
+    if page:
+        words += f' <a href="{escape(page)}">Memory, phases and reasons: the plan\'s own page.</a>'
+    return section("Plan", f'<p class="muted small">{words}</p>{scroll_table(head, rows)}')
 
 
 def table_bytes(table: TablePlan) -> int:
@@ -105,18 +111,18 @@ def _plan_row(name: str, table: Mapping[str, Any], known: TablePlan | None, shar
     reason = f' title="{escape(known.reason)}"' if known is not None else ""
     return (
         f"<tr{reason}><td>{escape(name)}</td>"
-        + _number(units.count(known.rows if known else None))
-        + _number(units.count(known.dim if known else None))
+        + number(units.count(known.rows if known else None))
+        + number(units.count(known.dim if known else None))
         + f'<td class="number">{units.size(table_bytes(known)) + meter if known else units.ABSENT}</td>'
         + f"<td>{escape(str(table.get('tier', units.ABSENT)))}</td>"
         + f"<td>{escape(str(table.get('sharding', units.ABSENT)).replace('_', ' '))}</td>"
-        + f"<td>{escape(_ranks(table.get('ranks', []), world))}</td>"
-        + _number(units.decimal(known.cost_ms if known else None, 3))
+        + f"<td>{escape(rank_words(table.get('ranks', []), world))}</td>"
+        + number(units.decimal(known.cost_ms if known else None, 3))
         + "</tr>"
     )
 
 
-def _ranks(ranks: Iterable[int] | int, world: int | None) -> str:
+def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
     """``all 8``, ``3`` or ``0-3, 6``."""
     if isinstance(ranks, int):
         return str(ranks)
@@ -137,7 +143,7 @@ def facts(title: str, pairs: Sequence[tuple[str, str]]) -> str:
     if not pairs:
         return ""
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in pairs)
-    return _section(title, f'<dl class="facts">{items}</dl>')
+    return section(title, f'<dl class="facts">{items}</dl>')
 
 
 def config_section(text: str) -> str:
@@ -146,7 +152,7 @@ def config_section(text: str) -> str:
     if not blocks:
         return ""
     note = '<p class="muted small">An excerpt; the whole resolved configuration is config.yaml beside this page.</p>'
-    return _section("Configuration", f'{note}<div class="columns">{"".join(blocks)}</div>')
+    return section("Configuration", f'{note}<div class="columns">{"".join(blocks)}</div>')
 
 
 def config_excerpt(text: str) -> list[str]:
@@ -166,11 +172,12 @@ def _is_plain_value(line: str) -> bool:
     return line.startswith("  ") and line[2:3] not in (" ", "-", "") and bool(line.partition(":")[2].strip(" {}[]"))
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """A card with a heading; ``body`` is HTML."""
     return f"<section><h2>{escape(title)}</h2>{body}</section>"
 
 
-def _head(names: Sequence[str]) -> str:
+def head_cells(names: Sequence[str]) -> str:
     """Table headings; ``*`` marks a column of numbers."""
     return "".join(
         f'<th class="number">{escape(name[:-1])}</th>' if name.endswith("*") else f"<th>{escape(name)}</th>"
@@ -178,9 +185,11 @@ def _head(names: Sequence[str]) -> str:
     )
 
 
-def _number(text: str) -> str:
+def number(text: str) -> str:
+    """A table cell that is flush right."""
     return f'<td class="number">{escape(text)}</td>'
 
 
-def _table(head: str, rows: Sequence[str]) -> str:
+def scroll_table(head: str, rows: Sequence[str]) -> str:
+    """A table of HTML cells that scrolls sideways where the page is narrow."""
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
