@@ -29,13 +29,20 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
 
     Raises ConfigError for figures that cannot be.
     """
+    schema, profile = dataset(data)
+    draft.write_json("schema.json", schema.to_json())
+    draft.write_json("profile.json", profile.to_json())
+    return {"tables": len(schema.sparse), "table_rows": sum(column.rows for column in schema.sparse)}
+
+
+def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
+    """Schema and profile of the declared tables; ConfigError for figures that cannot be."""
     check(data)
     none: dict[str, list[Any]] = {"train": [], "test": []}
-    defaults = data.table_defaults
     columns, sparse = [], {}
     for name, table in data.tables.items():
-        pooling = defaults.pooling if table.pooling is None else table.pooling
-        hot_rows, hot_share = hit_curve(table, defaults.zipf)
+        pooling = data.table_defaults.pooling if table.pooling is None else table.pooling
+        hot_rows, hot_share = hit_curve(table, data.table_defaults.zipf)
         columns.append(SparseColumn(name=name, rows=table.rows, multi=pooling != 1.0, weighted=table.weighted))
         sparse[name] = FeatureProfile(
             rows=table.rows, distinct=table.rows, missing_share=0.0, pooling=pooling, hot_rows=hot_rows,
@@ -45,9 +52,7 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
         dense=tuple(f"I{number + 1}" for number in range(data.dense_features)), sparse=tuple(columns),
         rows={"train": 0, "test": 0}, files=none, groups=none,
     )  # fmt: skip
-    draft.write_json("schema.json", schema.to_json())
-    draft.write_json("profile.json", Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse).to_json())
-    return {"tables": len(columns), "table_rows": sum(column.rows for column in columns)}
+    return schema, Profile(rows=schema.rows, label_rate={}, dense={}, sparse=sparse)
 
 
 def check(data: DataConfig) -> None:

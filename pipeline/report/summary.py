@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.report import units
+from pipeline.report.phases import phase_lines
 
 WIDTH = 80
 RULE = "-" * WIDTH
@@ -135,6 +136,7 @@ def _train(part: Mapping[str, Any]) -> list[str]:
         f"{units.count(part.get('samples_per_s'))} samples/s, {units.percent(part.get('data_wait_share'))} of the time "
         "waiting for data",
         f"peak memory {units.size(part.get('peak_rss_bytes'))}",
+        *phase_lines(part),
     ]
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,9 +17,11 @@ from pipeline.config import Config
 from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.compared import compared
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
+from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
@@ -52,7 +52,7 @@ def train(
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
     ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
-    steps), and the path of the last checkpoint.
+    steps; predicted beside measured), and the path of the last checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
@@ -60,6 +60,7 @@ def train(
     torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure():
         split = SplitReader(store, dataset, "train")
+        memory = MemoryMeter(device)
         trainer = Trainer(config, split.schema, plan, device)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
@@ -73,7 +74,9 @@ def train(
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             run.loop(reader, after_step, agreement)
-        return run.summary()
+        summary = run.summary()
+        summary["train"] |= compared(plan, trainer.clock, memory, device)
+        return summary
 
 
 @dataclass
@@ -111,7 +114,7 @@ class _Run:
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the steps that are left; a checkpoint is written only of a state the guards have passed."""
         self.began, self.reader = time.perf_counter(), reader
-        batches = itertools.islice(reader, self.total - self.first)
+        batches = self.trainer.clock.between(itertools.islice(reader, self.total - self.first))
         while self.trainer.steps < self.total:
             self.on_phase(Phase.BATCH)
             self.meter.add(self.trainer.step(batches))
@@ -147,6 +150,7 @@ class _Run:
         step, train = self.trainer.steps, self.config.train
         steps = self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
+        self.trainer.clock.collect()
         check_finite(sums, step, train, self.trainer.head.first_fault)
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
@@ -176,7 +180,7 @@ class _Run:
         """What ``train`` returns, the same on every rank."""
         device = next(iter(self.trainer.dense.values())).device
         seconds = max(self.seconds, 1e-9)
-        peak = largest(torch.tensor([_peak_rss()], dtype=torch.float64, device=device)).item()
+        peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
         waited = add_up(torch.tensor([self.reader.wait_seconds], dtype=torch.float64, device=device)).item()
         figures = {
             "samples": self._samples(self.trainer.steps),
@@ -188,9 +192,3 @@ class _Run:
             "world_size": dist.get_world_size(),
         }
         return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}
-
-
-def _peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

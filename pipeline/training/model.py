@@ -38,6 +38,17 @@ class ClickModel(nn.Module):
         return self.head(self.collection(batch.sparse), batch.dense, batch.labels, batch.weights)
 
 
+class Pooled(nn.Module):
+    """The tables' embeddings [b, F, D] in the schema's order; waits for their exchange. A module, so that hooks fit."""
+
+    def __init__(self, tables: list[str]) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, pooled: KeyedTensor) -> Tensor:
+        return pooled_stack(pooled, self.tables)
+
+
 class Head(nn.Module):
     """The dense part: ranking model and loss. ``fault``: (forward pass, the first part that was not finite)."""
 
@@ -46,6 +57,7 @@ class Head(nn.Module):
         self.ranking = ranking
         self.dense_names = list(schema.dense)
         self.tables = [column.name for column in schema.sparse]
+        self.pooled = Pooled(self.tables)
         self.dtype = dtype
         self.fault: tuple[int, str] | None = None
         self._passes = 0
@@ -53,7 +65,7 @@ class Head(nn.Module):
 
     def forward(self, pooled: KeyedTensor, dense: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32."""
-        embeddings = pooled_stack(pooled, self.tables)
+        embeddings = self.pooled(pooled)
         logits = self._rank(dense, embeddings)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
         self._seen = (dense, embeddings.detach())

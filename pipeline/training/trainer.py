@@ -13,10 +13,12 @@ from pipeline.embeddings import RowAccess, dense_parameters, shard_model
 from pipeline.training.data import Batch
 from pipeline.training.model import TABLES, Head, Output, build
 from pipeline.training.optimizers import Optimizers
+from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 
 
 class Trainer:
-    """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters.
+    """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters,
+    ``clock`` knows where the time of its steps went.
 
     Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks.
     """
@@ -33,11 +35,16 @@ class Trainer:
         self.lr = 0.0
         pipeline = TrainPipelineSparseDist if config.train.pipeline == "sparse_dist" else TrainPipelineBase
         self._pipeline = pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
+        self.clock = PhaseClock(device)
+        watch(self.clock, self.model, self.head.pooled, self.optimizers)
+        watch_pipeline(self.clock, self._pipeline)
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
+        self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         output: Output = self._pipeline.progress(batches)
+        self.clock.end()
         self.steps += 1
         return output
 
