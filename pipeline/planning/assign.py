@@ -33,7 +33,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to hold a table. ``places``: alternatives, each the distinct ranks of the pieces in order; None: any ranks."""
+    """One way to hold a table. ``places``: alternatives, the ranks of the pieces in order; None: any ranks."""
 
     pieces: tuple[Piece, ...]
     places: tuple[tuple[int, ...], ...] | None
