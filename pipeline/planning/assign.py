@@ -1,7 +1,8 @@
 """Which option every table gets and on which ranks, so that the slowest rank is fastest and every capacity is kept.
 
 Small problems are solved whole as a mixed-integer program. Large ones are first solved averaged over the ranks, which
-picks the options and bounds the answer; the pieces are then placed longest first and improved by local search.
+picks the options and bounds the answer; the pieces are then placed longest first and improved by local search and by
+solving a few tables on a few ranks at a time exactly.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from pipeline.planning.assign_exact import exact_columns, solve_exact
 from pipeline.planning.assign_model import Model, State, model_of
+from pipeline.planning.assign_refine import refine
 from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
 from pipeline.planning.assign_search import improve, place
 
@@ -75,7 +77,9 @@ def assign(problem: Problem) -> Assignment | None:
     if relaxed.infeasible:
         return None
     best, bound = _search(model, flat, relaxed)
-    if best is None or best.ms > bound * (1 + EXACT_GAP):
+    if best is not None and exact_columns(model) > EXACT_COLUMNS:
+        best = refine(best, bound * (1 + EXACT_GAP))
+    elif best is None or best.ms > bound * (1 + EXACT_GAP):
         best, bound = _exact(model, best, bound)
     return None if best is None else _assignment(model, best, bound)
 
@@ -126,12 +130,12 @@ def _placed(model: Model, picks: tuple[int, ...], bound: float, weights: tuple[f
 def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None, float]:
     """The whole problem as a program, where it is small enough for one; as a rescue any assignment will do."""
     columns = exact_columns(model)
-    if columns > (EXACT_COLUMNS if best is not None else RESCUE_COLUMNS):
+    if columns > RESCUE_COLUMNS:
         return best, bound
     gap = EXACT_GAP if columns <= EXACT_COLUMNS else np.inf
     cutoff = best.ms * (1 - 1e-6) if best is not None else np.inf
     for spare in (0.0, 2e-6):  # a solver's "fits" may be a millionth over; then once more with that much spared
-        state, proven, infeasible = solve_exact(model, EXACT_NODES, gap, cutoff, spare)
+        state, proven, infeasible = solve_exact(model, EXACT_NODES, gap, cutoff, spare=spare)
         if not spare:
             bound = max(bound, cutoff if infeasible and best is not None else min(proven, cutoff))
         if infeasible or (state is not None and state.fits()):
