@@ -20,7 +20,7 @@ from pipeline.planning.assign_search import improve, place
 TIERS = ("hbm", "ddr", "ssd")
 EXACT_COLUMNS = 1_500  # integer columns up to which the whole problem is a program
 RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
-EXACT_NODES = 2_000
+EXACT_NODES = 1_000
 EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
 ROUNDS = 8  # bisections of the ms between the bound and the best assignment known
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.planning.assign_model import Model, Option, State
+from pipeline.planning.quiet import quiet_native
 
 Ranks = np.ndarray | None  # [ranks]
 TIME_LIMIT = 60.0  # seconds; a last resort, the node limits end a search long before
@@ -43,10 +44,10 @@ class Program:
         matrix = csc_array((values, (rows, columns)), shape=(len(self.low), len(self.upper)))
         cost, whole, upper = np.zeros(len(self.upper)), np.ones(len(self.upper)), np.array(self.upper)
         cost[0], whole[0], upper[0] = 1, 0, cutoff
-        result = milp(
-            cost, integrality=whole, bounds=Bounds(0, upper), constraints=LinearConstraint(matrix, self.low, self.high),
-            options={"node_limit": nodes, "mip_rel_gap": gap, "time_limit": TIME_LIMIT},
-        )  # fmt: skip
+        limits = {"node_limit": nodes, "mip_rel_gap": gap, "time_limit": TIME_LIMIT}
+        rules = LinearConstraint(matrix, self.low, self.high)
+        with quiet_native():
+            result = milp(cost, integrality=whole, bounds=Bounds(0, upper), constraints=rules, options=limits)
         bound = result.mip_dual_bound
         bound = float(bound) if bound is not None and np.isfinite(bound) else 0.0
         return result.x, bound, result.status == 2

@@ -10,10 +10,10 @@ from pipeline.planning.assign_search import improve
 
 TRIALS = 40  # neighbourhoods solved
 PATIENCE = 12  # of them without a gain before the search ends
-COLUMNS = 350  # integer columns of one neighbourhood
+COLUMNS = 450  # integer columns of one neighbourhood
 NODES = 30
 LIGHT, OTHERS = 5, 3  # ranks of a neighbourhood besides the slowest: the fastest ones, and any
-STEP = 1e-3  # share of the slowest rank's ms that a neighbourhood must gain
+STEP = 5e-4  # share of the slowest rank's ms that a neighbourhood must gain
 
 
 def refine(state: State, enough: float) -> State:

@@ -1,11 +1,13 @@
 """The assignment of tables to tiers and ranks: against brute force, against its bound, and what it must never do."""
 
 import dataclasses
+import os
 
 import pytest
 from assign_cases import brute_force, check, cluster_problem, small_problem
 
 from pipeline.planning.assign import Candidate, Piece, Problem, assign
+from pipeline.planning.quiet import quiet_native
 
 GIB = 2**30
 
@@ -55,9 +57,17 @@ def test_two_ranks_are_solved_to_a_thousandth() -> None:
 
 
 def test_equal_problems_give_equal_assignments() -> None:
-    for tables, ranks in ((26, 2), (40, 24)):
+    for tables, ranks in ((12, 2), (16, 12)):
         problem = cluster_problem(9, tables=tables, ranks=ranks, splits=(1, 2), tightness=1.0)
         assert assign(problem) == assign(problem)
+
+
+def test_the_solver_prints_nothing(capfd) -> None:
+    with quiet_native():
+        os.write(1, b"a native line")
+    assign(cluster_problem(9, tables=10, ranks=2, splits=(1, 2), tightness=1.0))
+    print("a line of ours")
+    assert capfd.readouterr().out == "a line of ours\n"
 
 
 def test_bytes_that_fill_every_rank_to_the_last_byte_fit() -> None:
