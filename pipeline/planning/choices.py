@@ -83,7 +83,7 @@ def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[T
             rows=column.rows,
             dim=config.model.embedding_dim,
             pooling=max(measured.pooling, 1e-3),
-            curve=HitCurve.from_profile(measured),
+            curve=HitCurve.measured(profile, column.name),
             weighted=column.weighted,
             ranked=_ranked(config, column.name),
         )

@@ -42,7 +42,7 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
     own, staged = [0] * plan.world_size, [0] * plan.world_size
     for name, table in plan.tables.items():
         ranked = _ranked(config, name)
-        curve = HitCurve.from_profile(profile.sparse[name])
+        curve = HitCurve.measured(profile, name)
         weighted = any(column.weighted for column in schema.sparse)
         for shard, load in shard_loads(plan, table, curve, ranked=ranked, weighted=weighted):
             for phase, ms in shard_ms(config.hardware, load, global_batch=plan.global_batch).items():
