@@ -1,7 +1,8 @@
 """Which option every table gets and on which ranks, so that the slowest rank is fastest and every capacity is kept.
 
 Small problems are solved whole as a mixed-integer program. Large ones are first solved averaged over the ranks, which
-picks the options and bounds the answer; the pieces are then placed longest first and improved by local search.
+picks the options and bounds the answer; the pieces are then placed longest first and improved by local search and by
+solving a few tables on a few ranks at a time exactly.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ import numpy as np
 
 from pipeline.planning.assign_exact import exact_columns, solve_exact
 from pipeline.planning.assign_model import Model, State, model_of
+from pipeline.planning.assign_refine import refine
 from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
 from pipeline.planning.assign_search import improve, place
 
 TIERS = ("hbm", "ddr", "ssd")
-EXACT_COLUMNS = 4_000  # integer columns up to which the whole problem is a program
-RESCUE_COLUMNS = 60_000  # the same, where nothing else found an assignment
-EXACT_NODES = 2_000
+EXACT_COLUMNS = 1_500  # integer columns up to which the whole problem is a program
+RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
+EXACT_NODES = 1_000
 EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
-ROUNDS = 4  # times the average is solved again with what the last assignment showed
+ROUNDS = 8  # bisections of the ms between the bound and the best assignment known
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +35,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to hold a table. ``places``: alternatives, each the distinct ranks of the pieces in order; None: any ranks."""
+    """One way to hold a table. ``places``: alternatives, the ranks of the pieces in order; None: any ranks."""
 
     pieces: tuple[Piece, ...]
     places: tuple[tuple[int, ...], ...] | None
@@ -75,28 +77,33 @@ def assign(problem: Problem) -> Assignment | None:
     if relaxed.infeasible:
         return None
     best, bound = _search(model, flat, relaxed)
-    columns = exact_columns(model)
-    wanting = best is None or best.ms > bound * (1 + EXACT_GAP)
-    if wanting and columns <= (RESCUE_COLUMNS if best is None else EXACT_COLUMNS):
+    if best is not None and exact_columns(model) > EXACT_COLUMNS:
+        best = refine(best, bound * (1 + EXACT_GAP))
+    elif best is None or best.ms > bound * (1 + EXACT_GAP):
         best, bound = _exact(model, best, bound)
     return None if best is None else _assignment(model, best, bound)
 
 
 def _search(model: Model, flat: Flat, relaxed: Relaxed) -> tuple[State | None, float]:
-    """The best assignment that placing and local search find, and the averaged problem's bound."""
+    """The best assignment that placing and local search find, and the averaged problem's bound.
+
+    Bisects the ms between the two: what cannot be faster even on average raises the bound, and what the average says
+    of assignments faster than the middle is tried.
+    """
     bound = max(relaxed.bound, float(model.base.max()))
     best = _first(model, flat, relaxed, bound)
+    low = bound
     for _ in range(ROUNDS):
-        if best is None or best.ms <= bound * (1 + EXACT_GAP):
+        if best is None or best.ms <= max(low, bound) * (1 + EXACT_GAP):
             break
-        sharper = relax(model, flat, below=best.ms)
-        bound = max(bound, best.ms if sharper.infeasible else min(sharper.bound, best.ms))
-        if sharper.picks is None:
-            break
-        better = _placed(model, sharper.picks, bound, (0.0, 0.5))
-        if better is None or better.ms >= best.ms * (1 - EXACT_GAP):
-            break
-        best = better
+        middle = (low + best.ms) / 2
+        sharper = relax(model, flat, below=middle)
+        bound = max(bound, middle if sharper.infeasible else min(sharper.bound, middle))
+        low = middle
+        if sharper.picks is not None:
+            better = _placed(model, sharper.picks, middle, (0.0, 0.5))
+            if better is not None and better.ms < best.ms * (1 - EXACT_GAP):
+                best, low = better, bound
     return best, bound
 
 
@@ -121,16 +128,20 @@ def _placed(model: Model, picks: tuple[int, ...], bound: float, weights: tuple[f
 
 
 def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None, float]:
-    """The whole problem as a program, from the best assignment known."""
-    cutoff = best.ms if best is not None else np.inf
+    """The whole problem as a program, where it is small enough for one; as a rescue any assignment will do."""
+    columns = exact_columns(model)
+    if columns > RESCUE_COLUMNS:
+        return best, bound
+    gap = EXACT_GAP if columns <= EXACT_COLUMNS else np.inf
+    cutoff = best.ms * (1 - 1e-6) if best is not None else np.inf
     for spare in (0.0, 2e-6):  # a solver's "fits" may be a millionth over; then once more with that much spared
-        state, proven, infeasible = solve_exact(model, EXACT_NODES, EXACT_GAP, cutoff * (1 - 1e-6), spare)
+        state, proven, infeasible = solve_exact(model, EXACT_NODES, gap, cutoff, spare=spare)
         if not spare:
             bound = max(bound, cutoff if infeasible and best is not None else min(proven, cutoff))
         if infeasible or (state is not None and state.fits()):
             break
     if state is not None and state.fits() and (best is None or state.ms < best.ms):
-        best = state
+        best = improve(state, bound)
     return best, bound
 
 

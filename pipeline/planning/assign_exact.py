@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from pipeline.planning.assign_model import Model, Option, State
+from pipeline.planning.quiet import quiet_native
 
+Ranks = np.ndarray | None  # [ranks]
 TIME_LIMIT = 60.0  # seconds; a last resort, the node limits end a search long before
 
 
@@ -42,10 +44,10 @@ class Program:
         matrix = csc_array((values, (rows, columns)), shape=(len(self.low), len(self.upper)))
         cost, whole, upper = np.zeros(len(self.upper)), np.ones(len(self.upper)), np.array(self.upper)
         cost[0], whole[0], upper[0] = 1, 0, cutoff
-        result = milp(
-            cost, integrality=whole, bounds=Bounds(0, upper), constraints=LinearConstraint(matrix, self.low, self.high),
-            options={"node_limit": nodes, "mip_rel_gap": gap, "time_limit": TIME_LIMIT},
-        )  # fmt: skip
+        limits = {"node_limit": nodes, "mip_rel_gap": gap, "time_limit": TIME_LIMIT}
+        rules = LinearConstraint(matrix, self.low, self.high)
+        with quiet_native():
+            result = milp(cost, integrality=whole, bounds=Bounds(0, upper), constraints=rules, options=limits)
         bound = result.mip_dual_bound
         bound = float(bound) if bound is not None and np.isfinite(bound) else 0.0
         return result.x, bound, result.status == 2
@@ -64,22 +66,33 @@ def exact_columns(model: Model) -> int:
 
 
 def solve_exact(
-    model: Model, nodes: int, gap: float, cutoff: float, spare: float = 0.0
+    model: Model,
+    nodes: int,
+    gap: float,
+    cutoff: float,
+    *,
+    spare: float = 0.0,
+    among: Ranks = None,
+    ceiling: Ranks = None,
 ) -> tuple[State | None, float, bool]:
     """The whole problem: (state or None, lower bound in ms, whether nothing at or below ``cutoff`` ms fits).
 
-    ``spare``: share of every capacity left unused, against the solver's rounding.
+    ``spare``: share of every capacity left unused, against the solver's rounding. ``among`` (bool): the ranks for
+    pieces that may lie anywhere. ``ceiling`` (ms): where finite, a rank may be so slow without counting as the slowest.
     """
     scale = model.scale
     program = Program()
-    columns = Columns(model, program)
+    columns = Columns(model, program, np.ones(model.ranks, bool) if among is None else among)
     at, ranks, ms, size = columns.entries()
     for rank in range(model.ranks):
         here = ranks == rank
-        program.row(np.append(at[here], 0), np.append(ms[here] / scale, -1.0), -np.inf, -model.base[rank] / scale)
+        if ceiling is not None and np.isfinite(ceiling[rank]):
+            program.row(at[here], ms[here] / scale, -np.inf, max(ceiling[rank] - model.base[rank], 0.0) / scale)
+        else:
+            program.row(np.append(at[here], 0), np.append(ms[here] / scale, -1.0), -np.inf, -model.base[rank] / scale)
         for tier in np.flatnonzero((model.capacity[rank] > 0) & (size[here].sum(axis=0) > 0)):
             program.row(at[here], size[here, tier] / model.capacity[rank, tier], -np.inf, 1.0 - spare)
-    for first, second in _equal_ranks(model):
+    for first, second in _equal_ranks(model) if among is None else ():
         here = (ranks == first) | (ranks == second)
         program.row(at[here], np.where(ranks[here] == first, ms[here], -ms[here]) / scale, 0.0, np.inf)
     x, bound, infeasible = program.solve(nodes, gap, cutoff / scale)
@@ -89,8 +102,8 @@ def solve_exact(
 class Columns:
     """The whole problem's columns: a place of an option each, or how many of a group of like pieces lie on a rank."""
 
-    def __init__(self, model: Model, program: Program) -> None:
-        self.model = model
+    def __init__(self, model: Model, program: Program, among: np.ndarray) -> None:
+        self.model, self.among = model, among
         self.parts: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]] = []
         self.picks: list[tuple[int, int, np.ndarray]] = []  # table, option, the columns of which one picks it
         self.spreads: dict[tuple[int, int], list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
@@ -115,7 +128,7 @@ class Columns:
         pick = program.columns(1) if len(option.ms) > 1 else np.zeros(0, np.int64)
         for group in _alike(option):
             size, count = option.bytes[group[0]], float(len(group))
-            fits = np.flatnonzero((size <= self.model.capacity).all(axis=1))
+            fits = np.flatnonzero((size <= self.model.capacity).all(axis=1) & self.among)
             own = program.columns(len(fits), count)
             self.parts.append((own, fits, np.full(len(own), option.ms[group[0]]), np.tile(size, (len(own), 1))))
             spread.append((group, own, fits))

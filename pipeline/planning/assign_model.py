@@ -69,7 +69,7 @@ def _option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) 
     size = np.array([piece.bytes for piece in candidate.pieces], np.float64)
     places = None
     if candidate.places is None:
-        if not (size[:, None, :] <= capacity).all(axis=2).any(axis=1).all():
+        if not np.any(np.all(size[:, None, :] <= capacity, axis=2), axis=1).all():
             return None
     else:
         places = np.array(candidate.places, np.int64).reshape(len(candidate.places), len(ms))
@@ -141,6 +141,12 @@ class State:
                 load[rank] += option.ms[piece]
                 used[rank] += option.bytes[piece]
         return ranks
+
+    def slowest(self, option: Option, ranks: np.ndarray) -> float:
+        """ms of the slowest of these ranks once the option's pieces lie on them."""
+        load = self.load.copy()
+        np.add.at(load, ranks, option.ms)
+        return float(load[ranks].max())
 
     def _find_place(self, option: Option, target: float, weight: float) -> np.ndarray | None:
         assert option.places is not None

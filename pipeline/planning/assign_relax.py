@@ -115,7 +115,7 @@ def _capacity_rows(program: Program, model: Model, flat: Flat, picks: np.ndarray
 
 
 def _crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray], whole: float, ranks: int) -> None:
-    """At most q x ranks pieces are larger than 1/(q + 1) of what a rank has in all (the pigeonhole bound of packing)."""
+    """At most q x ranks pieces are larger than 1/(q + 1) of a whole rank (pigeonhole)."""
     every = np.concatenate(sizes)
     owner = np.repeat(np.arange(len(sizes)), [len(s) for s in sizes])
     for q in PARTS:

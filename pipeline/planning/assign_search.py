@@ -63,7 +63,7 @@ def _cheapest(state: State, table: int, target: float, weight: float) -> tuple[i
     for number, option in enumerate(state.model.options[table]):
         ranks = state.find(option, target, weight)
         if ranks is not None:
-            found.append((float((state.load[ranks] + option.ms).max()), option.total_ms, number, ranks))
+            found.append((state.slowest(option, ranks), option.total_ms, number, ranks))
     if not found:
         return None
     _, _, number, ranks = min(found, key=lambda f: f[:3])
@@ -176,10 +176,8 @@ def _change(state: State, rank: int, trials: int) -> tuple[bool, int]:
             found = state.find(option, slowest, 0.0)
             if found is None:
                 continue
-            touched = np.concatenate([ranks, found])
-            after = state.load[touched]
-            np.maximum.at(after, np.arange(len(ranks), len(touched)), state.load[found] + option.ms)
-            key = (max(float(after.max()), 0.0), option.total_ms, table, number)
+            after = max(float(state.load[ranks].max()), state.slowest(option, found))
+            key = (after, option.total_ms, table, number)
             if key[0] < slowest * (1 - WORTH) and (best is None or key < best[0]):
                 best = key, found
         state.add(table, was, ranks)

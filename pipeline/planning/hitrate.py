@@ -1,4 +1,4 @@
-"""Hit rates of caches from how often each row is read: perfect-frequency (LFU) and LRU caches, distinct rows of a batch."""
+"""Hit rates of LFU and LRU caches and distinct rows of a batch, from how often each row is read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SURE_COUNT = 10.0  # lookups of a row from which its rank in the sample is taken
 class HitCurve:
     """Share of a table's lookups that its hottest k rows serve, for every k from 0 to ``rows``.
 
-    ``knots``: k in rising order from 0 to ``rows``; ``served``: the share at each. Between two knots popularity falls as a
-    power of the row's rank, so the curve is monotone, concave and exact at the knots.
+    ``knots``: k in rising order from 0 to ``rows``; ``served``: the share at each. Between two knots popularity falls
+    as a power of the row's rank, so the curve is monotone, concave and exact at the knots.
     """
 
     rows: int
@@ -32,8 +32,8 @@ class HitCurve:
     def from_profile(profile: FeatureProfile, *, lookups: float = 0.0) -> HitCurve:
         """Curve of a feature's measured access histogram.
 
-        ``lookups``: how many lookups the histogram was measured over (train rows x ``pooling``). A sample flatters its own
-        tail, for the rows that were lucky in it are called hot; with ``lookups`` that is corrected, with 0 it is not.
+        ``lookups``: how many lookups the histogram was measured over (train rows x ``pooling``). A sample flatters its
+        own tail, for rows that were lucky in it are called hot; with ``lookups`` that is corrected, with 0 it is not.
         """
         knots = np.concatenate([[0.0], np.asarray(profile.hot_rows, np.float64)])
         served = np.concatenate([[0.0], np.asarray(profile.hot_share, np.float64)])
@@ -66,8 +66,8 @@ class HitCurve:
     def lru_share(self, cache_rows: float) -> float:
         """Share of lookups served by a warm LRU cache of ``cache_rows`` rows, for independent lookups.
 
-        Source: Che, Tung, Wang, "Hierarchical Web caching systems", 2002, section III: a row stays for a time T common to
-        all rows, with ``sum(1 - exp(-p T)) = cache_rows``.
+        Source: Che, Tung, Wang, "Hierarchical Web caching systems", 2002, section III: a row stays for a time T common
+        to all rows, with ``sum(1 - exp(-p T)) = cache_rows``.
         """
         if cache_rows >= self.rows:
             return 1.0
@@ -139,8 +139,8 @@ def _densities_at_knots(knots: np.ndarray, density: np.ndarray) -> np.ndarray:
 def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
     """The curve with its rarely seen rows replaced by a power law that would have shown this sample.
 
-    The law goes on from the last segment of rows seen at least SURE_COUNT times. It keeps the measured share of the rows
-    beyond (its exponent) and gives as many distinct rows in ``lookups`` lookups as were seen (the rows it ends at).
+    The law goes on from the last segment of rows seen at least SURE_COUNT times. It keeps the measured share of the
+    rows beyond (its exponent) and gives as many distinct rows in ``lookups`` lookups as were seen (where it ends).
     """
     density = np.diff(served) / np.diff(knots)
     unsure = np.flatnonzero(density * lookups < SURE_COUNT)

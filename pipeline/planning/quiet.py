@@ -1,8 +1,11 @@
-"""Keeps the planner's own warnings and log lines off the user's screen."""
+"""Keeps the planner's and the solver's own warnings and lines off the user's screen."""
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,3 +22,20 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def quiet_native() -> Iterator[None]:
+    """Nothing that native code prints leaves the block: HiGHS has lines that no option of it stops."""
+    flush = ctypes.CDLL(None).fflush  # native output waits in a buffer of the C library's
+    sys.stdout.flush()
+    flush(None)
+    before, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        flush(None)
+        os.dup2(before, 1)
+        os.close(before)
+        os.close(nowhere)

@@ -1,0 +1,99 @@
+"""A large assignment improved a neighbourhood at a time: a few tables on a few ranks, solved exactly, the rest held."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipeline.planning.assign_exact import solve_exact
+from pipeline.planning.assign_model import Model, State
+from pipeline.planning.assign_search import improve
+
+TRIALS = 40  # neighbourhoods solved
+PATIENCE = 12  # of them without a gain before the search ends
+COLUMNS = 450  # integer columns of one neighbourhood
+NODES = 30
+LIGHT, OTHERS = 5, 3  # ranks of a neighbourhood besides the slowest: the fastest ones, and any
+STEP = 5e-4  # share of the slowest rank's ms that a neighbourhood must gain
+
+
+def refine(state: State, enough: float) -> State:
+    """Relieve the slowest rank by solving neighbourhoods of it exactly, until ``enough`` (ms) or nothing more gains.
+
+    A gain is a faster slowest rank, or one fewer of the ranks that are as slow. Equal states give equal results.
+    """
+    rng = np.random.default_rng(0)
+    idle = 0
+    for _ in range(TRIALS):
+        if state.ms <= enough or idle == PATIENCE:
+            break
+        better = _solve_around(state, rng)
+        idle = 0 if better is not None else idle + 1
+        state = improve(better, enough, trials=2_000) if better is not None else state
+    return state
+
+
+def _solve_around(state: State, rng: np.random.Generator) -> State | None:
+    """The state with one neighbourhood of its slowest rank solved anew; None: no gain."""
+    slowest = state.ms
+    tables, among = _neighbourhood(state, int(state.load.argmax()), rng)
+    rest = state.copy()
+    touched = among.copy()
+    for table in tables:
+        touched[state.ranks[table]] = True
+        rest.remove(table)
+    numbers = [_useful(state, table, slowest - float(rest.load.min())) for table in tables]
+    model = Model(
+        tables=tuple(state.model.tables[t] for t in tables),
+        options=tuple(tuple(state.model.options[t][n] for n in own) for t, own in zip(tables, numbers, strict=True)),
+        capacity=state.model.capacity - rest.used, base=rest.load, per_byte=state.model.per_byte,
+    )  # fmt: skip
+    as_slow = (state.load >= slowest * (1 - STEP)) & ~touched
+    ceiling = np.where(as_slow, slowest, np.inf)
+    found, _, _ = solve_exact(model, NODES, 1e-3, slowest * (1 - STEP), among=among, ceiling=ceiling)
+    if found is None:
+        return None
+    for at, table in enumerate(tables):
+        rest.add(table, numbers[at][found.chosen[at]], found.ranks[at])
+    rest = rest.rebuilt()
+    gained = rest.load[touched].max() < slowest * (1 - STEP / 2) and rest.ms <= slowest * (1 + 1e-9)
+    return rest if gained and rest.fits() else None
+
+
+def _neighbourhood(state: State, rank: int, rng: np.random.Generator) -> tuple[list[int], np.ndarray]:
+    """Tables to place anew, those on ``rank`` first, and the ranks for their free pieces."""
+    ranks = state.model.ranks
+    light = np.argsort(state.load, kind="stable")[:LIGHT]
+    among = np.zeros(ranks, bool)
+    among[[rank, *light, *rng.permutation(ranks)[:OTHERS]]] = True
+    on_rank: list[int] = []
+    near: list[int] = []
+    far: list[int] = []
+    for table in rng.permutation(len(state.chosen)).tolist():
+        held = state.ranks[table]
+        (on_rank if (held == rank).any() else near if among[held].any() else far).append(table)
+    tables: list[int] = []
+    columns = 0
+    for table in on_rank + near + far:
+        wider = among.copy()
+        if state.option(table).places is None:
+            wider[state.ranks[table]] = True
+        cost = _columns(state, table, int(wider.sum()))
+        if tables and columns + cost > COLUMNS:
+            continue
+        tables.append(table)
+        among, columns = wider, columns + cost
+        if columns > COLUMNS * 0.9:
+            break
+    return sorted(tables), among
+
+
+def _columns(state: State, table: int, ranks: int) -> int:
+    """About how many integer columns a table adds to a neighbourhood of so many ranks."""
+    options = (state.model.options[table][n] for n in _useful(state, table, state.ms - float(state.model.base.min())))
+    return sum(ranks + 1 if option.places is None else len(option.places) for option in options)
+
+
+def _useful(state: State, table: int, peak_ms: float) -> list[int]:
+    """A table's options whose largest piece is no slower than that, the present one among them."""
+    options = state.model.options[table]
+    return [n for n, option in enumerate(options) if option.peak_ms < peak_ms or n == state.chosen[table]]
