@@ -122,7 +122,8 @@ def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], .
         return tuple(tuple(range(first, first + local)) for first in range(0, world, local))
     if layout.sharding == TABLE_COLUMN_WISE:
         count = range(len(layout.shards))
-        starts = range(local if len(layout.shards) < local else 1)
+        apart = len(layout.shards) if local % len(layout.shards) == 0 else 1
+        starts = range(0, local, apart)
         return tuple(
             tuple(first + (start + i) % local for i in count) for first in range(0, world, local) for start in starts
         )

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 # Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
 HEAVY_SHARE = 0.5
+# Tables that take this share of the fastest memory all together stay there, unless nothing fits then.
+SMALL_SHARE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,22 @@ def rounds(setting: Setting) -> list[dict[str, Choice]]:
         if last or need <= have:
             allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
             found.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
+    small, fast = _small(setting), tiers(hardware)[:1]
+    if small and len(allowed) > 1:
+        near = {name: _within(choice, fast if name in small else allowed) for name, choice in found[-1].items()}
+        found.insert(-1, near)
+    return found
+
+
+def _small(setting: Setting) -> set[str]:
+    """The smallest tables, which together take little of the fastest memory: looking for a slower tier is no use."""
+    room = setting.room.of(fast_memory(setting.config.hardware)) * setting.config.world_size
+    found, taken = set(), 0
+    for table in sorted(setting.tables, key=lambda t: t.bytes):
+        taken += table.bytes
+        if taken > SMALL_SHARE * room:
+            break
+        found.add(table.name)
     return found
 
 

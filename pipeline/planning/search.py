@@ -18,8 +18,8 @@ from pipeline.planning.placement import Placement
 # Of a step counts its phases' sum or what goes on beside it, whichever is longer. The assignment minimises
 # (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short without SSD.
 BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.5, 0.99)
-# Weights of TorchRec's model beside ours, each scaled to its own best plan.
-BLENDS = (0.3, 0.7)
+# Weight of TorchRec's model beside ours, each scaled to its own best plan.
+BLEND = 0.5
 # A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
 STOCK_SLACK = 1.08
 ROUNDING = 1 + 1e-9
@@ -103,7 +103,7 @@ def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if known:
-        plans += [*known, *_blended(space, min(plans, key=_step))]
+        plans += [*known, *_blended(space, min(plans, key=_step), known[0])]
     placement, remark = _choose(plans, known)
     return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1), remark=remark)
 
@@ -121,14 +121,14 @@ def _ours(space: Space) -> list[tuple[Placement, float]]:
     return found
 
 
-def _blended(space: Space, ours: Placement) -> list[Placement]:
-    """The assignment for TorchRec's model alone, and for mixtures with ours."""
+def _blended(space: Space, ours: Placement, default: Placement) -> list[Placement]:
+    """The assignment for TorchRec's model alone, and for a mixture with ours where ours alone will not do."""
     stock = _assigned(space, Weights(0.0, 0.0, 1.0))
     if stock is None:
         return []
     plans = [stock[0]]
-    for blend in BLENDS:
-        weights = Weights((1 - blend) / ours.step_ms, 0.01 / ours.step_ms, blend / max(stock[0].stock_ms, 1e-9))
+    if ours.stock_ms > min(default.stock_ms, STOCK_SLACK * stock[0].stock_ms):
+        weights = Weights((1 - BLEND) / ours.step_ms, 0.01 / ours.step_ms, BLEND / max(stock[0].stock_ms, 1e-9))
         mixed = _assigned(space, weights)
         plans += [mixed[0]] if mixed else []
     return plans

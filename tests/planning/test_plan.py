@@ -88,7 +88,7 @@ def test_tables_beyond_hbm_stay_in_ddr_on_cuda():
 
 def test_many_tables_whose_row_wise_buffers_would_fill_hbm_still_fit_whole():
     hardware = preset("h100x8")
-    hardware.hbm_gib = 2.2
+    hardware.hbm_gib = 6.0
     config = configure(hardware, dim=128, batch=65_536)
     plan = make_plan(config, *dataset({f"T{i}": 400_000 for i in range(100)}))
     check_plan(plan, config)
@@ -145,9 +145,9 @@ def test_bandwidths_of_the_hardware_reach_the_cost_model():
 
 def test_reserve_comes_off_every_tier():
     config = configure(cpu(1, 1, ddr=1.0), dim=64)
-    rows = dataset({"big": 3_500_000})
+    rows = dataset({"big": 1_000_000})
     assert make_plan(config, *rows).tables["big"].sharding == "table_wise"
-    config.plan.ddr_reserve = 0.3
+    config.plan.ddr_reserve = 0.6
     with pytest.raises(PlanError):
         make_plan(config, *rows)
 
