@@ -156,7 +156,7 @@ def test_equal_inputs_give_equal_plans_whatever_the_hash_seed():
     code = (
         "import sys, json; sys.path.insert(0, 'tests/planning'); import plan_cases as t;"
         "from pipeline.planning import make_plan;"
-        "c = t.configure(t.preset('h100x2x8'), 256); c.hardware.hbm_gib = 2.0;"
+        "c = t.configure(t.preset('h100x8'), 256); c.hardware.hbm_gib = 2.0; c.hardware.ranks_per_host = 4;"
         "print(json.dumps(make_plan(c, *t.dataset(t.criteo(3_000_000))).to_json()))"
     )
     runs = [
