@@ -9,7 +9,8 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality
+.PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
+	bench-predict
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -45,6 +46,12 @@ bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoint
 
 bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
 	@.venv/bin/python -m benchmarks.checkpoint_quality
+
+bench-predict: install ## predicted step time and memory against measured ones, for ten random models
+	@.venv/bin/python -m benchmarks.predict
+
+bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
+	@.venv/bin/python -m benchmarks.plan
 
 # torch itself wants the CUDA libraries; the CPU lock leaves them out.
 CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \

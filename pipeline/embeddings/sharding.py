@@ -49,7 +49,7 @@ def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[i
     if plan.device == "cpu" and table.kernel not in ("dense", "fused", "fused_uvm", "fused_uvm_caching"):
         raise PlanError(
             f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
-            hint=f"plan.tables.{name}=ddr",
+            hint=f"+plan.tables.{name}.tier=ddr",
         )
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return
