@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -14,8 +14,9 @@ import torch.distributed as dist
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
-from pipeline.contracts import Plan
+from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
+from pipeline.towers.links import LinkBytes
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
 from pipeline.training.data import BatchReader, Order
@@ -43,6 +44,7 @@ def train(
     init: Artifact | None = None,
     on_phase: OnPhase = ignore,
     plan_key: str = "",
+    towers: Towers | None = None,
 ) -> dict[str, Any]:
     """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
 
@@ -50,7 +52,8 @@ def train(
 
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
-    ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints.
+    ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
+    ``towers``: what the partition stage made (None: flat), to whose sites ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps; predicted beside measured), and the path of the last checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
@@ -61,7 +64,7 @@ def train(
     with shared_failure():
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
-        trainer = Trainer(config, split.schema, plan, device)
+        trainer = Trainer(config, split.schema, plan, device, towers)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
@@ -91,6 +94,8 @@ class _Run:
     split: SplitReader
     on_interval: OnInterval
     on_phase: OnPhase
+    sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
+    rows: float = 0.0
 
     @property
     def per_epoch(self) -> int:
@@ -152,6 +157,9 @@ class _Run:
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
         self.trainer.clock.collect()
         check_finite(sums, step, train, self.trainer.head.first_fault)
+        sent = self._sent()
+        self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
+        self.rows += sums.rows
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -168,9 +176,20 @@ class _Run:
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
                     "resumed_step": self.first,
+                    "intra_host_bytes_per_sample": sent[0] / sums.rows,
+                    "inter_host_bytes_per_sample": sent[1] / sums.rows,
                 }
             )
         check_collapse(self.meter, step, train)
+
+    def _sent(self) -> list[float]:
+        """What all ranks sent since the last call, as ``LinkBytes`` orders it. Collective on several ranks."""
+        sent = self.trainer.links.take().as_list()
+        return add_up(torch.tensor(sent, dtype=torch.float64, device=self._device)).tolist()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.trainer.dense.values())).device
 
     def _samples(self, steps: int) -> int:
         epochs, rest = divmod(steps, self.per_epoch)
@@ -178,11 +197,11 @@ class _Run:
 
     def summary(self) -> dict[str, Any]:
         """What ``train`` returns, the same on every rank."""
-        device = next(iter(self.trainer.dense.values())).device
+        device = self._device
         seconds = max(self.seconds, 1e-9)
         peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
         waited = add_up(torch.tensor([self.reader.wait_seconds], dtype=torch.float64, device=device)).item()
-        figures = {
+        figures: dict[str, Any] = {
             "samples": self._samples(self.trainer.steps),
             "steps": self.trainer.steps,
             "seconds": seconds,
@@ -191,4 +210,7 @@ class _Run:
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
         }
+        if self.rows:
+            names = (field.name for field in fields(LinkBytes))
+            figures["bytes_per_sample"] = {n: v / self.rows for n, v in zip(names, self.sent, strict=True)}
         return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan
-from pipeline.embeddings import RowAccess, dense_parameters, shard_model
+from pipeline.contracts import DatasetSchema, Plan, Towers
+from pipeline.embeddings import dense_parameters, dense_table_parameters
+from pipeline.towers.links import Links
 from pipeline.training.data import Batch
-from pipeline.training.model import TABLES, Head, Output, build
+from pipeline.training.model import Output, Sharded, assemble
 from pipeline.training.optimizers import Optimizers
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
+from pipeline.training.towers import TowerPipeline, gather_towers
 
 
 class Trainer:
@@ -23,33 +27,66 @@ class Trainer:
     Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks.
     """
 
-    def __init__(self, config: Config, schema: DatasetSchema, plan: Plan, device: torch.device) -> None:
-        model = build(config, schema, device, trained=True)
-        self.head: Head = model.head
-        self.model = shard_model(model, plan, TABLES, device)
-        self.rows = RowAccess(self.model)
+    def __init__(
+        self, config: Config, schema: DatasetSchema, plan: Plan, device: torch.device, towers: Towers | None = None
+    ) -> None:
+        sharded = assemble(config, schema, plan, towers, device, trained=True)
+        self.model, self.head, self.rows, self._towers = sharded.model, sharded.head, sharded.rows, sharded.towers
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
         self.optimizers = Optimizers(self.model, config.train)
+        self.links = Links(config.hardware.ranks_per_host)
+        self._reductions = _reductions(sharded, self.dense)
         self.steps = 0
         self.lr = 0.0
-        pipeline = TrainPipelineSparseDist if config.train.pipeline == "sparse_dist" else TrainPipelineBase
-        self._pipeline = pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
+        self._pipeline = self._make_pipeline(device, ahead=config.train.pipeline == "sparse_dist")
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.head.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
+
+    def _make_pipeline(self, device: torch.device, *, ahead: bool) -> Any:
+        if self._towers is not None:
+            return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
+        pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
+        return pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
-        output: Output = self._pipeline.progress(batches)
+        output: Output
+        if dist.get_world_size() == 1:
+            output = self._pipeline.progress(batches)
+        else:
+            with self.links.counting():
+                output = self._pipeline.progress(batches)
+            for size, ranks, dense in self._reductions:
+                self.links.reduced(size, ranks, dense=dense)
         self.clock.end()
         self.steps += 1
         return output
+
+    def gather_towers(self) -> None:
+        """Give every rank the tower modules and optimizer state that other ranks trained. Collective."""
+        if self._towers is not None:
+            gather_towers(self._towers, self.optimizers.dense)
 
     def finished(self) -> torch.nn.Module:
         """The model taken out of the pipeline, to be called directly in evaluation mode."""
         if isinstance(self._pipeline, TrainPipelineSparseDist):
             self._pipeline.detach()
         return self.model.eval()
+
+
+def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[tuple[int, list[int], bool]]:
+    """What is all-reduced each step: (bytes, global ranks, whether it is the dense part). DDP does it out of sight."""
+    world = list(range(dist.get_world_size()))
+    towers = sharded.towers
+    site = towers.groups.site_ranks if towers is not None else world
+    apart = list(towers.tower.parameters()) if towers is not None else []
+    away = {id(parameter) for parameter in apart}
+    own = sum(p.nbytes for p in towers.own_parameters()) if towers is not None else 0
+    shared = sum(p.nbytes for p in dense.values() if id(p) not in away)
+    tables = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
+    found = [(shared, world, True), (own, list(site), True), (tables, list(site), False)]
+    return [(size, ranks, is_dense) for size, ranks, is_dense in found if size and len(ranks) > 1]

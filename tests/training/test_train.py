@@ -164,8 +164,10 @@ def test_it_learns_and_reports(outcomes, world):
     figures = outcome["summary"]["train"]
     assert set(figures) == {
         "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
-        "phases", "step", "memory",
+        "phases", "step", "memory", "bytes_per_sample",
     }  # fmt: skip
+    sent = figures["bytes_per_sample"]
+    assert (sent["intra_host"] > 0) == (world > 1) and sent["inter_host"] == 0
     assert (figures["samples"], figures["steps"], figures["world_size"]) == (4220, 18, world)
     assert figures["samples_per_s"] == pytest.approx(4220 / figures["seconds"])
     assert 0 <= figures["data_wait_share"] <= 1
