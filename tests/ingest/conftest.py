@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature, check
+from pipeline.checks import check
+from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
 from pipeline.contracts import DatasetSchema
 from pipeline.ingest import ingest
 

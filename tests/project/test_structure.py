@@ -16,6 +16,7 @@ LEAVES = {"errors", "config", "contracts", "artifacts"}
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": set(),
+    "checks": set(),
     "contracts": set(),
     "artifacts": set(),
     "ingest": set(),
@@ -29,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint"},
     "publishing": {"checkpoint"},
-    "compose": set(),
+    "compose": {"checks"},
     "doctor": set(),
 }
 

@@ -1,0 +1,244 @@
+"""Checks of a composed configuration's values, of one field and across fields.
+
+Each complaint names the field, what it got, what it expected and the override that mends it. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from pipeline.config import STAGES, Config, DataConfig
+from pipeline.errors import ConfigError
+
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "none")
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
+    "data.dense_transform": TRANSFORMS,
+    "data.sparse_defaults.mapping": ("vocab", "hash"),
+    "data.split.by": ("hash", "day"),
+    "model.name": ("dlrm",),
+    "hardware.device": ("cpu", "cuda"),
+    "partition.name": ("flat", "dmt"),
+    "partition.strategy": ("strided",),
+    "partition.module": ("pass_through", "dlrm", "dcn"),
+    "partition.exchange": ("fp32", "fp16", "bf16", "int8"),
+    "train.dense_optimizer": ("adam", "adagrad"),
+    "train.precision": ("auto", "bf16", "fp32"),
+    "train.pipeline": ("sparse_dist", "base"),
+    "checkpoint.policy": ("intermittent", "one_shot", "consecutive", "full"),
+    "checkpoint.quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
+    "checkpoint.final_quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
+    "checkpoint.state": ("fp32", "bf16"),
+    "checkpoint.when_busy": ("wait", "skip"),
+    "ingest.compression": ("zstd", "lz4", "snappy"),
+    "launch.name": ("local",),
+}
+# (field, lowest, highest): closed ranges; None is an open end.
+_RANGES: tuple[tuple[str, float | None, float | None], ...] = (
+    ("seed", 0, 2**63 - 1),
+    ("data.split.test_share", 0.0, 0.9),
+    ("data.split.test_days", 1, None),
+    ("data.sparse_defaults.rows", 3, 2**31 - 1),
+    ("data.sparse_defaults.min_count", 1, None),
+    ("data.synthetic.rows", 1, None),
+    ("data.synthetic.days", 1, None),
+    ("data.synthetic.ids_per_feature", 2, None),
+    ("data.synthetic.base_rate", 0.001, 0.999),
+    ("data.synthetic.zipf", 0.0, None),
+    ("data.synthetic.dense_effect", 0.0, None),
+    ("data.synthetic.first_order_effect", 0.0, None),
+    ("data.synthetic.pairwise_effect", 0.0, None),
+    ("data.synthetic.pairs", 0, 325),
+    ("data.synthetic.latent_dim", 1, 1024),
+    ("data.synthetic.drift", 0.0, None),
+    ("data.table_defaults.pooling", 0.0, None),
+    ("data.table_defaults.zipf", 0.0, 10.0),
+    ("data.dense_features", 0, None),
+    ("ingest.block_mib", 1, 4096),
+    ("ingest.rows_per_group", 1, None),
+    ("ingest.groups_per_file", 1, None),
+    ("model.embedding_dim", 4, 4096),
+    ("hardware.hosts", 1, None),
+    ("hardware.ranks_per_host", 1, None),
+    ("hardware.hbm_gib", 0.0, None),
+    ("hardware.ddr_gib", 0.0, None),
+    ("hardware.ssd_gib", 0.0, None),
+    ("plan.hbm_reserve", 0.0, 0.95),
+    ("plan.ddr_reserve", 0.0, 0.95),
+    ("plan.ssd_reserve", 0.0, 0.95),
+    ("checkpoint.hot_share", 0.0, 1.0),
+    ("partition.towers", 0, None),
+    ("partition.c", 0, 64),
+    ("partition.p", 0, 64),
+    ("partition.dim", 0, 4096),
+    ("partition.cross_layers", 1, 16),
+    ("train.global_batch", 1, None),
+    ("train.epochs", 1, None),
+    ("train.lr", 0.0, None),
+    ("train.sparse_lr", 0.0, None),
+    ("train.weight_decay", 0.0, None),
+    ("train.warmup_steps", 0, None),
+    ("train.max_steps", 1, None),
+    ("train.threads_per_rank", 1, None),
+    ("train.guard.window_steps", 1, None),
+    ("train.guard.collapse_after_steps", 0, None),
+    ("train.guard.min_logit_std", 0.0, None),
+    ("train.guard.max_window_ne", 0.0, None),
+    ("debug.profile_steps", 0, None),
+    ("train.shuffle_window_groups", 1, None),
+    ("train.prefetch_batches", 1, None),
+    ("train.log_every_steps", 1, None),
+    ("checkpoint.every_steps", 1, None),
+    ("checkpoint.every_minutes", 0.001, None),
+    ("checkpoint.expected_restores", 0, None),
+    ("checkpoint.max_chain", 1, None),
+    ("checkpoint.chunk_mib", 0.001, 1024),
+    ("checkpoint.keep_last", 1, None),
+    ("checkpoint.keep_every", 1, None),
+    ("checkpoint.grace_seconds", 1, None),
+    ("checkpoint.compact_after", 1, None),
+    ("evaluate.global_batch", 1, None),
+    ("launch.attempts", 1, 100),
+    ("launch.deadline_minutes", 0.01, None),
+)
+
+
+def lookup(config: Config, path: str) -> object:
+    """The value at a dotted ``path`` such as ``train.lr``."""
+    node: object = config
+    for part in path.split("."):
+        node = node[part] if isinstance(node, dict) else getattr(node, part)
+    return node
+
+
+def check(config: Config) -> None:
+    """Check values and combinations; raises ConfigError naming the field and the override that mends it."""
+    for path, choices in _CHOICES.items():
+        got = lookup(config, path)
+        if got not in choices:
+            raise ConfigError(f"{path} is {got!r}, expected one of: {', '.join(choices)}", hint=f"{path}={choices[0]}")
+    for path, low, high in _RANGES:
+        value = lookup(config, path)
+        if value is not None:
+            _check_range(path, float(value), low, high)  # type: ignore[arg-type]
+    _check_stages(config)
+    _check_data(config.data)
+    _check_model(config)
+    _check_checkpoint(config)
+
+
+def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={low or 0:g}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        span = f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+        bound = low if low is not None and value < low else high
+        raise ConfigError(f"{path} is {value:g}, expected {span}", hint=f"{path}={bound:g}")
+
+
+def _check_stages(config: Config) -> None:
+    if not config.stages:
+        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(STAGES)}]")
+    if not config.store.strip():
+        raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
+    split = config.data.split
+    if "evaluate" in config.stages and split.by == "hash" and split.test_share == 0:
+        raise ConfigError(
+            "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
+            hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
+        )
+    for path, names in (("stages", config.stages), ("launch.inline", config.launch.inline)):
+        for name in names:
+            if name not in STAGES:
+                raise ConfigError(
+                    f"{path} names {name!r}, expected some of: {', '.join(STAGES)}",
+                    hint=f"{path}=[{','.join(STAGES[:2])}]",
+                )
+    if config.world_size > 1:
+        for name in ("train", "evaluate"):
+            if name in config.launch.inline:
+                raise ConfigError(
+                    f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
+                    hint="launch.inline=[ingest,plan,partition]",
+                )
+
+
+def _check_checkpoint(config: Config) -> None:
+    choices = _CHOICES["checkpoint.quantise"]
+    for table, coding in config.checkpoint.tables.items():
+        if table not in config.data.sparse:
+            near = ", ".join(list(config.data.sparse)[:5])
+            raise ConfigError(
+                f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
+                hint=f"~checkpoint.tables.{table}",
+            )
+        if coding not in choices:
+            raise ConfigError(
+                f"checkpoint.tables.{table} is {coding!r}, expected one of: {', '.join(choices)}",
+                hint=f"checkpoint.tables.{table}={choices[0]}",
+            )
+    for path in config.checkpoint.allow:
+        try:
+            if path != "dataset":
+                lookup(config, path)
+        except (AttributeError, KeyError, TypeError):
+            raise ConfigError(
+                f"checkpoint.allow names {path!r}, expected settings such as train.lr, or dataset",
+                hint="checkpoint.allow=[train.lr]",
+            ) from None
+
+
+def _check_data(data: DataConfig) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", data.name):
+        raise ConfigError(
+            f"data.name is {data.name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
+            hint=f"data.name={re.sub(r'[^A-Za-z0-9_-]+', '-', data.name).strip('-')[:100] or 'clicks'}",
+        )
+    if data.format == "tables":
+        return
+    if data.format != "synthetic" and not data.path:
+        raise ConfigError("data.path is not set: no click logs to read", hint="data.path=<file, directory or glob>")
+    if not data.sparse:
+        raise ConfigError("data.sparse is empty: at least one categorical feature is needed", hint="+data.sparse.C1={}")
+    shared = set(data.dense) & set(data.sparse)
+    if shared:
+        raise ConfigError(
+            f"feature {sorted(shared)[0]!r} is in data.dense and in data.sparse, expected one of them",
+            hint=f"~data.dense.{sorted(shared)[0]}",
+        )
+    for name, dense in data.dense.items():
+        if dense.transform not in (*TRANSFORMS, None):
+            raise ConfigError(
+                f"data.dense.{name}.transform is {dense.transform!r}, expected one of: {', '.join(TRANSFORMS)}",
+                hint=f"data.dense.{name}.transform=log1p",
+            )
+    for name, sparse in data.sparse.items():
+        if sparse.mapping not in ("vocab", "hash", None):
+            raise ConfigError(
+                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected vocab or hash",
+                hint=f"data.sparse.{name}.mapping=vocab",
+            )
+        if sparse.min_count is not None:
+            _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
+        if sparse.rows is not None:
+            _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
+    if data.split.by == "day" and not (data.day or data.timestamp or data.format == "synthetic"):
+        raise ConfigError(
+            "data.split.by is 'day', but neither data.day nor data.timestamp names a column",
+            hint="data.day=<column> or data.split.by=hash",
+        )
+
+
+def _check_model(config: Config) -> None:
+    if config.model.embedding_dim % 4:
+        raise ConfigError(
+            f"model.embedding_dim is {config.model.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",
+            hint=f"model.embedding_dim={4 * (config.model.embedding_dim // 4 + 1)}",
+        )
+    if config.train.global_batch < config.world_size:
+        raise ConfigError(
+            f"train.global_batch is {config.train.global_batch}, expected at least one sample for each of the "
+            f"{config.world_size} ranks",
+            hint=f"train.global_batch={1024 * config.world_size}",
+        )
