@@ -164,7 +164,8 @@ def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: fl
     rows, shares = np.diff(edges, axis=1), np.diff(parts, axis=1) / parts[:, -1:] * mass
     shown = knots[at] - (rows * np.expm1(-lookups * shares / rows)).sum(axis=1)
     best = int(np.abs(shown - seen).argmin())
-    tail = np.union1d(knots[at + 1 :], ends[best] - 0.5)
+    # Rounded, for a knot that is another one but for its last bits would end a segment without rows.
+    tail = np.union1d(knots[at + 1 :], np.round(ends[best] - 0.5, 6))
     law = _power_integral(start, np.minimum(tail + 0.5, ends[best]), steep[best])
     return np.concatenate([knots[: at + 1], tail]), np.concatenate(
         [served[: at + 1], served[at] + mass * law / law[-1]]

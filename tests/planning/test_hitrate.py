@@ -123,3 +123,15 @@ def test_rows_that_no_lookup_asks_for_do_not_widen_the_tail() -> None:
 def test_a_log_without_lookups_has_no_hot_rows() -> None:
     curve = HitCurve.from_profile(profile_of(np.zeros(1_000, np.int64)))
     assert curve.share(100) == pytest.approx(0.1)
+
+
+def test_a_log_of_rare_ids_gives_a_curve_without_gaps():
+    """More distinct ids than rows (the rare ones share a row), all rows seen: the tail ends where the table does."""
+    counts = np.concatenate([[931, 91, 63], np.full(103, 4)]) / (931 + 91 + 63 + 412)
+    rows = [1, 2, 3, 5, 9, 20, 50, 106]
+    share = [float(counts[:k].sum()) for k in rows]
+    profile = FeatureProfile(rows=106, distinct=1035, missing_share=0, pooling=1.0, hot_rows=rows, hot_share=share)
+    for lookups in (1579.0, 1497.0, 5e4):
+        curve = HitCurve.from_profile(profile, lookups=lookups)
+        assert (np.diff(curve.knots) > 1e-9).all()
+        assert np.isfinite([curve.distinct(5000.0), curve.lru_share(50), curve.share(60)]).all()
