@@ -20,6 +20,8 @@ from pipeline.planning.placement import Placement
 BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.5, 0.99)
 # Weight of TorchRec's model beside ours, each scaled to its own best plan.
 BLEND = 0.5
+# A mixture is looked for where TorchRec's best plan takes this much longer than ours, in our model.
+WORTH_A_MIXTURE = 1.02
 # A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
 STOCK_SLACK = 1.08
 ROUNDING = 1 + 1e-9
@@ -127,7 +129,8 @@ def _blended(space: Space, ours: Placement, default: Placement) -> list[Placemen
     if stock is None:
         return []
     plans = [stock[0]]
-    if ours.stock_ms > min(default.stock_ms, STOCK_SLACK * stock[0].stock_ms):
+    allowed = ours.stock_ms <= min(default.stock_ms, STOCK_SLACK * stock[0].stock_ms)
+    if not allowed and stock[0].step_ms > WORTH_A_MIXTURE * ours.step_ms:
         weights = Weights((1 - BLEND) / ours.step_ms, 0.01 / ours.step_ms, BLEND / max(stock[0].stock_ms, 1e-9))
         mixed = _assigned(space, weights)
         plans += [mixed[0]] if mixed else []
