@@ -77,7 +77,8 @@ class SyntheticConfig:
 
     Effects are standard deviations of the log odds they add: of all dense features, of all ids, of all ``pairs``
     together. ``ids_per_feature``: of the largest feature, the smallest has 10. ``drift``: radians a day by which
-    the effects turn into other ones.
+    the effects turn into other ones. ``blocks``: 0, or that many groups of features; then every pair within one
+    interacts, none across two, and ``pairs`` is not used.
     """
 
     rows: int = 1_000_000
@@ -91,6 +92,7 @@ class SyntheticConfig:
     pairs: int = 4
     latent_dim: int = 2
     drift: float = 0.0
+    blocks: int = 0
 
 
 @dataclass(kw_only=True)
@@ -373,6 +375,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.pairs", 0, 325),
     ("data.synthetic.latent_dim", 1, 1024),
     ("data.synthetic.drift", 0.0, None),
+    ("data.synthetic.blocks", 0, 13),
     ("ingest.block_mib", 1, 4096),
     ("ingest.rows_per_group", 1, None),
     ("ingest.groups_per_file", 1, None),
