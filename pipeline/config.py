@@ -196,9 +196,25 @@ class PlanConfig:
 
 @dataclass(kw_only=True)
 class PartitionConfig:
-    """Tower partitioning. ``name``: flat (no towers)."""
+    """Towers of features (DMT, MLSys'24). ``name``: flat (none) | dmt.
+
+    ``towers``: how many (0: one a host). ``strategy``: which features go together, strided | coherent | diverse;
+    ``pins``: {feature: its tower}; ``groups``: features that stay together. ``module``: pass_through | dlrm | dcn with
+    ``c`` vectors a feature and ``p`` a tower of width ``dim`` (0: ``model.embedding_dim``), ``cross_layers`` of dcn.
+    ``exchange``: precision of embeddings between ranks (towers: between hosts), fp32 | fp16 | bf16 | int8.
+    """
 
     name: str = "flat"
+    towers: int = 0
+    strategy: str = "strided"
+    pins: dict[str, int] = field(default_factory=dict)
+    groups: list[list[str]] = field(default_factory=list)
+    module: str = "pass_through"
+    c: int = 1
+    p: int = 0
+    dim: int = 0
+    cross_layers: int = 1
+    exchange: str = "fp32"
 
 
 @dataclass(kw_only=True)
@@ -345,7 +361,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "data.split.by": ("hash", "day"),
     "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
-    "partition.name": ("flat",),
+    "partition.name": ("flat", "dmt"),
+    "partition.strategy": ("strided",),
+    "partition.module": ("pass_through", "dlrm", "dcn"),
+    "partition.exchange": ("fp32", "fp16", "bf16", "int8"),
     "train.dense_optimizer": ("adam", "adagrad"),
     "train.precision": ("auto", "bf16", "fp32"),
     "train.pipeline": ("sparse_dist", "base"),
@@ -387,6 +406,11 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("hardware.ssd_gib", 0.0, None),
     ("plan.reserve", 0.0, 0.95),
     ("checkpoint.hot_share", 0.0, 1.0),
+    ("partition.towers", 0, None),
+    ("partition.c", 0, 64),
+    ("partition.p", 0, 64),
+    ("partition.dim", 0, 4096),
+    ("partition.cross_layers", 1, 16),
     ("train.global_batch", 1, None),
     ("train.epochs", 1, None),
     ("train.lr", 0.0, None),

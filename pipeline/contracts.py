@@ -1,7 +1,8 @@
 """Typed views of the JSON files inside artifacts: what a writer stage promises to its readers.
 
 ``schema.json`` and ``profile.json`` of a dataset are written by ``ingest/`` and read by ``planning/``,
-``training/`` and ``evaluation/``; ``plan.json`` is written by ``planning/`` and read by ``embeddings/``.
+``training/`` and ``evaluation/``; ``plan.json`` is written by ``planning/`` and read by ``embeddings/``;
+``towers.json`` by the partition stage and read by ``towers/``.
 Pure data: nothing here computes, reads a store or imports torch.
 """
 
@@ -189,3 +190,51 @@ class Plan:
             for name, table in record["tables"].items()
         }
         return Plan(**{**record, "tables": tables})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """Features that are embedded together, on the ranks of ``hosts``; towers share all their hosts or none."""
+
+    features: tuple[str, ...]
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerModuleSpec:
+    """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn.
+
+    ``c``, ``p``, ``dim``: the sizes of DMT (MLSys'24): vectors a feature, vectors a tower, their width (0: the
+    embeddings'); ``cross_layers``: of dcn.
+    """
+
+    name: str = "pass_through"
+    c: int = 1
+    p: int = 0
+    dim: int = 0
+    cross_layers: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Towers:
+    """``towers.json``: every sparse feature in exactly one tower. ``partition`` flat: one tower, no transform."""
+
+    version: int = 2
+    partition: str
+    towers: tuple[Tower, ...]
+    module: TowerModuleSpec = field(default_factory=TowerModuleSpec)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the model is trained without towers."""
+        return self.partition == "flat"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``towers.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Towers:
+        """The towers that ``to_json`` wrote."""
+        towers = tuple(Tower(features=tuple(t["features"]), hosts=tuple(t["hosts"])) for t in record["towers"])
+        return Towers(**{**record, "towers": towers, "module": TowerModuleSpec(**record["module"])})

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pipeline.embeddings.checks import check_rows, feature_counts
-from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
+from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack, reordered
 from pipeline.embeddings.optimizer import DenseTableAdagrad, dense_table_optimizer, set_sparse_lr
 from pipeline.embeddings.rows import LocalShard, RowAccess, RowValues, initial_rows
-from pipeline.embeddings.sharding import shard_model, to_sharding_plan
+from pipeline.embeddings.sharding import TableRanks, shard_model, to_sharding_plan
 from pipeline.embeddings.tables import ADAGRAD_SUM, TableSpec, dense_parameters, dense_table_parameters
 from pipeline.embeddings.touched import TouchedRows, shard_key
 
@@ -16,6 +16,7 @@ __all__ = [
     "LocalShard",
     "RowAccess",
     "RowValues",
+    "TableRanks",
     "TableSpec",
     "TouchedRows",
     "apply_fused_optimizer",
@@ -27,6 +28,7 @@ __all__ = [
     "feature_counts",
     "initial_rows",
     "pooled_stack",
+    "reordered",
     "set_sparse_lr",
     "shard_key",
     "shard_model",

@@ -19,8 +19,10 @@ from pipeline.contracts import DatasetSchema
 ADAGRAD_EPS = 1e-8
 
 
-def build_collection(schema: DatasetSchema, dim: int, device: torch.device) -> EmbeddingBagCollection:
-    """One float32 sum-pooled table per sparse feature, of the feature's name; weighted if any feature is.
+def build_collection(
+    schema: DatasetSchema, dim: int, device: torch.device, *, weighted: bool | None = None
+) -> EmbeddingBagCollection:
+    """One float32 sum-pooled table per sparse feature, of the feature's name; weighted (None) if any feature is.
 
     ``device`` may be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it.
     """
@@ -34,8 +36,9 @@ def build_collection(schema: DatasetSchema, dim: int, device: torch.device) -> E
         )
         for column in schema.sparse
     ]
+    any_weighted = any(column.weighted for column in schema.sparse)
     return EmbeddingBagCollection(
-        tables=tables, device=device, is_weighted=any(column.weighted for column in schema.sparse)
+        tables=tables, device=device, is_weighted=any_weighted if weighted is None else weighted
     )
 
 
@@ -77,7 +80,12 @@ def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     """
     values = pooled.values()
     stacked = values.view(values.shape[0], len(features), -1)
-    found, wanted = tuple(pooled.keys()), tuple(features)
+    return reordered(stacked, pooled.keys(), features)
+
+
+def reordered(stacked: Tensor, found: Sequence[str], wanted: Sequence[str]) -> Tensor:
+    """``stacked`` [B, F, D], whose vectors have the names ``found``, in the order ``wanted``."""
+    found, wanted = tuple(found), tuple(wanted)
     if found == wanted:
         return stacked
-    return cast(Tensor, _Reorder.apply(stacked, *_order(found, wanted, values.device)))
+    return cast(Tensor, _Reorder.apply(stacked, *_order(found, wanted, stacked.device)))

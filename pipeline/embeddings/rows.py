@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.embeddings.tables import ADAGRAD_SUM, Kernel, TableSpec, kernels, sharded_collections
+from pipeline.embeddings.tables import ADAGRAD_SUM, Kernel, TableSpec, kernels, sharded_collections, table_group
 
 INIT_BLOCK_ROWS = 8192
 
@@ -68,12 +69,16 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
 
 
 class RowAccess:
-    """The rows of all tables of a sharded model that lie on this rank."""
+    """The rows of a sharded model that lie on this rank. ``tables``: all of the model's, wherever they lie.
 
-    def __init__(self, dmp: DistributedModelParallel) -> None:
+    Where only some ranks hold a table, ``tables`` is given; else it is read from the collections.
+    """
+
+    def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
         self._dmp = dmp
         configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
-        self.tables = {c.name: TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs}
+        specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs]
+        self.tables = {spec.name: spec for spec in specs}
 
     def local_shards(self) -> list[LocalShard]:
         """Every non-empty shard of this rank, ordered by (table, row, column).
@@ -90,7 +95,8 @@ class RowAccess:
         else:
             sums = list(getattr(kernel.module, ADAGRAD_SUM).split([rows for rows, _ in kernel.module.embedding_specs]))
         order = {name: i for i, name in enumerate(self.tables)}
-        rank, world = dist.get_rank(), dist.get_world_size()
+        group = table_group(self._dmp)
+        rank, world = dist.get_rank(group), dist.get_world_size(group)
         shards = []
         for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), sums, strict=True):
             place = table.local_metadata

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 import torch.distributed as dist
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
-from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import (
     EmbeddingModuleShardingPlan,
     ParameterSharding,
+    QuantizedCommCodecs,
+    ShardingEnv,
     ShardingPlan,
     ShardingType,
 )
@@ -26,7 +31,19 @@ from pipeline.errors import PlanError
 _REPLAN = "nightjar plan force=true makes the plan again"
 
 
-def _check_table(name: str, table: TablePlan, plan: Plan) -> None:
+@dataclass(frozen=True)
+class TableRanks:
+    """The global ``ranks`` that share a model's tables and their process group, where these are not all ranks.
+
+    ``apart``: parameters, by a prefix of their names, whose gradients are not averaged over all ranks.
+    """
+
+    ranks: tuple[int, ...]
+    group: dist.ProcessGroup
+    apart: tuple[str, ...] = ()
+
+
+def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> None:
     if table.sharding not in {kind.value for kind in ShardingType}:
         raise PlanError(f"table {name!r} has sharding {table.sharding!r}, which TorchRec does not know", hint=_REPLAN)
     if plan.device == "cpu" and table.kernel not in ("dense", "fused", "fused_uvm", "fused_uvm_caching"):
@@ -40,27 +57,28 @@ def _check_table(name: str, table: TablePlan, plan: Plan) -> None:
     inside = all(
         0 <= s.row <= s.row + s.rows <= table.rows
         and 0 <= s.column < s.column + s.columns <= table.dim
-        and 0 <= s.rank < plan.world_size
+        and s.rank in ranks_here
         for s in table.shards
     )
     if cells != table.rows * table.dim or not inside:
         raise PlanError(
             f"the shards of table {name!r} hold {cells} values, expected all {table.rows} x {table.dim} of it "
-            f"on ranks 0 to {plan.world_size - 1}",
+            f"on ranks {ranks_here[0]} to {ranks_here[-1]}",
             hint=_REPLAN,
         )
     ranks = [shard.rank for shard in table.shards]
-    if table.sharding == ShardingType.ROW_WISE.value and ranks != list(range(plan.world_size)):
+    if table.sharding == ShardingType.ROW_WISE.value and ranks != list(ranks_here):
         raise PlanError(
-            f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {plan.world_size} in order",
+            f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {len(ranks_here)} in order",
             hint=_REPLAN,
         )
 
 
-def _parameter_sharding(table: TablePlan, plan: Plan) -> ParameterSharding:
+def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> ParameterSharding:
+    """Placements name global ranks, ``ranks`` places in the group."""
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return ParameterSharding(
-            sharding_type=table.sharding, compute_kernel="dense", ranks=list(range(plan.world_size)), sharding_spec=None
+            sharding_type=table.sharding, compute_kernel="dense", ranks=list(range(len(ranks_here))), sharding_spec=None
         )
     shards = [
         ShardMetadata(
@@ -76,21 +94,22 @@ def _parameter_sharding(table: TablePlan, plan: Plan) -> ParameterSharding:
         sharding_type=table.sharding,
         # A CPU run takes every UVM kernel for plain host memory; saying so keeps the tables in one kernel.
         compute_kernel="fused" if plan.device == "cpu" else table.kernel,
-        ranks=[shard.rank for shard in table.shards],
+        ranks=[ranks_here.index(shard.rank) for shard in table.shards],
         sharding_spec=EnumerableShardingSpec(shards),
     )
 
 
-def to_sharding_plan(plan: Plan, module_path: str) -> ShardingPlan:
+def to_sharding_plan(plan: Plan, module_path: str, ranks: Sequence[int] | None = None) -> ShardingPlan:
     """TorchRec's form of ``plan`` for the collection at ``module_path``; all sharding types.
 
-    On CPU every table but the data-parallel ones gets the fused kernel. PlanError for shards that do
-    not cover their table, and for kernels the device has not.
+    ``ranks``: the global ranks that share the tables, ascending (None: all). On CPU every table but the data-parallel
+    ones gets the fused kernel. PlanError for shards that do not cover their table, and for kernels the device has not.
     """
+    here = ranks or range(plan.world_size)
     module_plan = EmbeddingModuleShardingPlan()
     for name, table in plan.tables.items():
-        _check_table(name, table, plan)
-        module_plan[name] = _parameter_sharding(table, plan)
+        _check_table(name, table, plan, here)
+        module_plan[name] = _parameter_sharding(table, plan, here)
     return ShardingPlan(plan={module_path: module_plan})
 
 
@@ -119,23 +138,92 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
     return collection
 
 
-def shard_model(model: nn.Module, plan: Plan, module_path: str, device: torch.device) -> DistributedModelParallel:
+def shard_model(
+    model: nn.Module,
+    plan: Plan,
+    module_path: str,
+    device: torch.device,
+    among: TableRanks | None = None,
+    codecs: dict[str, QuantizedCommCodecs] | None = None,
+) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
 
+    ``among``: the ranks the collection's tables lie on, where ``plan`` holds these tables alone; ``codecs``: by
+    TorchRec's name of a collective, what makes its embeddings smaller on their way.
     Call ``apply_fused_optimizer`` on the collection before. TorchRec fills the shards anew on CPU:
     call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one rank DDP is left out.
     PlanError where plan, model and world do not match.
     """
     collection = _check_model(model, plan, module_path, device)
     lr = float(next(collection.parameters())._optimizer_kwargs[0]["lr"])  # type: ignore[attr-defined]
+    kind = _GroupSharder if among else EmbeddingBagCollectionSharder
+    sharder = kind(
+        # A net under check_rows: the kernels' default answers a wrong row number with row 0.
+        fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
+        qcomm_codecs_registry=codecs,
+    )
     dmp = DistributedModelParallel(
         module=model,
         device=device,
-        plan=to_sharding_plan(plan, module_path),
-        # A net under check_rows: the kernels' default answers a wrong row number with row 0.
-        sharders=[EmbeddingBagCollectionSharder(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})],  # type: ignore[list-item]
+        plan=to_sharding_plan(plan, module_path, among.ranks if among else None),
+        sharders=[sharder],  # type: ignore[list-item]
+        env=_env(among) if among else None,
         init_data_parallel=plan.world_size > 1,
+        data_parallel_wrapper=_wrapper(model, among) if among else None,
     )
     dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
     dmp.dense_table_adagrad = DenseTableAdagrad(dense, lr) if dense else None
     return dmp
+
+
+def _env(among: TableRanks) -> ShardingEnv:
+    """TorchRec's environment of a sub-group; its own constructor makes a device mesh of the world's first ranks."""
+    env = ShardingEnv(len(among.ranks), among.ranks.index(dist.get_rank()))
+    env.process_group = among.group
+    return env
+
+
+def _wrapper(model: nn.Module, among: TableRanks) -> DefaultDataParallelWrapper:
+    apart = [name for name, _ in model.named_parameters() if name.startswith(among.apart)] if among.apart else []
+    return _WorldWrapper(params_to_ignore=apart)
+
+
+class _GroupCollection(ShardedEmbeddingBagCollection):
+    """A collection of a group without global rank 0, from which TorchRec would broadcast the initial replicas.
+
+    ``RowAccess`` fills every row anyway.
+    """
+
+    def reset_parameters(self) -> None:
+        """Nothing: values are whatever the kernels were made with until rows are written."""
+
+
+class _GroupSharder(EmbeddingBagCollectionSharder):
+    """Makes ``_GroupCollection``s."""
+
+    def shard(
+        self,
+        module: EmbeddingBagCollection,
+        params: dict[str, ParameterSharding],
+        env: ShardingEnv,
+        device: torch.device | None = None,
+        module_fqn: str | None = None,
+    ) -> ShardedEmbeddingBagCollection:
+        return _GroupCollection(
+            module=module,
+            table_name_to_parameter_sharding=params,
+            env=env,
+            fused_params=self.fused_params,
+            device=device,
+            qcomm_codecs_registry=self.qcomm_codecs_registry,
+            module_fqn=module_fqn,
+        )
+
+
+class _WorldWrapper(DefaultDataParallelWrapper):
+    """DDP over all ranks, whatever group the tables have."""
+
+    def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        world = ShardingEnv(dist.get_world_size(), dist.get_rank())
+        world.process_group = dist.group.WORLD
+        super().wrap(dmp, world, device)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
@@ -49,6 +50,11 @@ def kernels(dmp: DistributedModelParallel) -> Iterator[Kernel]:
             for embedding in inner._emb_modules:
                 fused = hasattr(embedding, "fused_optimizer")
                 yield Kernel(embedding.emb_module, list(embedding._config.embedding_tables), fused)
+
+
+def table_group(dmp: DistributedModelParallel) -> dist.ProcessGroup | None:
+    """The process group that shares this rank's tables."""
+    return dmp._env.process_group
 
 
 def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.rows import LocalShard
-from pipeline.embeddings.tables import Kernel, kernels
+from pipeline.embeddings.tables import Kernel, kernels, table_group
 
 ShardKey = tuple[str, int, int]
 
@@ -46,6 +46,7 @@ class TouchedRows:
         self._masks: dict[ShardKey, Tensor] = {}
         self._marks: list[_Marks] = []
         self._hooks = []
+        self._group = table_group(dmp)
         for kernel in kernels(dmp):
             marks = _marks_of(kernel)
             self._marks.append(marks)
@@ -65,11 +66,11 @@ class TouchedRows:
 
     def unite(self) -> None:
         """Unite the marks of data-parallel replicas over the ranks. Collective; call it before reading masks."""
-        if dist.get_world_size() == 1:
+        if dist.get_world_size(self._group) == 1:
             return
         for marks in self._marks:
             if marks.replicated:
-                dist.all_reduce(marks.all, op=dist.ReduceOp.MAX)
+                dist.all_reduce(marks.all, op=dist.ReduceOp.MAX, group=self._group)
 
     def clear(self) -> None:
         """Forget all marks."""

@@ -90,6 +90,7 @@ class Checkpoints:
         ``final``: the result of the run; ``grace``: it must be committed in that many seconds (TimeoutError). In both
         cases it is committed on return.
         """
+        self.trainer.gather_towers()
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
         train = self.config.train

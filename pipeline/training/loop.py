@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
-from pipeline.contracts import Plan
+from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.data import BatchReader, Order
@@ -43,6 +43,7 @@ def train(
     init: Artifact | None = None,
     on_phase: OnPhase = ignore,
     plan_key: str = "",
+    towers: Towers | None = None,
 ) -> dict[str, Any]:
     """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
 
@@ -50,7 +51,8 @@ def train(
 
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
-    ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints.
+    ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
+    ``towers``: what the partition stage made (None: flat), to whose sites ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps), and the path of the last checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
@@ -60,7 +62,7 @@ def train(
     torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure():
         split = SplitReader(store, dataset, "train")
-        trainer = Trainer(config, split.schema, plan, device)
+        trainer = Trainer(config, split.schema, plan, device, towers)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)

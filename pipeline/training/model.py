@@ -4,21 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.sparse.jagged_tensor import KeyedTensor
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema
-from pipeline.embeddings import apply_fused_optimizer, build_collection, pooled_stack
+from pipeline.contracts import DatasetSchema, Plan, Towers
+from pipeline.embeddings import (
+    RowAccess,
+    TableSpec,
+    apply_fused_optimizer,
+    build_collection,
+    pooled_stack,
+    shard_model,
+)
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
+from pipeline.towers import Layout, layout_of
+from pipeline.towers.precision import codecs, flat_codecs
+from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 
 TABLES = "collection"
+TOWERS = "towers"
 Output = tuple[Tensor, Tensor, Tensor]
 
 
@@ -38,22 +51,43 @@ class ClickModel(nn.Module):
         return self.head(self.collection(batch.sparse), batch.dense, batch.labels, batch.weights)
 
 
-class Head(nn.Module):
-    """The dense part: ranking model and loss. ``fault``: (forward pass, the first part that was not finite)."""
+class TowerClickModel(nn.Module):
+    """``ClickModel`` with towers: their modules and tables lie below the path ``TOWERS``."""
 
-    def __init__(self, ranking: nn.Module, schema: DatasetSchema, dtype: torch.dtype | None) -> None:
+    def __init__(self, towers: TowerEmbeddings, head: Head) -> None:
+        super().__init__()
+        self.towers = towers
+        self.head = head
+
+    def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
+        """As ``ClickModel``; ``received``: what ``TowerEmbeddings.send`` brought of its ids, if called ahead."""
+        return self.head(self.towers(batch.sparse, received), batch.dense, batch.labels, batch.weights)
+
+
+class Head(nn.Module):
+    """The dense part: ranking model and loss. ``fault``: (forward pass, the first part that was not finite).
+
+    ``tables``: names of the embeddings' tables in order; of towers' outputs, ``names`` says instead what they are.
+    """
+
+    def __init__(
+        self, ranking: nn.Module, schema: DatasetSchema, dtype: torch.dtype | None, names: list[str] | None = None
+    ) -> None:
         super().__init__()
         self.ranking = ranking
         self.dense_names = list(schema.dense)
         self.tables = [column.name for column in schema.sparse]
+        self.names = names or [f"table {name!r}" for name in self.tables]
         self.dtype = dtype
         self.fault: tuple[int, str] | None = None
         self._passes = 0
         self._seen: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, pooled: KeyedTensor, dense: Tensor, labels: Tensor, weights: Tensor) -> tuple[Tensor, Output]:
-        """Loss sum(weights * log loss), logits float32."""
-        embeddings = pooled_stack(pooled, self.tables)
+    def forward(
+        self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
+    ) -> tuple[Tensor, Output]:
+        """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order."""
+        embeddings = pooled if isinstance(pooled, Tensor) else pooled_stack(pooled, self.tables)
         logits = self._rank(dense, embeddings)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
         self._seen = (dense, embeddings.detach())
@@ -85,9 +119,9 @@ class Head(nn.Module):
         for name, column in zip(self.dense_names, dense.unbind(1), strict=True):
             if not torch.isfinite(column).all():
                 return f"dense feature {name!r}"
-        for name, values in zip(self.tables, embeddings.unbind(1), strict=True):
+        for name, values in zip(self.names, embeddings.unbind(1), strict=True):
             if not torch.isfinite(values).all():
-                return f"table {name!r}"
+                return name
         with _outputs(self.ranking) as found:
             self._rank(dense, embeddings)
         return found[0] if found else "the loss"
@@ -138,7 +172,64 @@ def build(config: Config, schema: DatasetSchema, device: torch.device, *, traine
     """The unsharded model, its tables on the meta device; ``trained``: with the tables' optimizer and compilation."""
     collection = build_collection(schema, config.model.embedding_dim, torch.device("meta"))
     apply_fused_optimizer(collection, config.train.sparse_lr)
-    ranking = build_model(config.model, len(schema.dense), len(schema.sparse), config.seed).to(device)
+    ranking = _ranking(config, schema, len(schema.sparse), config.model.embedding_dim, device, trained)
+    return ClickModel(collection, Head(ranking, schema, compute_dtype(config.train.precision, device)))
+
+
+def build_towers(
+    config: Config, schema: DatasetSchema, layout: Layout, device: torch.device, *, trained: bool
+) -> TowerClickModel:
+    """The unsharded model of this rank's towers; collective. The ranking model takes the towers' outputs."""
+    groups, width = make_groups(layout), config.model.embedding_dim
+    mine = layout.sites[groups.number].features
+    columns = {column.name: column for column in schema.sparse}
+    own = replace(schema, sparse=tuple(columns[name] for name in mine))
+    # Weights travel with all ids or with none, so that every tower is weighted where one is.
+    weighted = any(column.weighted for column in schema.sparse)
+    collection = build_collection(own, width, torch.device("meta"), weighted=weighted)
+    apply_fused_optimizer(collection, config.train.sparse_lr)
+    features, dtype = list(columns), compute_dtype(config.train.precision, device)
+    exchange = codecs(config.partition.exchange)
+    towers = TowerEmbeddings(layout, groups, collection, features, width, config.seed, exchange, dtype)
+    towers.tower.to(device)
+    ranking = _ranking(config, schema, len(towers.names), towers.dim, device, trained)
+    passed = layout.towers.module.name == "pass_through"
+    return TowerClickModel(towers, Head(ranking, schema, dtype, None if passed else towers.names))
+
+
+def _ranking(
+    config: Config, schema: DatasetSchema, vectors: int, dim: int, device: torch.device, trained: bool
+) -> nn.Module:
+    model = replace(config.model, embedding_dim=dim)
+    ranking = build_model(model, len(schema.dense), vectors, config.seed).to(device)
     if trained and config.train.compile:
         ranking.compile(dynamic=False)
-    return ClickModel(collection, Head(ranking, schema, compute_dtype(config.train.precision, device)))
+    return ranking
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """A model over all ranks, with its dense part's head, its rows, and its towers if it has some."""
+
+    model: DistributedModelParallel
+    head: Head
+    rows: RowAccess
+    towers: TowerEmbeddings | None = None
+
+
+def assemble(
+    config: Config, schema: DatasetSchema, plan: Plan, towers: Towers | None, device: torch.device, *, trained: bool
+) -> Sharded:
+    """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit."""
+    if towers is None or towers.is_flat:
+        flat = build(config, schema, device, trained=trained)
+        model = shard_model(flat, plan, TABLES, device, codecs=flat_codecs(config.partition.exchange, plan))
+        return Sharded(model, flat.head, RowAccess(model))
+    features = [column.name for column in schema.sparse]
+    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+    built = build_towers(config, schema, layout, device, trained=trained)
+    own = layout.sites[built.towers.groups.number].features
+    site_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
+    model = shard_model(built, site_plan, f"{TOWERS}.{TABLES}", device, built.towers.table_ranks(TOWERS))
+    specs = [TableSpec(column.name, column.rows, config.model.embedding_dim) for column in schema.sparse]
+    return Sharded(model, built.head, RowAccess(model, specs), built.towers)

@@ -10,12 +10,12 @@ import torch.distributed as dist
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.contracts import LABEL, Plan
-from pipeline.embeddings import RowAccess, dense_parameters, shard_model
+from pipeline.contracts import LABEL, Plan, Towers
+from pipeline.embeddings import dense_parameters
 from pipeline.training.checkpoints import load_weights
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure
-from pipeline.training.model import TABLES, build
+from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
 
 
@@ -28,7 +28,9 @@ class Predictions:
     true_probability: np.ndarray | None
 
 
-def predict(config: Config, store: Store, dataset: Artifact, plan: Plan, checkpoint: str) -> Predictions | None:
+def predict(
+    config: Config, store: Store, dataset: Artifact, plan: Plan, checkpoint: str, towers: Towers | None = None
+) -> Predictions | None:
     """Logits of the checkpoint at path ``checkpoint`` for the dataset's test rows; on rank 0, None elsewhere.
 
     Every rank calls it. Raises DataError where there are no test rows, ArtifactError for a bad checkpoint.
@@ -41,9 +43,9 @@ def predict(config: Config, store: Store, dataset: Artifact, plan: Plan, checkpo
             rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
         with BatchReader(split, order) as reader:
-            model = shard_model(build(config, split.schema, device, trained=False), plan, TABLES, device)
-            load_weights(store, checkpoint, RowAccess(model), dense_parameters(model))
-            logits = _run(model, reader, device)
+            sharded = assemble(config, split.schema, plan, towers, device, trained=False)
+            load_weights(store, checkpoint, sharded.rows, dense_parameters(sharded.model))
+            logits = _run(sharded.model, reader, device)
         gathered = _gather(logits)
         if gathered is None:
             return None

@@ -1,0 +1,77 @@
+"""What a tower does to its features' embeddings before they cross the network (DMT, MLSys'24, section 3.2).
+
+All of them: forward(embeddings [B, F, N]) -> [B, vectors, dim].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.contracts import TowerModuleSpec
+
+
+class PassThrough(nn.Module):
+    """The embeddings as they are: the transform alone, which keeps the flat model's meaning."""
+
+    def __init__(self, features: int, width: int) -> None:
+        super().__init__()
+        self.vectors, self.dim = features, width
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[B, F, N] unchanged."""
+        return embeddings
+
+
+class DlrmTower(nn.Module):
+    """``p`` vectors from the flattened tower and ``c`` from each feature: [B, p + c * F, dim]."""
+
+    def __init__(self, features: int, width: int, spec: TowerModuleSpec) -> None:
+        super().__init__()
+        self.dim = spec.dim
+        self.vectors = spec.p + spec.c * features
+        self.whole = nn.Linear(features * width, spec.p * spec.dim) if spec.p else None
+        self.each = nn.Linear(width, spec.c * spec.dim) if spec.c else None
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[B, F, N] -> [B, p + c * F, dim]."""
+        parts = []
+        if self.whole is not None:
+            parts.append(self.whole(embeddings.flatten(1)))
+        if self.each is not None:
+            parts.append(self.each(embeddings).flatten(1))
+        return torch.cat(parts, dim=1).unflatten(1, (self.vectors, self.dim))
+
+
+class DcnTower(nn.Module):
+    """Cross layers x <- x0 * (W x + b) + x over the flattened tower (DCN-V2), then a projection: [B, F, dim]."""
+
+    def __init__(self, features: int, width: int, spec: TowerModuleSpec) -> None:
+        super().__init__()
+        self.dim, self.vectors = spec.dim, features
+        size = features * width
+        self.cross = nn.ModuleList(nn.Linear(size, size) for _ in range(spec.cross_layers))
+        self.project = nn.Linear(size, features * spec.dim)
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        """[B, F, N] -> [B, F, dim]."""
+        first = value = embeddings.flatten(1)
+        for layer in self.cross:
+            value = first * layer(value) + value
+        return self.project(value).unflatten(1, (self.vectors, self.dim))
+
+
+TowerModule = PassThrough | DlrmTower | DcnTower
+
+
+def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, number: int) -> TowerModule:
+    """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
+    if spec.name == "pass_through":
+        return PassThrough(features, width)
+    module = DlrmTower(features, width, spec) if spec.name == "dlrm" else DcnTower(features, width, spec)
+    generator = torch.Generator().manual_seed((seed + 7919 * (number + 1)) % 2**63)
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight, generator=generator)
+            nn.init.zeros_(layer.bias)
+    return module

@@ -1,0 +1,112 @@
+"""From ``partition.*`` to towers: how many, on which hosts, and what cannot be. No torch here.
+
+Looked at before a run starts (``check_partition``), so that a bad setting costs no ingestion.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from pipeline.config import Config
+from pipeline.contracts import Tower, TowerModuleSpec, Towers
+from pipeline.errors import ConfigError
+from pipeline.towers.layout import layout_of
+
+
+def tower_count(config: Config) -> int:
+    """Towers asked for: ``partition.towers``, or one a host."""
+    return config.partition.towers or config.hardware.hosts
+
+
+def tower_hosts(count: int, hosts: int) -> list[tuple[int, ...]]:
+    """The hosts of each of ``count`` towers: hosts divided among few towers, or several towers on each host.
+
+    ConfigError where neither divides the other.
+    """
+    if hosts % count == 0:
+        span = hosts // count
+        return [tuple(range(number * span, (number + 1) * span)) for number in range(count)]
+    if count % hosts == 0:
+        share = count // hosts
+        return [(number // share,) for number in range(count)]
+    raise ConfigError(
+        f"{count} towers do not divide {hosts} hosts, expected a divisor or a multiple of {hosts}",
+        hint=f"partition.towers={max(n for n in range(1, count + 1) if hosts % n == 0 or n % hosts == 0)}",
+    )
+
+
+def module_of(config: Config) -> TowerModuleSpec:
+    """The tower module that ``partition`` describes."""
+    part = config.partition
+    return TowerModuleSpec(
+        name=part.module, c=part.c, p=part.p, dim=part.dim or config.model.embedding_dim, cross_layers=part.cross_layers
+    )
+
+
+def towers_of(config: Config, assigned: Sequence[Sequence[str]], features: Sequence[str]) -> Towers:
+    """``towers.json`` of features ``assigned`` to towers, placed on hosts; ConfigError where they do not fit."""
+    hosts = tower_hosts(len(assigned), config.hardware.hosts)
+    towers = Towers(
+        partition=config.partition.name,
+        towers=tuple(Tower(features=tuple(f), hosts=h) for f, h in zip(assigned, hosts, strict=True)),
+        module=module_of(config),
+    )
+    return layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host).towers
+
+
+def flat_towers(config: Config, features: Sequence[str]) -> Towers:
+    """One tower with every feature on every host: ``partition=flat``."""
+    everywhere = tuple(range(config.hardware.hosts))
+    return Towers(partition="flat", towers=(Tower(features=tuple(features), hosts=everywhere),))
+
+
+def check_partition(config: Config, features: Sequence[str]) -> None:
+    """ConfigError where ``partition`` cannot be carried out on this hardware with these features, which it names."""
+    part, count = config.partition, tower_count(config)
+    if part.name == "flat":
+        return
+    tower_hosts(count, config.hardware.hosts)
+    if count > len(features):
+        raise ConfigError(
+            f"{count} towers for {len(features)} features ({', '.join(features)}), expected a feature in each",
+            hint=f"partition.towers={len(features)}",
+        )
+    _check_names(config, features)
+    _check_together(config, count)
+    if part.module == "dlrm" and part.c == part.p == 0:
+        raise ConfigError("partition.c and partition.p are both 0: towers would put nothing out", hint="partition.c=1")
+
+
+def _check_names(config: Config, features: Sequence[str]) -> None:
+    named = [("partition.pins", name) for name in config.partition.pins]
+    named += [("partition.groups", name) for group in config.partition.groups for name in group]
+    for where, name in named:
+        if name not in features:
+            near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
+            raise ConfigError(f"{where} names {name!r}, which is no feature; the nearest is {near!r}", hint=near)
+
+
+def _check_together(config: Config, count: int) -> None:
+    for name, tower in config.partition.pins.items():
+        if not 0 <= tower < count:
+            raise ConfigError(
+                f"partition.pins.{name} is {tower}, expected a tower between 0 and {count - 1}",
+                hint=f"partition.pins.{name}={max(0, min(tower, count - 1))}",
+            )
+    seen: set[str] = set()
+    for group in config.partition.groups:
+        twice = [name for name in group if name in seen]
+        if twice:
+            raise ConfigError(
+                f"partition.groups names {twice[0]!r} twice: it would be in two towers",
+                hint="each feature in one group",
+            )
+        seen.update(group)
+        wanted = {name: config.partition.pins[name] for name in group if name in config.partition.pins}
+        if len(set(wanted.values())) > 1:
+            shown = ", ".join(f"{name} to {tower}" for name, tower in wanted.items())
+            raise ConfigError(
+                f"partition.groups keeps {', '.join(group)} together, but partition.pins sends {shown}",
+                hint=f"~partition.pins.{next(iter(wanted))}",
+            )

@@ -1,0 +1,138 @@
+"""The semantic-preserving tower transform (DMT, MLSys'24, section 3.1), its inputs permuted instead of its outputs.
+
+The ids go to the peers that hold their features, an ordinary sharded collection looks them up inside the site, the
+tower modules make them smaller, and what is left comes back to the samples' own ranks.
+
+Gradients: the way back divides by the number of sites, the site's collectives by its ranks; together that is the mean
+over all ranks, as in the flat model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torchrec.distributed.dist_data import KJTAllToAll, PooledEmbeddingsAllToAll
+from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from pipeline.embeddings import TableRanks, pooled_stack, reordered
+from pipeline.towers.layout import Layout
+from pipeline.towers.modules import TowerModule, build_tower
+
+Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """This rank's two process groups: the ``site`` that shares its tables and the ``peers`` of the other sites.
+
+    ``number``: of its site.
+    """
+
+    number: int
+    site_ranks: tuple[int, ...]
+    site: dist.ProcessGroup
+    peers: dist.ProcessGroup
+
+
+def make_groups(layout: Layout) -> Groups:
+    """The groups of ``layout``. Collective: every rank makes all of them, in the same order."""
+    rank, count = dist.get_rank(), len(layout.sites)
+    sites = [layout.site_ranks(site) for site in range(count)]
+    site_groups = [dist.new_group(ranks) for ranks in sites]
+    peer_groups = [dist.new_group(layout.peers(place)) for place in range(layout.site_size)]
+    number = layout.site_of(rank)
+    return Groups(number, tuple(sites[number]), site_groups[number], peer_groups[sites[number].index(rank)])
+
+
+class TowerEmbeddings(nn.Module):
+    """forward(ids of this rank's samples) -> all towers' outputs for them: [b, V, dim].
+
+    Every rank holds the modules of all towers but trains those of its site alone; ``names`` [V] says what the vectors
+    are. With pass-through towers they are the features' embeddings in the order ``features``, as in the flat model.
+    ``dtype``: what the modules compute in (None: float32).
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        groups: Groups,
+        collection: EmbeddingBagCollection,
+        features: Sequence[str],
+        width: int,
+        seed: int,
+        codecs: QuantizedCommCodecs | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.layout, self.groups, self.dtype = layout, groups, dtype
+        self.collection = collection
+        spec = layout.towers.module
+        towers = [
+            build_tower(spec, len(tower.features), width, seed, i) for i, tower in enumerate(layout.towers.towers)
+        ]
+        self.tower = nn.ModuleList(towers)
+        self.dim = towers[0].dim
+        self._places = [features.index(name) for name in layout.features]
+        self._found = [name for site in layout.sites for number in site.towers for name in self._outputs(number)]
+        self.names = list(features) if spec.name == "pass_through" else self._found
+        widths = [self.dim * sum(towers[n].vectors for n in site.towers) for site in layout.sites]
+        self._send = KJTAllToAll(groups.peers, [len(site.features) for site in layout.sites])
+        self._back = PooledEmbeddingsAllToAll(groups.peers, widths, codecs=codecs)
+
+    def _outputs(self, number: int) -> list[str]:
+        tower = cast(TowerModule, self.tower[number])
+        if self.layout.towers.module.name == "pass_through":
+            return list(self.layout.towers.towers[number].features)
+        return [f"tower {number} output {i}" for i in range(tower.vectors)]
+
+    def table_ranks(self, path: str) -> TableRanks:
+        """The ranks that share this rank's tables; ``path``: of this module, whose towers a site alone averages."""
+        return TableRanks(self.groups.site_ranks, self.groups.site, apart=(f"{path}.tower.",))
+
+    def own_parameters(self) -> list[nn.Parameter]:
+        """The parameters of this site's tower modules."""
+        site = self.layout.sites[self.groups.number]
+        return [p for number in site.towers for p in self.tower[number].parameters()]
+
+    @torch.no_grad()
+    def send(self, ids: KeyedJaggedTensor) -> Sent:
+        """Start sending ids to the ranks that hold their tables: after the first wait lengths are known and ids leave,
+        after the second they are there, for all peers' samples: F of this site x (sites * b)."""
+        if self._places != list(range(len(self._places))):
+            ids = ids.permute(self._places)
+        return cast(Sent, self._send(ids)) if len(self.layout.sites) > 1 else NoWait(NoWait(ids))
+
+    def forward(self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None) -> Tensor:
+        """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead."""
+        mine = self.send(ids).wait().wait() if received is None else received
+        site = self.layout.sites[self.groups.number]
+        vectors = self._towers(pooled_stack(self.collection(mine), site.features))
+        if len(self.layout.sites) > 1:
+            vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
+        return reordered(vectors, self._found, self.names)
+
+    def _towers(self, embeddings: Tensor) -> Tensor:
+        """Outputs of this site's towers from [B, F of the site, N]: [B, V of the site, dim] float32."""
+        site = self.layout.sites[self.groups.number]
+        sizes = [len(self.layout.towers.towers[number].features) for number in site.towers]
+        parts = embeddings.split(sizes, dim=1)
+        with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
+            return torch.cat([self.tower[n](part).float() for n, part in zip(site.towers, parts, strict=True)], dim=1)
+
+    def reduce_gradients(self) -> None:
+        """Average the gradients of this site's tower modules over the site, and over no one else. Collective."""
+        grads = [p.grad for p in self.own_parameters() if p.grad is not None]
+        if not grads or dist.get_world_size(self.groups.site) == 1:
+            return
+        flat = torch.cat([grad.flatten() for grad in grads])
+        dist.all_reduce(flat, group=self.groups.site)
+        flat /= dist.get_world_size(self.groups.site)
+        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))

@@ -1,0 +1,132 @@
+"""What the ranks of the tower tests run: trainers, flat and with towers, on the same global batches."""
+
+import json
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from pipeline.artifacts import Store
+from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
+from pipeline.contracts import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
+from pipeline.training import BatchReader, Order, SplitReader, Trainer
+from tests.embeddings.ranks import plan_for, row_shards
+from tests.training.dataset import KEY, write_dataset
+
+DIM, BATCH, STEPS = 8, 48, 5
+COLUMNS = (
+    SparseColumn(name="a", rows=40),
+    SparseColumn(name="b", rows=23, multi=True, weighted=True),
+    SparseColumn(name="c", rows=11, multi=True),
+    SparseColumn(name="d", rows=17),
+    SparseColumn(name="e", rows=29, multi=True),
+)
+
+
+def config(hosts, ranks, **partition):
+    return Config(
+        run="r",
+        data=DataConfig(name="t", format="synthetic"),
+        model=ModelConfig(embedding_dim=DIM, bottom_mlp=[16], top_mlp=[16]),
+        hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks),
+        partition=PartitionConfig(**partition),
+        train=TrainConfig(
+            global_batch=BATCH, lr=0.02, sparse_lr=0.1, warmup_steps=2, precision="fp32", threads_per_rank=1,
+            dense_optimizer="adagrad",
+        ),
+    )  # fmt: skip
+
+
+def towers_on(assigned, module=None):
+    """``assigned``: {tower's features as letters: its hosts}."""
+    towers = tuple(Tower(features=tuple(letters), hosts=tuple(hosts)) for letters, hosts in assigned)
+    return Towers(partition="dmt", towers=towers, module=module or TowerModuleSpec())
+
+
+def tower_plan(towers, hosts, local, kinds):
+    """A plan whose shards keep to the towers' sites; ``kinds``: sharding by feature."""
+    world = hosts * local
+    plan = plan_for("table_wise", world, local, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
+    tables = {}
+    for tower in towers.towers:
+        first, size = tower.hosts[0] * local, len(tower.hosts) * local
+        for i, name in enumerate(tower.features):
+            table, kind = plan.tables[name], kinds.get(name, "table_wise")
+            tables[name] = _placed(table, kind, first, size, i)
+    ordered = {c.name: tables[c.name] for c in COLUMNS}
+    return replace(plan, tables=ordered)
+
+
+def _placed(table, kind, first, size, index):
+    home = first + index % size
+    if kind == "data_parallel":
+        return replace(table, sharding=kind, kernel="dense", shards=())
+    if kind == "row_wise":
+        return replace(table, sharding=kind, shards=tuple(row_shards(table.rows, first, size, 0, table.dim)))
+    if kind == "column_wise":
+        half = table.dim // 2
+        shards = tuple(
+            ShardPlan(rank=first + (index + i) % size, row=0, rows=table.rows, column=i * half, columns=half)
+            for i in range(2)
+        )
+        return replace(table, sharding=kind, shards=shards)
+    return replace(table, shards=(ShardPlan(rank=home, row=0, rows=table.rows, column=0, columns=table.dim),))
+
+
+def data(folder, columns=COLUMNS):
+    if dist.get_rank() == 0:
+        write_dataset(folder, train=BATCH * STEPS + 17, test=60, sparse=columns)
+    dist.barrier()
+    return SplitReader(Store(str(folder)), Store(str(folder)).get(f"datasets/t/{KEY}", "dataset"), "train")
+
+
+def steps(trainer, split, count=STEPS):
+    """Train; logits and labels of each step on this rank [b]."""
+    order = Order(key="k", seed=3, global_batch=BATCH, rank=dist.get_rank(), world_size=dist.get_world_size())
+    outputs = {}
+    with BatchReader(split, order) as reader:
+        for step in range(count):
+            logits, labels, weights = trainer.step(reader)
+            outputs[f"logits{step}"], outputs[f"weights{step}"] = logits.clone(), weights.clone()
+            outputs[f"labels{step}"] = labels.clone()
+    return outputs
+
+
+def leave(folder, name, trainer, outputs):
+    """Every owned shard, the dense parameters and the outputs in a file of this rank."""
+    trainer.gather_towers()
+    tensors = dict(outputs)
+    for s in trainer.rows.local_shards():
+        if s.owner:
+            tensors[f"rows|{s.table}|{s.row}|{s.column}"] = s.weight.clone()
+    tensors |= {f"dense|{n}": p.detach().clone() for n, p in trainer.dense.items()}
+    save_file(tensors, folder / f"{name}-{dist.get_rank()}.safetensors")
+    (folder / f"{name}-tables.json").write_text(json.dumps(sorted(trainer.rows.tables)))
+
+
+def flat(folder, references):
+    """The flat model, on as many ranks as there are; ``references``: {name: sharding by feature}.
+
+    A table cut into columns has an Adagrad sum for each of them, so its reference must be cut alike.
+    """
+    world = dist.get_world_size()
+    split = data(folder / "data")
+    for name, kinds in references.items():
+        shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
+        plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
+        trainer = Trainer(config(1, world), split.schema, plan, torch.device("cpu"))
+        leave(folder, name, trainer, steps(trainer, split))
+
+
+def with_towers(folder, cases):
+    """``cases``: {name: (hosts, assigned, module, kinds, pipeline)}, one trainer after the other."""
+    split = data(folder / "data")
+    world = dist.get_world_size()
+    for name, (hosts, assigned, module, kinds, pipeline) in cases.items():
+        towers = towers_on(assigned, module)
+        made = config(hosts, world // hosts, name="dmt")
+        made.train.pipeline = pipeline
+        plan = tower_plan(towers, hosts, world // hosts, kinds)
+        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
+        leave(folder, name, trainer, steps(trainer, split))

@@ -1,0 +1,69 @@
+"""Pass-through towers on real ranks are the flat model of one process: outputs, tables and dense part."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.embeddings.ranks import spawn
+from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers
+
+MIXED = {"a": "row_wise", "b": "column_wise", "c": "data_parallel", "e": "row_wise"}
+AHEAD, PLAIN = "sparse_dist", "base"
+# name -> (hosts, [(features, hosts)], module, shardings, pipeline) by number of ranks
+CASES = {
+    1: {"one rank, three towers": (1, [("db", [0]), ("a", [0]), ("ec", [0])], None, {}, AHEAD)},
+    4: {
+        "2x2 uneven": (2, [("cab", [0]), ("ed", [1])], None, MIXED, AHEAD),
+        "2x2 uneven, not ahead": (2, [("e", [0]), ("bcad", [1])], None, MIXED, PLAIN),
+        "4x1": (4, [("a", [0]), ("bd", [1]), ("c", [2]), ("e", [3])], None, {}, AHEAD),
+        "two hosts a tower": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, AHEAD),
+        "two towers a host": (2, [("e", [1]), ("ad", [0]), ("b", [0]), ("c", [1])], None, MIXED, AHEAD),
+        "one tower on all": (2, [("edcba", [0, 1])], None, MIXED, AHEAD),
+    },
+}
+NAMES = [(ranks, name) for ranks, cases in CASES.items() for name in cases]
+
+
+def read(folder, name, ranks):
+    """Logits of real rows by step in global order, whole tables, dense parameters of every rank."""
+    files = [load_file(folder / f"{name}-{rank}.safetensors") for rank in range(ranks)]
+    logits = []
+    for step in range(STEPS):
+        real = [file[f"logits{step}"][file[f"weights{step}"] > 0] for file in files]
+        logits.append(torch.cat(real))
+    tables = {c.name: torch.full((c.rows, DIM), float("nan")) for c in COLUMNS}
+    for file in files:
+        for key, value in file.items():
+            if key.startswith("rows|"):
+                _, table, row, column = key.split("|")
+                tables[table][int(row) : int(row) + len(value), int(column) : int(column) + value.shape[1]] = value
+    dense = [{key[6:]: value for key, value in file.items() if key.startswith("dense|")} for file in files]
+    return logits, tables, dense
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("towers")
+    spawn(flat, 1, root / "flat", {"whole": {}, "cut": {"b": "column_wise"}})
+    for ranks, cases in CASES.items():
+        spawn(with_towers, ranks, root / str(ranks), cases)
+    return root
+
+
+@pytest.mark.parametrize(("ranks", "name"), NAMES)
+def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
+    reference = "cut" if CASES[ranks][name][3] else "whole"
+    logits, tables, dense = read(runs / "flat", reference, 1)
+    tower_logits, tower_tables, tower_dense = read(runs / str(ranks), name, ranks)
+    for step in range(STEPS):
+        torch.testing.assert_close(tower_logits[step], logits[step], rtol=0, atol=1e-6)
+    for table in tables:
+        assert not torch.isnan(tower_tables[table]).any()
+        torch.testing.assert_close(tower_tables[table], tables[table], rtol=0, atol=1e-6)
+    for each in tower_dense:
+        assert each.keys() == dense[0].keys()
+        for key, value in each.items():
+            torch.testing.assert_close(value, dense[0][key], rtol=0, atol=1e-5)
+    assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
