@@ -199,14 +199,21 @@ class PartitionConfig:
     """Towers of features (DMT, MLSys'24). ``name``: flat (none) | dmt.
 
     ``towers``: how many (0: one a host). ``strategy``: which features go together, strided | coherent | diverse;
-    ``pins``: {feature: its tower}; ``groups``: features that stay together. ``module``: pass_through | dlrm | dcn with
+    ``pins``: {feature: its tower}; ``groups``: features that stay together; ``imbalance``: how far over an even share
+    of features, predicted ms and bytes a tower may be. ``probe``: the flat model's checkpoint (as in
+    ``checkpoint.init_from``) whose embeddings are compared; null: ``probe_steps`` are trained in one process, with
+    tables of at most ``probe_rows``. ``module``: pass_through | dlrm | dcn with
     ``c`` vectors a feature and ``p`` a tower of width ``dim`` (0: ``model.embedding_dim``), ``cross_layers`` of dcn.
     ``exchange``: precision of embeddings between ranks (towers: between hosts), fp32 | fp16 | bf16 | int8.
     """
 
     name: str = "flat"
     towers: int = 0
-    strategy: str = "strided"
+    strategy: str = "coherent"
+    probe: str | None = None
+    probe_steps: int = 300
+    probe_rows: int = 100_000
+    imbalance: float = 0.1
     pins: dict[str, int] = field(default_factory=dict)
     groups: list[list[str]] = field(default_factory=list)
     module: str = "pass_through"
@@ -362,7 +369,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
     "partition.name": ("flat", "dmt"),
-    "partition.strategy": ("strided",),
+    "partition.strategy": ("strided", "coherent", "diverse"),
     "partition.module": ("pass_through", "dlrm", "dcn"),
     "partition.exchange": ("fp32", "fp16", "bf16", "int8"),
     "train.dense_optimizer": ("adam", "adagrad"),
@@ -407,6 +414,9 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("plan.reserve", 0.0, 0.95),
     ("checkpoint.hot_share", 0.0, 1.0),
     ("partition.towers", 0, None),
+    ("partition.imbalance", 0.0, 10.0),
+    ("partition.probe_steps", 1, None),
+    ("partition.probe_rows", 3, None),
     ("partition.c", 0, 64),
     ("partition.p", 0, 64),
     ("partition.dim", 0, 4096),

@@ -88,8 +88,8 @@ def _nearest(problem: Problem, cost: Floats) -> Ints:
 def _bounded(problem: Problem, cost: Floats) -> Ints:
     """The cheapest assignment within the capacities, or with little excess where there is none: [items].
 
-    An integer programme, by HiGHS: item i in tower k, row by row, and last the excess; every item goes somewhere, every
-    tower gets one. Large ones are relaxed and rounded, which leaves some items split and ``Exchange`` to mend the loads.
+    An integer programme, by HiGHS: item i in tower k, row by row, and last the excess; every item goes somewhere,
+    every tower gets one. Large ones are relaxed and rounded, and ``Exchange`` mends what that does to the loads.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron, vstack

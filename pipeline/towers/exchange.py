@@ -46,7 +46,8 @@ class Exchange:
     def run(self) -> tuple[Ints, float]:
         """Change until no move or swap helps; returns (towers [items], their cost)."""
         for _ in range(MOST_PASSES):
-            if not any([self._improve(int(item)) for item in self._free]):
+            changed = [self._improve(int(item)) for item in self._free]
+            if not any(changed):
                 break
         inside = float((self._inside / np.maximum(self._size, 1.0)).sum())
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())

@@ -35,7 +35,11 @@ class Problem:
 
 
 def make_problem(
-    items: Sequence[Sequence[int]], towers: int, loads: Mapping[str, Floats], pinned: Mapping[int, int], imbalance: float
+    items: Sequence[Sequence[int]],
+    towers: int,
+    loads: Mapping[str, Floats],
+    pinned: Mapping[int, int],
+    imbalance: float,
 ) -> Problem:
     """The bounds for ``items``; ``loads``: by name, [F] each, any unit. One that is zero everywhere binds nothing."""
     rows, capacity = [], []
