@@ -12,7 +12,7 @@ MOST_CELLS = 96  # on a side; more features are averaged into as many
 MOST_LABELS = 64
 LONGEST = 11
 COLOURS = 7
-DOT, LETTER = 8.0, 6.2  # pixels: radius of a point, width of a label's letter
+DOT, SMALL_DOT, LETTER = 8.0, 5.0, 6.2  # pixels: radius of a point with and without a label, width of a letter
 
 Matrix = Sequence[Sequence[float]]
 Box = tuple[float, float, float, float]
@@ -23,7 +23,7 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
     order = sorted(range(len(names)), key=lambda index: (towers[index], index))
     bins = _bins(order)
     low, high = _range(similarity)
-    size = SIDE / len(bins)
+    size, labelled = SIDE / len(bins), len(bins) == len(order) <= MOST_LABELS
     body = []
     for row, left in enumerate(bins):
         for column, right in enumerate(bins):
@@ -32,10 +32,12 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
                 words = f"{_words(names, left)} and {_words(names, right)}: {units.decimal(value, 2)}"
                 body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, value, low, high, words))
     body += _cuts(bins, towers, size)
-    if len(bins) == len(order) <= MOST_LABELS:
+    if labelled:
         body += _edge_labels([names[index] for index in order], size)
     body.append(_scale(low, high))
-    return _drawing(body, MARGIN + SIDE + PAD, MARGIN + SIDE + 46, "Similarity of every pair of features")
+    free = 0 if labelled else MARGIN - PAD  # the room of labels
+    width, height = MARGIN + SIDE + PAD - free, MARGIN + SIDE + 46 - free
+    return _drawing(body, width, height, "Similarity of every pair of features", free)
 
 
 def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) -> str:
@@ -49,14 +51,15 @@ def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) ->
         x, y = (width / 2 + (point[a] - low[a] - _extent(placement, a) / 2) * room / span for a in (0, 1))
         spots.append((x, y))
     taken: list[Box] = [(x - DOT, y - DOT, x + DOT, y + DOT) for x, y in spots]
-    body = []
+    body, labelled = [], len(names) <= MOST_LABELS
+    radius, letters = (DOT, 10) if labelled else (SMALL_DOT, 7)
     for name, tower, (x, y) in zip(names, towers, spots, strict=True):
         body.append(
-            f'<g><circle class="c{tower % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="{DOT}"/>'
-            f'<text class="inside" x="{x:.1f}" y="{y + 3.3:.1f}" text-anchor="middle">{tower}</text>'
-            f"<title>{escape(f'{name}, tower {tower}')}</title></g>"
+            f'<g><circle class="c{tower % COLOURS}" cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/>'
+            f'<text class="inside" style="font-size:{letters}px" x="{x:.1f}" y="{y + letters / 3:.1f}" '
+            f'text-anchor="middle">{tower}</text><title>{escape(f"{name}, tower {tower}")}</title></g>'
         )
-        if len(names) <= MOST_LABELS:
+        if labelled:
             body.append(_spot_label(_short(name), x, y, width, taken))
     return _drawing(body, width, width, "Features in the plane by tower")
 
@@ -157,6 +160,7 @@ def _short(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
 
 
-def _drawing(body: Sequence[str], width: float, height: float, label: str) -> str:
-    head = f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{escape(label)}">'
+def _drawing(body: Sequence[str], width: float, height: float, label: str, start: float = 0) -> str:
+    box = f"{start} {start} {width} {height}"
+    head = f'<svg class="plot" viewBox="{box}" role="img" aria-label="{escape(label)}">'
     return f"{head}{''.join(body)}</svg>"

@@ -104,9 +104,10 @@ def _swatch(tower: int) -> str:
 
 def _towers(towers: Towers, evidence: TowerEvidence) -> str:
     known = [name for name in ("ms", "bytes") if load_shares(towers, name)]
+    shares = [load_shares(towers, name) for name in known]
     rows = []
     for index, tower in enumerate(towers.towers):
-        loads = "".join(number(units.percent(load_shares(towers, name)[index])) for name in known)
+        loads = "".join(number(units.percent(share[index])) for share in shares)
         rows.append(
             f"<tr><td>{_swatch(index)}</td><td>{escape(rank_words(set(tower.hosts), -1))}</td>"
             f"{number(units.count(len(tower.features)))}{loads}"
@@ -121,15 +122,15 @@ def _towers(towers: Towers, evidence: TowerEvidence) -> str:
 
 def _features(towers: Towers, evidence: TowerEvidence) -> str:
     home = _homes(towers)
-    order = sorted(evidence.features, key=lambda name: (home[name], evidence.features.index(name)))
-    rows = [_feature_row(name, home[name], evidence) for name in order[:MOST_FEATURES]]
+    order = sorted(range(len(evidence.features)), key=lambda index: (home[evidence.features[index]], index))
+    rows = [_feature_row(index, home[evidence.features[index]], evidence) for index in order[:MOST_FEATURES]]
     if not rows:
         return ""
     return section("Features", scroll_table(head_cells(("Feature", "Tower", "ms*", "Memory*", "Why")), rows))
 
 
-def _feature_row(name: str, tower: int, evidence: TowerEvidence) -> str:
-    index = evidence.features.index(name)
+def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> str:
+    name = evidence.features[index]
     loads = {key: values[index] for key, values in evidence.loads.items()}
     return (
         f"<tr><td>{escape(name)}</td><td>{_swatch(tower)}</td>{number(units.decimal(loads.get('ms'), 3))}"
@@ -151,8 +152,13 @@ def towers_text(towers: Towers) -> str:
                 words.append(f"{units.percent(shares[index], 0)} of the {name}")
         where = f"host{'s' if len(tower.hosts) > 1 else ''} {rank_words(set(tower.hosts), -1)}"
         lines.append(f"  tower {index} on {where}: {_names(tower.features)} ({', '.join(words)})")
-    wishes = [f"{name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
-    return "\n".join([*lines, *(f"  {wish}" for wish in wishes[:8])])
+    return "\n".join([*lines, *_wishes(evidence)])
+
+
+def _wishes(evidence: TowerEvidence, most: int = 8) -> list[str]:
+    """A line for each feature that is where it is because of a pin or a group."""
+    found = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
+    return [*found[:most], f"  and {len(found) - most} more by wish"] if len(found) > most else found
 
 
 def _names(features: Sequence[str], most: int = 12) -> str:
