@@ -9,7 +9,7 @@ Pure data: nothing here computes, reads a store or imports torch.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 MISSING_ROW = 0
 UNSEEN_ROW = 1
@@ -214,6 +214,11 @@ class TowerModuleSpec:
     dim: int = 0
     cross_layers: int = 1
 
+    @property
+    def by_feature(self) -> bool:
+        """Whether a tower puts out one vector for each of its features."""
+        return self.name != "dlrm" or (self.c == 1 and self.p == 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TowerEvidence:
@@ -238,7 +243,9 @@ class TowerEvidence:
 class Towers:
     """``towers.json``: every sparse feature in exactly one tower. ``partition`` flat: one tower, no transform."""
 
-    version: int = 2
+    VERSION: ClassVar[int] = 2
+
+    version: int = VERSION
     partition: str
     towers: tuple[Tower, ...]
     module: TowerModuleSpec = field(default_factory=TowerModuleSpec)

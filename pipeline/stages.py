@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
-from pipeline.contracts import DatasetSchema, Plan, Profile
+from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 
@@ -25,7 +25,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "plan": ("ingest",),
     "partition": ("ingest", "plan"),
     "train": ("ingest", "plan", "partition"),
-    "evaluate": ("ingest", "plan", "train"),
+    "evaluate": ("ingest", "plan", "partition", "train"),
 }
 # Settings of train that change speed or what is shown, never the model that comes out.
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
@@ -46,7 +46,9 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
     ``names``: only the first of them, up to the one that is wanted.
     """
     from pipeline.ingest import raw_fingerprint
+    from pipeline.towers import check_partition
 
+    check_partition(config, list(config.data.sparse))
     made: dict[str, Step] = {}
     for name in names:
         covered = key_config(name, config)
@@ -149,11 +151,23 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
             "global_batch": config.train.global_batch,
         }
     if name == "partition":
-        return {"partition": full["partition"]}
+        return {"partition": partition_config(config), "towers_version": Towers.VERSION}
     if name == "train":
         train = {key: value for key, value in full["train"].items() if key not in NOT_IN_TRAIN_KEY}
-        return {"model": full["model"], "train": train, "seed": config.seed}
+        exchange = {} if config.partition.exchange == "fp32" else {"exchange": config.partition.exchange}
+        return {"model": full["model"], "train": train, "seed": config.seed, **exchange}
     return {"evaluate": full["evaluate"]}
+
+
+def partition_config(config: Config) -> dict[str, Any]:
+    """What the towers depend on; of a flat partition its name alone. How they talk belongs to the training."""
+    if config.partition.name == "flat":
+        return {"name": "flat"}
+    from pipeline.towers import tower_count
+
+    settings = dataclasses.asdict(config.partition)
+    del settings["exchange"]
+    return {**settings, "towers": tower_count(config)}
 
 
 def _path(name: str, key: str, config: Config) -> str:
@@ -173,7 +187,7 @@ def continuation_key(config: Config, train_config: Mapping[str, Any], input_keys
     Rows are stored by table and row number and the batches do not depend on the ranks, so a run that lost its
     machines goes on with others.
     """
-    covered = {**train_config, "partition": dataclasses.asdict(config.partition)}
+    covered = {**train_config, "partition": partition_config(config)}
     return artifact_key("checkpoints", covered, {"ingest": input_keys["ingest"]})
 
 
@@ -221,24 +235,53 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
 
 
 def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-    """One tower with every feature: what ``partition=flat`` means."""
-    schema = DatasetSchema.from_json(store.read_json(f"{inputs['ingest'].path}/schema.json"))
+    """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
+    from pipeline.towers import flat_towers, render_towers, strided, tower_count, towers_of
+
+    schema, profile = read_dataset(store, inputs["ingest"])
     features = [column.name for column in schema.sparse]
+    part = config.partition
+    if part.name == "flat":
+        towers, plan = flat_towers(config, features), None
+    else:
+        assigned = strided(features, tower_count(config), part.pins, part.groups)
+        towers = towers_of(config, assigned, features)
+        plan = refine_plan(config, schema, profile, towers)
     draft: Draft
     with _draft(store, step) as draft:
-        draft.write_json("towers.json", {"version": 1, "partition": config.partition.name, "towers": [features]})
-        return draft.commit({"partition": config.partition.name, "towers": 1, "features": len(features)})
+        draft.write_json("towers.json", towers.to_json())
+        if plan is not None:
+            draft.write_json("plan.json", plan.to_json())
+        summary = {"partition": part.name, "towers": len(towers.towers), "features": len(features)}
+        artifact = draft.commit(summary)
+    if plan is not None:
+        io.say(render_towers(towers))
+    return artifact
+
+
+def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers) -> Plan:
+    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError."""
+    from pipeline.planning import make_plan
+    from pipeline.towers import layout_of, site_config, united_plan
+
+    features = [column.name for column in schema.sparse]
+    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+    plans = []
+    for site in layout.sites:
+        own = tuple(column for column in schema.sparse if column.name in site.features)
+        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile))
+    return united_plan(layout, plans, features)
 
 
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
     from pipeline.training import train
 
     key = continuation_key(config, step.config, step.input_keys)
-    plan = read_plan(store, inputs["plan"])
+    plan, towers = read_towers(store, inputs)
     init = _init_artifact(step, config, store)
     summary = train(
         config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init,
-        plan_key=inputs["plan"].key,
+        plan_key=inputs["plan"].key, towers=towers,
     )  # fmt: skip
     if not is_first_rank():
         return None
@@ -255,7 +298,8 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     final = inputs["train"].summary.get("final")
     if not final:
         raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
-    predictions = predict(config, store, inputs["ingest"], read_plan(store, inputs["plan"]), final)
+    plan, towers = read_towers(store, inputs)
+    predictions = predict(config, store, inputs["ingest"], plan, final, towers)
     if predictions is None:
         return None
     figures = evaluate(predictions.labels, predictions.logits, predictions.true_probability)
@@ -285,8 +329,15 @@ def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profil
     return read_dataset(store, artifact)
 
 
+def read_towers(store: Store, inputs: Mapping[str, Artifact]) -> tuple[Plan, Towers]:
+    """The towers and the plan to train by: with towers, the one refined for their hosts."""
+    partition = inputs["partition"]
+    towers = Towers.from_json(store.read_json(f"{partition.path}/towers.json"))
+    return read_plan(store, inputs["plan"] if towers.is_flat else partition), towers
+
+
 def read_plan(store: Store, artifact: Artifact) -> Plan:
-    """The sharding plan inside a committed plan artifact."""
+    """The sharding plan inside a committed plan or partition artifact."""
     return Plan.from_json(store.read_json(f"{artifact.path}/plan.json"))
 
 

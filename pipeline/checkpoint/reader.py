@@ -299,6 +299,12 @@ def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], where:
             )
 
 
+def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
+    """The dense parameters of checkpoint ``artifact`` by name; ArtifactError where its file is damaged."""
+    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
+    return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+
+
 def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)

@@ -20,6 +20,7 @@ from pipeline.checkpoint.reader import (
     apply_block,
     meets,
     read_blocks,
+    read_dense,
     read_index,
     read_verified,
     restore_dense,
@@ -52,13 +53,20 @@ class Taken:
 
 @torch.no_grad()
 def warm_start(
-    store: Store, artifact: Artifact, target: Target, *, tables_only: bool = False, rename: dict[str, str] | None = None
+    store: Store,
+    artifact: Artifact,
+    target: Target,
+    *,
+    tables_only: bool = False,
+    rename: dict[str, str] | None = None,
+    partly: bool = False,
 ) -> list[str]:
     """Fill ``target``, whose values are initial ones, from ``artifact``; lines that say what was taken and what left.
 
     ``rename``: {table in the checkpoint: table of the model}. ``tables_only``: dense parameters and their optimizer
-    keep their initial values. Collective. Raises ConfigError for a rename that names no table and for dense parameters
-    or embedding dimensions that do not fit, ArtifactError for a damaged checkpoint.
+    keep their initial values. ``partly``: so do dense parameters that the checkpoint lacks or has in another shape, as
+    between a flat model and one with towers. Collective. Raises ConfigError for a rename that names no table and for
+    dense parameters or embedding dimensions that do not fit, ArtifactError for a damaged checkpoint.
     """
     lines: list[str] = []
 
@@ -71,7 +79,7 @@ def warm_start(
         if tables_only:
             lines.append("dense parameters and their optimizer keep their initial values")
         else:
-            lines.append(_read_dense(store, artifact, target))
+            lines.extend(_read_dense(store, artifact, target, partly))
 
     together(f"starting from {artifact.path}", read)
     return lines
@@ -130,10 +138,12 @@ def _read_rows(store: Store, chain: list[Artifact], target: Target, names: dict[
                 apply_block(renamed, shard, states=target.states)
 
 
-def _read_dense(store: Store, artifact: Artifact, target: Target) -> str:
+def _read_dense(store: Store, artifact: Artifact, target: Target, partly: bool) -> list[str]:
     """Take the dense part; another optimizer class starts anew, and its settings are always the run's own."""
     record = json.loads(read_verified(store, artifact, STATE))["optimizer"]
     same = target.optimizer is not None and record is not None and record["class"] == type(target.optimizer).__name__
+    if partly and (left := _misfits(store, artifact, target)):
+        return _read_some(store, artifact, target, left)
     groups = [dict(group) for group in target.optimizer.param_groups] if target.optimizer is not None else []
     try:
         restore_dense(store, artifact, target if same else replace(target, optimizer=None))
@@ -144,7 +154,27 @@ def _read_dense(store: Store, artifact: Artifact, target: Target) -> str:
     for group, now in zip(target.optimizer.param_groups if target.optimizer is not None else [], groups, strict=True):
         group.update({name: value for name, value in now.items() if name != "params"})
     optimizer = "and their optimizer taken" if same else "taken, their optimizer starts anew"
-    return f"dense part: all {len(target.dense)} parameters {optimizer}"
+    return [f"dense part: all {len(target.dense)} parameters {optimizer}"]
+
+
+def _misfits(store: Store, artifact: Artifact, target: Target) -> list[str]:
+    """Names of the dense parameters that one side lacks or has in another shape, in order."""
+    stored = {name: tuple(value.shape) for name, value in read_dense(store, artifact).items()}
+    now = {name: tuple(value.shape) for name, value in target.dense.items()}
+    return [name for name in {**now, **stored} if stored.get(name) != now.get(name)]
+
+
+def _read_some(store: Store, artifact: Artifact, target: Target, left: list[str]) -> list[str]:
+    """Take the dense parameters that fit; their optimizer starts anew, for it has seen another model."""
+    stored = read_dense(store, artifact)
+    taken = [name for name in target.dense if name not in left]
+    for name in taken:
+        target.dense[name].copy_(stored[name])
+    return [
+        f"dense part: {len(taken)} of {len(target.dense)} parameters taken, the optimizer starts anew",
+        *(f"parameter {name}: keeps its initial values" for name in left if name in target.dense),
+        *(f"parameter {name} of the checkpoint: left out" for name in left if name not in target.dense),
+    ]
 
 
 def _table_lines(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], pairs: dict[str, str]) -> list[str]:

@@ -17,8 +17,8 @@ MARGIN_SECONDS = 5  # over what a stage needs to end by itself
 
 
 def ranks_of(stage: str, config: Config) -> int:
-    """Ranks per host that ``stage`` runs on: those of the hardware, or one."""
-    return config.hardware.ranks_per_host if stage in DISTRIBUTED else 1
+    """Ranks that ``stage`` runs on here: those of all hosts, which this machine acts as, or one."""
+    return config.world_size if stage in DISTRIBUTED else 1
 
 
 def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, launcher: int = 0) -> AppDef:
@@ -50,7 +50,7 @@ def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
 
 
 def _torchrun(stage: str, config: Config) -> list[str]:
-    """Arguments of torchrun on one host. Output of ranks other than 0 goes to files, not to the terminal."""
+    """Arguments of torchrun on this machine. Output of ranks other than 0 goes to files, not to the terminal."""
     ranks = ranks_of(stage, config)
     redirects = ["--redirects", ",".join(f"{rank}:3" for rank in range(1, ranks))] if ranks > 1 else []
     return [

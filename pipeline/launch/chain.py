@@ -23,6 +23,7 @@ from pipeline.launch.step import Step, run_directory
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
 POLL_SECONDS = 0.1
+MOST_RANKS = 16  # that one machine acts several hosts with
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Chain:
         try:
             with handled():
                 self._forget_result()
-                self._require_one_host()
+                self._require_one_machine()
                 self._find_upstream()
                 for step in self.selected:
                     self._run_step(step)
@@ -99,12 +100,24 @@ class Chain:
         if self.store.exists(path):
             self.store.fs.rm(self.store.full(path))
 
-    def _require_one_host(self) -> None:
+    def _require_one_machine(self) -> None:
+        """This machine can act as a few CPU hosts; it cannot be a cluster."""
         hardware = self.config.hardware
-        if hardware.hosts > 1 and any(step.name in DISTRIBUTED for step in self.selected):
+        if hardware.hosts == 1 or not any(step.name in DISTRIBUTED for step in self.selected):
+            return
+        if hardware.device != "cpu" or self.config.world_size > MOST_RANKS:
             raise ConfigError(
-                f"launch=local runs one host, but hardware={hardware.name} has {hardware.hosts}",
+                f"launch=local runs on one machine, which can act as several hosts with up to {MOST_RANKS} CPU ranks, "
+                f"but hardware={hardware.name} has {hardware.hosts} hosts with {self.config.world_size} "
+                f"{hardware.device} ranks",
                 hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
+            )
+        kinds = {*self.config.plan.sharding_types, *self.config.plan.tables.values()}
+        if self.config.partition.name == "flat" and "table_row_wise" in kinds:
+            raise ConfigError(
+                "plan asks for table_row_wise, whose hosts TorchRec takes from the machine, but launch=local acts as "
+                f"{hardware.hosts} hosts on one",
+                hint="plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
             )
 
     def _find_upstream(self) -> None:

@@ -139,7 +139,7 @@ def _figures(result: Mapping[str, Any]) -> str:
 def _details(result: Mapping[str, Any]) -> str:
     """The remaining figures of ``result.json``, two or three columns of name and value."""
     rows, train, saved, scores = (result.get(name, {}) for name in ("ingest", "train", "checkpoint", "eval"))
-    gate, model = result.get("gate", {}), result.get("model", {})
+    gate, model, sent = result.get("gate", {}), result.get("model", {}), train.get("bytes_per_sample", {})
     found = [
         ("Raw bytes read", units.size(rows.get("bytes_in"))),
         ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
@@ -148,6 +148,9 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Training time", units.duration(train.get("seconds"))),
         ("Ranks", units.count(train.get("world_size"))),
         ("Peak memory", units.size(train.get("peak_rss_bytes"))),
+        ("Embeddings between hosts, bytes per sample", units.count(sent.get("inter_host"))),
+        ("Embeddings within hosts, bytes per sample", units.count(sent.get("intra_host"))),
+        ("Dense gradients between hosts, bytes per sample", units.count(sent.get("dense_inter_host"))),
         ("Checkpoints written", units.count(saved.get("count"))),
         ("Checkpoint bytes", units.size(saved.get("bytes_written"))),
         ("Had all been full", units.size(saved.get("bytes_full_equivalent"))),

@@ -135,7 +135,17 @@ def _train(part: Mapping[str, Any]) -> list[str]:
         f"{units.count(part.get('samples_per_s'))} samples/s, {units.percent(part.get('data_wait_share'))} of the time "
         "waiting for data",
         f"peak memory {units.size(part.get('peak_rss_bytes'))}",
+        *sent_per_sample(part),
     ]
+
+
+def sent_per_sample(train: Mapping[str, Any]) -> list[str]:
+    """A line about the bytes that embeddings cost a sample, by class of link; none where one rank trained."""
+    sent = train.get("bytes_per_sample", {})
+    within, between = sent.get("intra_host"), sent.get("inter_host")
+    if not units.known(within) or not units.known(between) or not within + between:
+        return []
+    return [f"embeddings sent per sample: {units.size(between)} between hosts, {units.size(within)} within"]
 
 
 def _checkpoint(part: Mapping[str, Any]) -> list[str]:

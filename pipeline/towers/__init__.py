@@ -6,6 +6,8 @@ What is named here imports no torch; the transform lies in ``transform``, its mo
 from __future__ import annotations
 
 from pipeline.towers.layout import Layout, Site, layout_of
+from pipeline.towers.plans import site_config, united_plan
+from pipeline.towers.report import render_towers
 from pipeline.towers.settings import check_partition, flat_towers, module_of, tower_count, tower_hosts, towers_of
 from pipeline.towers.strided import strided
 
@@ -16,8 +18,11 @@ __all__ = [
     "flat_towers",
     "layout_of",
     "module_of",
+    "render_towers",
+    "site_config",
     "strided",
     "tower_count",
     "tower_hosts",
     "towers_of",
+    "united_plan",
 ]

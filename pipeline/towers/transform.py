@@ -55,7 +55,7 @@ class TowerEmbeddings(nn.Module):
     """forward(ids of this rank's samples) -> all towers' outputs for them: [b, V, dim].
 
     Every rank holds the modules of all towers but trains those of its site alone; ``names`` [V] says what the vectors
-    are. With pass-through towers they are the features' embeddings in the order ``features``, as in the flat model.
+    are: where a tower puts out one a feature, they come in the order ``features``, as in the flat model.
     ``dtype``: what the modules compute in (None: float32).
     """
 
@@ -81,16 +81,16 @@ class TowerEmbeddings(nn.Module):
         self.dim = towers[0].dim
         self._places = [features.index(name) for name in layout.features]
         self._found = [name for site in layout.sites for number in site.towers for name in self._outputs(number)]
-        self.names = list(features) if spec.name == "pass_through" else self._found
+        self.names = list(features) if spec.by_feature else self._found
         widths = [self.dim * sum(towers[n].vectors for n in site.towers) for site in layout.sites]
         self._send = KJTAllToAll(groups.peers, [len(site.features) for site in layout.sites])
         self._back = PooledEmbeddingsAllToAll(groups.peers, widths, codecs=codecs)
 
     def _outputs(self, number: int) -> list[str]:
-        tower = cast(TowerModule, self.tower[number])
-        if self.layout.towers.module.name == "pass_through":
+        if self.layout.towers.module.by_feature:
             return list(self.layout.towers.towers[number].features)
-        return [f"tower {number} output {i}" for i in range(tower.vectors)]
+        tower = cast(TowerModule, self.tower[number])
+        return [f"{i} of tower {number}" for i in range(tower.vectors)]
 
     def table_ranks(self, path: str) -> TableRanks:
         """The ranks that share this rank's tables; ``path``: of this module, whose towers a site alone averages."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
 from pipeline.checkpoint.changes import check_changes
-from pipeline.config import Config
+from pipeline.config import Config, PartitionConfig
 from pipeline.embeddings import RowAccess, TouchedRows
 from pipeline.training.metrics import Meter
 from pipeline.training.trainer import Trainer
@@ -66,11 +66,13 @@ class Checkpoints:
 
     def _start_from(self, init: Artifact) -> None:
         wanted, model = self.config.checkpoint, self.saver.model
+        partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
         allowed = check_changes(init, self.config, self.saver.inputs["dataset"])
         target = Target(model.rows, model.dense, model.optimizer)
         lines = warm_start(
-            self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename)
-        )
+            self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
+            partly=partition != asdict(self.config.partition),
+        )  # fmt: skip
         if dist.get_rank() == 0:
             self.say("\n  ".join([f"starting from {init.path}", *allowed, *lines]))
 

@@ -32,7 +32,8 @@ def connect(config: Config) -> torch.device:
     device = _device(config)
     if device.type == "cpu":
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        torch.set_num_threads(config.train.threads_per_rank or max(1, cores // config.hardware.ranks_per_host))
+        here = config.world_size if config.launch.name == "local" else config.hardware.ranks_per_host
+        torch.set_num_threads(config.train.threads_per_rank or max(1, cores // here))
         torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
     if not dist.is_initialized():
         backend = "gloo" if device.type == "cpu" else "nccl"

@@ -7,7 +7,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
 from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
+from pipeline.towers.links import LinkBytes
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
@@ -90,6 +91,8 @@ class _Run:
     split: SplitReader
     on_interval: OnInterval
     on_phase: OnPhase
+    sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
+    rows: float = 0.0
 
     @property
     def per_epoch(self) -> int:
@@ -150,6 +153,9 @@ class _Run:
         steps = self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
         check_finite(sums, step, train, self.trainer.head.first_fault)
+        sent = self._sent()
+        self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
+        self.rows += sums.rows
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -166,9 +172,20 @@ class _Run:
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
                     "resumed_step": self.first,
+                    "intra_host_bytes_per_sample": sent[0] / sums.rows,
+                    "inter_host_bytes_per_sample": sent[1] / sums.rows,
                 }
             )
         check_collapse(self.meter, step, train)
+
+    def _sent(self) -> list[float]:
+        """What all ranks sent since the last call, as ``LinkBytes`` orders it. Collective on several ranks."""
+        sent = self.trainer.links.take().as_list()
+        return add_up(torch.tensor(sent, dtype=torch.float64, device=self._device)).tolist()
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.trainer.dense.values())).device
 
     def _samples(self, steps: int) -> int:
         epochs, rest = divmod(steps, self.per_epoch)
@@ -176,11 +193,11 @@ class _Run:
 
     def summary(self) -> dict[str, Any]:
         """What ``train`` returns, the same on every rank."""
-        device = next(iter(self.trainer.dense.values())).device
+        device = self._device
         seconds = max(self.seconds, 1e-9)
         peak = largest(torch.tensor([_peak_rss()], dtype=torch.float64, device=device)).item()
         waited = add_up(torch.tensor([self.reader.wait_seconds], dtype=torch.float64, device=device)).item()
-        figures = {
+        figures: dict[str, Any] = {
             "samples": self._samples(self.trainer.steps),
             "steps": self.trainer.steps,
             "seconds": seconds,
@@ -189,6 +206,9 @@ class _Run:
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
         }
+        if self.rows:
+            names = (field.name for field in fields(LinkBytes))
+            figures["bytes_per_sample"] = {n: v / self.rows for n, v in zip(names, self.sent, strict=True)}
         return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}
 
 

@@ -194,7 +194,8 @@ def build_towers(
     towers.tower.to(device)
     ranking = _ranking(config, schema, len(towers.names), towers.dim, device, trained)
     passed = layout.towers.module.name == "pass_through"
-    return TowerClickModel(towers, Head(ranking, schema, dtype, None if passed else towers.names))
+    names = None if passed else [f"tower output {name!r}" for name in towers.names]
+    return TowerClickModel(towers, Head(ranking, schema, dtype, names))
 
 
 def _ranking(

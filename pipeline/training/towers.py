@@ -80,4 +80,4 @@ def _states(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[
     for name, value in template.items():
         if name not in state:
             state[name] = torch.zeros_like(parameter if value.dim() else value)
-    return [state[name] for name in template]
+    return [state[name] for name in sorted(template)]

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Towers
-from pipeline.embeddings import dense_parameters
+from pipeline.embeddings import dense_parameters, dense_table_parameters
+from pipeline.towers.links import Links
 from pipeline.training.data import Batch
-from pipeline.training.model import Output, assemble
+from pipeline.training.model import Output, Sharded, assemble
 from pipeline.training.optimizers import Optimizers
 from pipeline.training.towers import TowerPipeline, gather_towers
 
@@ -31,6 +33,8 @@ class Trainer:
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
         self.optimizers = Optimizers(self.model, config.train)
+        self.links = Links(config.hardware.ranks_per_host)
+        self._reductions = _reductions(sharded, self.dense)
         self.steps = 0
         self.lr = 0.0
         ahead = config.train.pipeline == "sparse_dist"
@@ -44,7 +48,14 @@ class Trainer:
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
         self.lr = self.optimizers.set_step(self.steps)
-        output: Output = self._pipeline.progress(batches)
+        output: Output
+        if dist.get_world_size() == 1:
+            output = self._pipeline.progress(batches)
+        else:
+            with self.links.counting():
+                output = self._pipeline.progress(batches)
+            for size, ranks, dense in self._reductions:
+                self.links.reduced(size, ranks, dense=dense)
         self.steps += 1
         return output
 
@@ -58,3 +69,17 @@ class Trainer:
         if isinstance(self._pipeline, TrainPipelineSparseDist):
             self._pipeline.detach()
         return self.model.eval()
+
+
+def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[tuple[int, list[int], bool]]:
+    """What is all-reduced each step: (bytes, global ranks, whether it is the dense part). DDP does it out of sight."""
+    world = list(range(dist.get_world_size()))
+    towers = sharded.towers
+    site = towers.groups.site_ranks if towers is not None else world
+    apart = list(towers.tower.parameters()) if towers is not None else []
+    away = {id(parameter) for parameter in apart}
+    own = sum(p.nbytes for p in towers.own_parameters()) if towers is not None else 0
+    shared = sum(p.nbytes for p in dense.values() if id(p) not in away)
+    tables = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
+    found = [(shared, world, True), (own, list(site), True), (tables, list(site), False)]
+    return [(size, ranks, is_dense) for size, ranks, is_dense in found if size and len(ranks) > 1]

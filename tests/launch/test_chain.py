@@ -179,10 +179,13 @@ def test_a_truncated_artifact_is_not_skipped_over(store: Store, stages: Stages) 
 
 
 def test_several_hosts_cannot_be_trained_on_here_but_can_be_planned_for(store: Store, stages: Stages) -> None:
-    two_hosts = ["hardware.hosts=2", "launch.inline=[ingest,plan,partition]"]
-    with pytest.raises(ConfigError, match="launch=local runs one host"):
-        run_chain(store, stages, *two_hosts)
-    run_chain(store, stages, *two_hosts, "stages=[ingest,plan]")
+    inline = "launch.inline=[ingest,plan,partition]"
+    for many in (["hardware=h100x2x8"], ["hardware.hosts=17"]):
+        with pytest.raises(ConfigError, match="launch=local runs on one machine"):
+            run_chain(store, stages, *many, inline)
+        run_chain(store, stages, *many, inline, "stages=[ingest,plan]")
+    with pytest.raises(ConfigError, match="plan asks for table_row_wise"):
+        run_chain(store, stages, "hardware.hosts=2", "plan.sharding_types=[table_row_wise]", inline)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

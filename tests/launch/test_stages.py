@@ -32,6 +32,8 @@ CHANGES = {
     "ingest.block_mib=64": (),
     "train.log_every_steps=3": (),
     "train.prefetch_batches=7": (),
+    "partition=dmt": ("partition", "train", "evaluate"),
+    "partition.exchange=bf16": ("train", "evaluate"),
     "launch.attempts=3": (),
     "launch.inline=[]": (),
     "checkpoint.every_steps=5": (),
@@ -121,5 +123,6 @@ def test_a_flat_partition_is_one_tower_with_every_feature(tmp_path: Path) -> Non
         assert artifact.key == made[name].key
         store.verify(artifact)
     towers = store.read_json(f"{made['partition'].path}/towers.json")
-    assert towers == {"version": 1, "partition": "flat", "towers": [list(config.data.sparse)]}
+    assert towers["version"] == 2 and towers["partition"] == "flat"
+    assert towers["towers"] == [{"features": list(config.data.sparse), "hosts": [0]}]
     assert len(closed) == 3

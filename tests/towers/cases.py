@@ -44,17 +44,17 @@ def towers_on(assigned, module=None):
     return Towers(partition="dmt", towers=towers, module=module or TowerModuleSpec())
 
 
-def tower_plan(towers, hosts, local, kinds):
+def tower_plan(towers, hosts, local, kinds, columns=COLUMNS):
     """A plan whose shards keep to the towers' sites; ``kinds``: sharding by feature."""
     world = hosts * local
-    plan = plan_for("table_wise", world, local, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
+    plan = plan_for("table_wise", world, local, rows={c.name: c.rows for c in columns}, dim=DIM)
     tables = {}
     for tower in towers.towers:
         first, size = tower.hosts[0] * local, len(tower.hosts) * local
         for i, name in enumerate(tower.features):
             table, kind = plan.tables[name], kinds.get(name, "table_wise")
             tables[name] = _placed(table, kind, first, size, i)
-    ordered = {c.name: tables[c.name] for c in COLUMNS}
+    ordered = {c.name: tables[c.name] for c in columns}
     return replace(plan, tables=ordered)
 
 
@@ -130,3 +130,29 @@ def with_towers(folder, cases):
         plan = tower_plan(towers, hosts, world // hosts, kinds)
         trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
         leave(folder, name, trainer, steps(trainer, split))
+
+
+SINGLE = tuple(SparseColumn(name=name, rows=20 + i) for i, name in enumerate("abcd"))
+
+
+def count_bytes(folder, hosts, cases):
+    """``cases``: {name: (assigned or None for flat, module, exchange, shardings)}; what each rank sent in two steps."""
+    split = data(folder / "data", SINGLE)
+    world = dist.get_world_size()
+    for name, (assigned, module, exchange, kinds) in cases.items():
+        made = config(hosts, world // hosts, name="dmt" if assigned else "flat", exchange=exchange)
+        made.train.pipeline = "base"
+        towers = towers_on(assigned, module) if assigned else None
+        if towers is not None:
+            plan = tower_plan(towers, hosts, world // hosts, {}, SINGLE)
+        else:
+            plan = plan_for(kinds, world, rows={c.name: c.rows for c in SINGLE}, dim=DIM)
+        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
+        outputs = steps(trainer, split, 2)
+        away = towers is not None and [n for n in trainer.dense if n.startswith("towers.")]
+        record = {
+            "sent": trainer.links.take().as_list(),
+            "dense": sum(p.nbytes for n, p in trainer.dense.items() if not away or n not in away),
+            "logits": outputs["logits1"].tolist(),
+        }
+        (folder / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(record))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.contracts import TowerModuleSpec
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers
 
@@ -23,7 +24,16 @@ CASES = {
         "one tower on all": (2, [("edcba", [0, 1])], None, MIXED, AHEAD),
     },
 }
-NAMES = [(ranks, name) for ranks, cases in CASES.items() for name in cases]
+DLRM = TowerModuleSpec(name="dlrm", c=2, p=1, dim=4)
+DCN = TowerModuleSpec(name="dcn", dim=4, cross_layers=2)
+ALIKE = TowerModuleSpec(name="dlrm", c=1, p=0, dim=DIM)
+ON_ONE = [("ace", [0]), ("bd", [0])]
+ON_TWO = [("ace", [0]), ("bd", [1])]
+# Tower modules on one rank and on four: name -> module.
+MODULES = {"dlrm": DLRM, "dcn": DCN, "one vector a feature": ALIKE}
+CASES[1] |= {f"{name}, one host": (1, ON_ONE, module, {}, PLAIN) for name, module in MODULES.items()}
+CASES[4] |= {f"{name}, two hosts": (2, ON_TWO, module, {}, AHEAD) for name, module in MODULES.items()}
+NAMES = [(ranks, name) for ranks, cases in CASES.items() for name in cases if cases[name][2] is None]
 
 
 def read(folder, name, ranks):
@@ -55,8 +65,22 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "name"), NAMES)
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
     reference = "cut" if CASES[ranks][name][3] else "whole"
-    logits, tables, dense = read(runs / "flat", reference, 1)
-    tower_logits, tower_tables, tower_dense = read(runs / str(ranks), name, ranks)
+    assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks))
+    assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_tower_modules_train_the_same_on_one_host_and_on_two(runs, name):
+    one, two = read(runs / "1", f"{name}, one host", 1), read(runs / "4", f"{name}, two hosts", 4)
+    assert_equal(one, two)
+    assert any(key.startswith("towers.tower.1.") for key in one[2][0])
+    assert one[1]["a"].std() > 0 and not torch.equal(one[1]["a"], read(runs / "flat", "whole", 1)[1]["a"])
+
+
+def assert_equal(reference, found):
+    """Logits and tables to 1e-6, dense parameters on every rank to 1e-5."""
+    logits, tables, dense = reference
+    tower_logits, tower_tables, tower_dense = found
     for step in range(STEPS):
         torch.testing.assert_close(tower_logits[step], logits[step], rtol=0, atol=1e-6)
     for table in tables:
@@ -66,4 +90,3 @@ def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, na
         assert each.keys() == dense[0].keys()
         for key, value in each.items():
             torch.testing.assert_close(value, dense[0][key], rtol=0, atol=1e-5)
-    assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]

@@ -1,0 +1,136 @@
+"""Bytes that training sends, by class of link, from the sizes its collectives are called with.
+
+TorchRec calls ``torch.distributed`` from many places and offers no hook, so the functions themselves are wrapped while
+a step runs. What is counted is what a collective must move, not what its backend's algorithm makes of it: of an
+all-to-all and a reduce-scatter the parts for other ranks, of an all-gather the own part once for every other rank.
+Gradients of the dense part are reduced inside DDP, so their size is told (``reduced``): a ring's 2 (W - 1) / W of the
+bytes to the next rank.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+# A checkpoint's threads talk while a step runs.
+_OWN_THREADS = "nightjar-"
+
+
+@dataclass
+class LinkBytes:
+    """Bytes sent within hosts and between hosts; ``dense_*``: those of the dense part's gradients, not in the first."""
+
+    intra_host: float = 0.0
+    inter_host: float = 0.0
+    dense_intra_host: float = 0.0
+    dense_inter_host: float = 0.0
+
+    def as_list(self) -> list[float]:
+        """The figures in the order of the fields."""
+        return list(astuple(self))
+
+
+class Links:
+    """Counts what this rank sends. Host h has the ranks from ``h * ranks_per_host`` on."""
+
+    def __init__(self, ranks_per_host: int) -> None:
+        self.ranks_per_host = ranks_per_host
+        self.sent = LinkBytes()
+        self._ranks: dict[Any, list[int]] = {}
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count the collectives called inside, on this thread and on autograd's."""
+        former = {name: getattr(dist, name) for name in _PARTS}
+        for name, function in former.items():
+            setattr(dist, name, self._counted(function, _PARTS[name]))
+        try:
+            yield
+        finally:
+            for name, function in former.items():
+                setattr(dist, name, function)
+
+    def _counted(self, function: Callable[..., Any], parts: Callable[..., Sequence[int]]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not threading.current_thread().name.startswith(_OWN_THREADS):
+                ranks = self._ranks_of(kwargs.get("group"))
+                self._add(parts(len(ranks), *args, **kwargs), ranks)
+            return function(*args, **kwargs)
+
+        return call
+
+    def _ranks_of(self, group: dist.ProcessGroup | None) -> list[int]:
+        if group not in self._ranks:
+            self._ranks[group] = dist.get_process_group_ranks(group)
+        return self._ranks[group]
+
+    def _add(self, parts: Sequence[int], ranks: list[int]) -> None:
+        """``parts``: bytes for each of the global ``ranks``."""
+        me = dist.get_rank()
+        for rank, size in zip(ranks, parts, strict=True):
+            if rank == me:
+                continue
+            if self._neighbours(rank):
+                self.sent.intra_host += size
+            else:
+                self.sent.inter_host += size
+
+    def _neighbours(self, rank: int) -> bool:
+        return rank // self.ranks_per_host == dist.get_rank() // self.ranks_per_host
+
+    def reduced(self, size: int, ranks: Sequence[int], *, dense: bool = True) -> None:
+        """Count an all-reduce of ``size`` bytes over the global ``ranks``, this one among them."""
+        count = len(ranks)
+        following = ranks[(ranks.index(dist.get_rank()) + 1) % count]
+        field = "intra_host" if self._neighbours(following) else "inter_host"
+        field = f"dense_{field}" if dense else field
+        setattr(self.sent, field, getattr(self.sent, field) + 2 * (count - 1) / count * size)
+
+    def take(self) -> LinkBytes:
+        """What was sent since the last call."""
+        taken, self.sent = self.sent, LinkBytes()
+        return taken
+
+
+def _all_to_all_single(
+    ranks: int,
+    output: Tensor,
+    input: Tensor,
+    output_split_sizes: list[int] | None = None,
+    input_split_sizes: list[int] | None = None,
+    *_: Any,
+    **__: Any,
+) -> list[int]:
+    if not input_split_sizes:
+        return [input.nbytes // ranks] * ranks
+    row = input.nbytes // input.shape[0] if input.shape[0] else 0
+    return [rows * row for rows in input_split_sizes]
+
+
+def _reduce_scatter(ranks: int, output: Tensor, input_list: list[Tensor], *_: Any, **__: Any) -> list[int]:
+    return [part.nbytes for part in input_list]
+
+
+def _reduce_scatter_tensor(ranks: int, output: Tensor, input: Tensor, *_: Any, **__: Any) -> list[int]:
+    return [input.nbytes // ranks] * ranks
+
+
+def _all_gather(ranks: int, outputs: Any, tensor: Tensor, *_: Any, **__: Any) -> list[int]:
+    return [tensor.nbytes] * ranks
+
+
+_PARTS: dict[str, Callable[..., Sequence[int]]] = {
+    "all_to_all_single": _all_to_all_single,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "all_gather": _all_gather,
+    "all_gather_into_tensor": _all_gather,
+}
