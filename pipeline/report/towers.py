@@ -5,6 +5,7 @@ One self-contained page from Towers alone: inline CSS and SVG, no script, nothin
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from html import escape
 
@@ -16,6 +17,7 @@ from pipeline.report.towermap import COLOURS, heat_map, tower_map
 
 TOWERS_PAGE = "towers.html"
 MOST_FEATURES = 2_000
+WIDTH = 100
 STRATEGIES = {
     "coherent": "features that interact share a tower",
     "diverse": "features that interact are in different towers",
@@ -89,7 +91,7 @@ def _pictures(towers: Towers, evidence: TowerEvidence) -> str:
     drawn = tower_map(evidence.features, places, evidence.placement)
     near = "alike" if evidence.strategy == "coherent" else "unlike"
     figures = (
-        f"<figure><figcaption>Similarity <span>mean |cosine| of embeddings</span></figcaption>{heat}</figure>"
+        f"<figure><figcaption>Similarity <span>mean |cosine| of centred embeddings</span></figcaption>{heat}</figure>"
         f"<figure><figcaption>Tower map <span>near is {near}</span></figcaption>{drawn}</figure>"
     )
     note = f'<p class="muted small">Measured by {escape(evidence.source)}. Lines part the towers.</p>'
@@ -151,7 +153,8 @@ def towers_text(towers: Towers) -> str:
             if shares := load_shares(towers, name):
                 words.append(f"{units.percent(shares[index], 0)} of the {name}")
         where = f"host{'s' if len(tower.hosts) > 1 else ''} {rank_words(set(tower.hosts), -1)}"
-        lines.append(f"  tower {index} on {where}: {_names(tower.features)} ({', '.join(words)})")
+        text = f"tower {index} on {where}: {_names(tower.features)} ({', '.join(words)})"
+        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
     return "\n".join([*lines, *_wishes(evidence)])
 
 

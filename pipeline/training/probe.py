@@ -1,6 +1,7 @@
 """The probe of the tower partitioner: a short training of the flat model, or a checkpoint, and how features interact.
 
-One process, without the plan: the tables are cut to ``partition.probe_rows`` rows, whose hottest keep their own.
+One process, without the plan: tables are cut to ``partition.probe_rows`` rows. Those are the hottest of a vocabulary;
+the ids of the others share them.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import torch
 import torch.distributed as dist
 
 from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint import Target, warm_start
+from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config
 from pipeline.contracts import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
-from pipeline.embeddings import RowAccess, dense_parameters
 from pipeline.errors import GuardError
 from pipeline.towers.distances import Matrix
 from pipeline.towers.interaction import Interaction
-from pipeline.training.checkpoints import load_weights
 from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
@@ -31,56 +32,66 @@ LOOKED_AT = 16  # batches whose embeddings are compared
 
 
 def probe(
-    config: Config, store: Store, dataset: Artifact, checkpoint: Artifact | None, say: Callable[[str], None]
-) -> Matrix:
-    """Interactions [F, F] of the dataset's sparse features, in the order of its schema.
+    config: Config,
+    store: Store,
+    dataset: Artifact,
+    checkpoint: Artifact | None,
+    say: Callable[[str], None],
+    also: Interaction | None = None,
+) -> tuple[Matrix, str]:
+    """Interactions [F, F] of the dataset's sparse features, in the order of its schema, and in words of what.
 
-    ``checkpoint``: of the flat model, read whole into this process; None: ``partition.probe_steps`` are trained.
-    Raises ArtifactError for a checkpoint of another model or dataset, GuardError where the probe diverged.
+    ``checkpoint``: whose tables are compared; None: those of ``partition.probe_steps`` steps. ``also``: another measure
+    that sees the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
+    GuardError where the probe diverged.
     """
     alone, outside = _alone(config), dist.is_initialized()
     device = connect(alone)
     try:
         split = SplitReader(store, dataset, "train")
-        limit = None if checkpoint is not None else config.partition.probe_rows
+        limit = config.partition.probe_rows
         trainer = Trainer(alone, _cut(split.schema, limit), _plan(alone, split.schema, limit), device)
-        steps = 0 if checkpoint is not None else config.partition.probe_steps
+        steps, batch = (0 if checkpoint else config.partition.probe_steps), alone.train.global_batch
+        source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
+        say(f"comparing features by {source}, in this process")
         if checkpoint is not None:
-            load_weights(store, checkpoint.path, RowAccess(trainer.model), dense_parameters(trainer.model))
-        order = Order(key=dataset.key, seed=config.seed, global_batch=alone.train.global_batch)
-        per_epoch = -(-split.rows // order.global_batch)
-        with BatchReader(split, order, epochs=math.ceil((steps + LOOKED_AT) / per_epoch)) as reader:
+            _load(alone, store, checkpoint, dataset, trainer)
+        order = Order(key=dataset.key, seed=config.seed, global_batch=batch)
+        epochs = math.ceil((steps + LOOKED_AT) / -(-split.rows // batch))
+        with BatchReader(split, order, epochs=epochs) as reader:
             batches = _folded(reader, limit)
-            say(_words(checkpoint, steps, order.global_batch))
             for _ in range(steps):
                 trainer.step(batches)
-            found = _look(trainer, batches, len(split.schema.sparse), device)
+            measures = [Interaction(len(split.schema.sparse)), *([also] if also is not None else [])]
+            _look(trainer, batches, measures, device)
     finally:
         if not outside:
             dist.destroy_process_group()
+    found = measures[0].matrix()
     if not np.isfinite(found).all():
         raise GuardError(
-            f"the probe of {steps} steps left embeddings that are not finite: features cannot be compared",
+            f"{source} left embeddings that are not finite: features cannot be compared",
             hint=f"train.sparse_lr={config.train.sparse_lr / 10:g}, or partition.strategy=strided",
         )
-    return found
+    return found, source
 
 
-def _words(checkpoint: Artifact | None, steps: int, batch: int) -> str:
-    if checkpoint is not None:
-        return f"probe: the embeddings of {checkpoint.path}"
-    return f"probe: {steps:,} steps of {batch:,} rows in this process"
+def _load(config: Config, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: Trainer) -> None:
+    """The rows of ``checkpoint``'s tables, as many as the trainer's have; its dense part does not matter here."""
+    wanted = dataclasses.replace(config.checkpoint, init_tables_only=True, rename={})
+    check_changes(checkpoint, dataclasses.replace(config, checkpoint=wanted), dataset.key)
+    warm_start(store, checkpoint, Target(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
 
 
 @torch.no_grad()
-def _look(trainer: Trainer, batches: Iterator[Batch], features: int, device: torch.device) -> Matrix:
-    """Interactions over the next batches."""
-    model, interaction = trainer.finished(), Interaction(features)
+def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction], device: torch.device) -> None:
+    """Show the embeddings of the next batches to every one of ``measures``."""
+    model = trainer.finished()
     for _, batch in zip(range(LOOKED_AT), batches, strict=False):
         model(batch.to(device))
         real = batch.weights > 0
-        interaction.add(trainer.head.embeddings[real])
-    return interaction.matrix()
+        for measure in measures:
+            measure.add(trainer.head.embeddings[real])
 
 
 def _alone(config: Config) -> Config:
@@ -98,26 +109,24 @@ def _alone(config: Config) -> Config:
     return dataclasses.replace(config, hardware=hardware, train=train)
 
 
-def _cut(schema: DatasetSchema, limit: int | None) -> DatasetSchema:
+def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
     """``schema`` with tables of at most ``limit`` rows."""
-    if limit is None:
-        return schema
     sparse = tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse)
     return dataclasses.replace(schema, sparse=sparse)
 
 
-def _folded(batches: Iterator[Batch], limit: int | None) -> Iterator[Batch]:
+def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
     """``batches`` with the rows from ``limit`` on folded onto the first ones, the reserved rows apart."""
     for batch in batches:
         values = batch.sparse.values()
-        if limit is not None and values.numel() and int(values.max()) >= limit:
+        if values.numel() and int(values.max()) >= limit:
             values[:] = torch.where(
                 values < limit, values, RESERVED_ROWS + (values - RESERVED_ROWS) % (limit - RESERVED_ROWS)
             )
         yield batch
 
 
-def _plan(config: Config, schema: DatasetSchema, limit: int | None) -> Plan:
+def _plan(config: Config, schema: DatasetSchema, limit: int) -> Plan:
     """Every table whole on the one rank."""
     dim = config.model.embedding_dim
     return Plan(
