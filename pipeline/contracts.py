@@ -224,9 +224,9 @@ class TowerModuleSpec:
 class TowerEvidence:
     """What an assignment to towers rests on; lists are in the order of ``features``.
 
-    ``similarity``: [F][F], mean |cosine| of two features' centred embeddings by ``source``, and ``placement``: [F][2], of the
-    distances that ``strategy`` makes of it; both empty for strided. ``loads``: {"ms", "bytes"}: by feature, from the
-    plan; ``reasons``: a sentence by feature; ``excess``: of the fullest tower over an even share of some load.
+    ``similarity``: [F][F], mean |cosine| of two features' centred embeddings by ``source``; ``placement``: [F][2], of
+    the distances that ``strategy`` makes of it; both empty for strided. ``loads``: {"ms", "bytes"}: by feature, from
+    the plan; ``reasons``: a sentence by feature; ``excess``: of the fullest tower over an even share of some load.
     """
 
     strategy: str
