@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 STAGE_COMMANDS = {
     "ingest": "raw logs to a training dataset",
     "plan": "a sharding plan for the dataset on the hardware",
-    "partition": "towers of features (flat: none)",
+    "partition": "towers of features and the plan on their hosts (flat: none)",
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }

@@ -75,7 +75,7 @@ def _placed(table, kind, first, size, index):
 
 
 def data(folder, columns=COLUMNS):
-    if dist.get_rank() == 0:
+    if dist.get_rank() == 0 and not folder.exists():
         write_dataset(folder, train=BATCH * STEPS + 17, test=60, sparse=columns)
     dist.barrier()
     return SplitReader(Store(str(folder)), Store(str(folder)).get(f"datasets/t/{KEY}", "dataset"), "train")

@@ -40,7 +40,7 @@ def run(folder, name, directory, hosts, module, init, steps):
     """Train ``steps`` steps in ``directory``, from checkpoint ``init`` or where that directory stands; then predict."""
     logging.disable(logging.WARNING)
     split = data(folder / "data")
-    store = Store(str(folder))
+    store = Store(str(folder / "data"))
     local = dist.get_world_size() // hosts
     made, plan, towers = settings(hosts, local, module, max_steps=steps)
     lines = []
@@ -59,7 +59,7 @@ def only_predict(folder, name, hosts, module, checkpoint):
     """Logits of a checkpoint in another model than the one it was written by."""
     split = data(folder / "data")
     made, plan, towers = settings(hosts, dist.get_world_size() // hosts, module)
-    found = predict(made, Store(str(folder)), split.dataset, plan, checkpoint, towers)
+    found = predict(made, Store(str(folder / "data")), split.dataset, plan, checkpoint, towers)
     if dist.get_rank() == 0:
         (folder / f"{name}.json").write_text(json.dumps({"logits": found.logits.tolist()}))
 
