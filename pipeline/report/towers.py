@@ -143,17 +143,17 @@ def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> str:
 def towers_text(towers: Towers) -> str:
     """Which features went where and why, in a few lines for the terminal."""
     evidence = towers.evidence or TowerEvidence(strategy="")
-    said = f"{evidence.strategy}: {STRATEGIES.get(evidence.strategy, '')}"
+    said = f"{len(towers.towers)} towers, module {towers.module.name}, {evidence.strategy}: "
+    said += STRATEGIES.get(evidence.strategy, "")
     if (means := similarities(towers)) is not None:
         said += f"; similarity {units.decimal(means[0], 2)} within towers, {units.decimal(means[1], 2)} across"
     lines = [said]
     for index, tower in enumerate(towers.towers):
-        words = [f"{len(tower.features)} features"]
-        for name in ("ms", "bytes"):
-            if shares := load_shares(towers, name):
-                words.append(f"{units.percent(shares[index], 0)} of the {name}")
+        loads = [(name, load_shares(towers, name)) for name in ("ms", "bytes")]
+        shares = ", ".join(f"{units.percent(share[index], 0)} of the {name}" for name, share in loads if share)
         where = f"host{'s' if len(tower.hosts) > 1 else ''} {rank_words(set(tower.hosts), -1)}"
-        text = f"tower {index} on {where}: {_names(tower.features)} ({', '.join(words)})"
+        text = f"tower {index} on {where}: {len(tower.features)} features: {_names(tower.features)}"
+        text += f" ({shares})" if shares else ""
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
     return "\n".join([*lines, *_wishes(evidence)])
 
