@@ -1,4 +1,4 @@
-"""``nightjar run partition=dmt``: one machine acts as two hosts, from raw rows to figures; bad settings end it at once."""
+"""``nightjar run partition=dmt``: one machine acts as two hosts, raw rows to figures; bad settings end it at once."""
 
 import json
 import subprocess
@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "experiment=demo", "hardware.hosts=2", "hardware.ranks_per_host=1", "data.synthetic.rows=4000",
-    "data.synthetic.ids_per_feature=60", "train.global_batch=256", "train.log_every_steps=4", "train.threads_per_rank=1",
+    "data.synthetic.ids_per_feature=60", "train.global_batch=256", "train.log_every_steps=4",
+    "train.threads_per_rank=1",
     "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8", "plan.sharding_types=[table_wise]",
 ]  # fmt: skip
 
