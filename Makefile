@@ -9,7 +9,8 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-partition
+.PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
+	bench-predict bench-partition
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +49,12 @@ bench-quality: install ## test NE after restoring 1 to 100 times from quantised 
 
 bench-partition: install ## planted feature blocks found by the tower partitioner, and test NE against strided towers
 	@.venv/bin/python -m benchmarks.towers_partition
+
+bench-predict: install ## predicted step time and memory against measured ones, for ten random models
+	@.venv/bin/python -m benchmarks.predict
+
+bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
+	@.venv/bin/python -m benchmarks.plan
 
 # torch itself wants the CUDA libraries; the CPU lock leaves them out.
 CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \

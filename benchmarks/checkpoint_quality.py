@@ -35,7 +35,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rows", type=int, default=3_276_800, help="train rows; a fifth of them more to test on")
     options.add_argument("--restores", type=int, nargs="*", default=RESTORES)
-    options.add_argument("--hot", type=float, default=0.05, help="checkpoint.hot_share")
+    options.add_argument("--hot", type=float, default=0.1, help="checkpoint.hot_share")
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)

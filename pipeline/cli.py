@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import ckpt, plans
+from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ STAGE_COMMANDS = {
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }
-COMPOSING = ("run", *STAGE_COMMANDS, "what-if")
+COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate")
 COMMANDS = (*COMPOSING, "plan-diff", "ckpt", "doctor", "result")
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
@@ -76,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
     plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
+    calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
+    calibrate_arguments(calibration)
+    calibration.set_defaults(function=_calibrate)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -148,12 +152,13 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
     from pipeline.report import write_report
-    from pipeline.stages import prepare, run_stage, shown_plan
+    from pipeline.stages import prepare, run_stage, shown_plan, with_possible_stages
 
     store = Store(config.store)
     console = Console(say=_say, write=_write, columns=_columns())
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
     try:
+        config = with_possible_stages(config)
         steps = prepare(config, store)
     except NightjarError as error:
         record_failure(store, str(config.run), error)
@@ -167,7 +172,7 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
         return _failed(error), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
-    if config.stages == ["plan"] and result["stages"]["plan"]["status"] == "skipped":
+    if config.stages[-1] == "plan" and result["stages"]["plan"]["status"] == "skipped":
         _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
@@ -220,6 +225,14 @@ def _reporter(config: Config, store: Any, columns: int) -> Any:
     from pipeline.report import Reporter
 
     return Reporter(store, str(config.run), write=_write_text, columns=columns)
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from pipeline.calibration.command import run
+    from pipeline.compose import compose
+
+    note = (lambda text: print(text, file=sys.stderr, flush=True)) if options.json else _say
+    return run(compose(options.overrides, options.config_dir), options, _say, note)
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -16,6 +16,8 @@ from omegaconf import MISSING
 from pipeline.errors import ConfigError
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+# Where tables may live, the fastest first.
+TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
 
 
 @dataclass(kw_only=True)
@@ -96,12 +98,37 @@ class SyntheticConfig:
 
 
 @dataclass(kw_only=True)
+class DeclaredTable:
+    """A table of ``data.format=tables``: known by its figures alone, without logs. None: take the default.
+
+    ``pooling``: mean ids per sample. ``zipf``: exponent of its rows' frequencies (0: all alike), or a measured hit
+    curve in its place: ``hot_share[i]`` of the lookups go to the hottest ``hot_rows[i]`` rows.
+    """
+
+    rows: int = MISSING
+    pooling: float | None = None
+    zipf: float | None = None
+    hot_rows: list[int] = field(default_factory=list)
+    hot_share: list[float] = field(default_factory=list)
+    weighted: bool = False
+
+
+@dataclass(kw_only=True)
+class TableDefaults:
+    """What a declared table uses where it says nothing itself."""
+
+    pooling: float = 1.0
+    zipf: float = 1.05
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Where the click logs are and what their columns mean.
 
-    ``format``: criteo | csv | parquet | synthetic. ``path``: file, directory or glob on any fsspec URL.
+    ``format``: criteo | csv | parquet | synthetic | tables. ``path``: file, directory or glob on any fsspec URL.
     ``columns`` names the columns of a file without a header row; ``quote`` may surround a CSV field (null: none
-    does). ``day``/``timestamp`` are optional columns.
+    does). ``day``/``timestamp`` are optional columns. Format tables has no logs and is for planning alone: ``tables``
+    with ``table_defaults``, and ``dense_features`` numeric features.
     """
 
     name: str = MISSING
@@ -122,6 +149,9 @@ class DataConfig:
     sparse: dict[str, SparseFeature] = field(default_factory=dict)
     split: SplitConfig = field(default_factory=SplitConfig)
     synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
+    tables: dict[str, DeclaredTable] = field(default_factory=dict)
+    table_defaults: TableDefaults = field(default_factory=TableDefaults)
+    dense_features: int = 13
 
 
 @dataclass(kw_only=True)
@@ -153,8 +183,10 @@ class HardwareConfig:
 
     ``device``: cpu | cuda. The world size is ``hosts * ranks_per_host``. ``ssd_read_iops``: random reads of 4 KiB
     per second and rank at depth 32. ``*_latency_us``: a small collective within a host and between hosts.
-    ``dense_gflop_per_s``: rate of the dense part, forward and backward. ``table_overhead_us``: fixed cost of
-    one table's lookup and update in a step; ``step_overhead_ms``: of a step. ``nightjar calibrate`` measures them.
+    ``dense_gflop_per_s``: rate of the dense part's products, forward and backward; ``dense_gb_per_s``: of everything
+    else it does, as float32 bytes of its activations. ``lookup_ns``, ``update_ns``: fixed cost of one id in lookup and
+    update, beside its bytes; ``table_overhead_us``: of one table, both together; ``step_overhead_ms``: of a step.
+    ``nightjar calibrate`` measures them.
     """
 
     name: str = MISSING
@@ -173,25 +205,51 @@ class HardwareConfig:
     ssd_read_iops: float = 50_000.0
     intra_host_latency_us: float = 200.0
     inter_host_latency_us: float = 300.0
-    dense_gflop_per_s: float = 100.0
+    dense_gflop_per_s: float = 300.0
+    dense_gb_per_s: float = 3.0
+    lookup_ns: float = 5.0
+    update_ns: float = 18.0
     table_overhead_us: float = 20.0
-    step_overhead_ms: float = 1.0
+    step_overhead_ms: float = 4.0
+
+
+@dataclass(kw_only=True)
+class TablePin:
+    """What one table must and must not get. Empty and null: the planner chooses.
+
+    ``tier``: hbm | hbm_cached | ddr | ssd. ``sharding``: a type of ``PlanConfig``. ``cache_rows``: rows over all ranks
+    that the faster memory keeps of a table in hbm_cached or ssd. ``avoid``: tiers and sharding types it must not get.
+    """
+
+    tier: str = ""
+    sharding: str = ""
+    cache_rows: int | None = None
+    avoid: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)
 class PlanConfig:
     """Limits and wishes for the sharding plan.
 
-    ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise |
-    column_wise | row_wise | table_row_wise | table_column_wise. ``reserve``: share of each rank's memory kept free for
-    dense parts, activations and communication.
+    ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise | column_wise | row_wise |
+    table_row_wise | table_column_wise. ``*_reserve``: shares of each rank's memory and disk kept free on top of what
+    is estimated for dense part, activations, inputs, communication and staging. ``tables``: wishes by table.
     """
 
     sharding_types: list[str] = field(
-        default_factory=lambda: ["data_parallel", "table_wise", "row_wise", "column_wise"]
+        default_factory=lambda: [
+            "data_parallel",
+            "table_wise",
+            "row_wise",
+            "column_wise",
+            "table_row_wise",
+            "table_column_wise",
+        ]
     )
-    reserve: float = 0.15
-    tables: dict[str, str] = field(default_factory=dict)
+    hbm_reserve: float = 0.1
+    ddr_reserve: float = 0.1
+    ssd_reserve: float = 0.05
+    tables: dict[str, TablePin] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -284,7 +342,7 @@ class CheckpointConfig:
     policy: str = "intermittent"
     quantise: str = "auto"
     final_quantise: str = "fp32"
-    hot_share: float = 0.05
+    hot_share: float = 0.1
     expected_restores: int = 20
     state: str = "fp32"
     tables: dict[str, str] = field(default_factory=dict)
@@ -362,7 +420,7 @@ class Config:
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "none")
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "data.format": ("criteo", "csv", "parquet", "synthetic"),
+    "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
     "data.sparse_defaults.mapping": ("vocab", "hash"),
     "data.split.by": ("hash", "day"),
@@ -402,6 +460,9 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.latent_dim", 1, 1024),
     ("data.synthetic.drift", 0.0, None),
     ("data.synthetic.blocks", 0, 13),
+    ("data.table_defaults.pooling", 0.0, None),
+    ("data.table_defaults.zipf", 0.0, 10.0),
+    ("data.dense_features", 0, None),
     ("ingest.block_mib", 1, 4096),
     ("ingest.rows_per_group", 1, None),
     ("ingest.groups_per_file", 1, None),
@@ -411,7 +472,9 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("hardware.hbm_gib", 0.0, None),
     ("hardware.ddr_gib", 0.0, None),
     ("hardware.ssd_gib", 0.0, None),
-    ("plan.reserve", 0.0, 0.95),
+    ("plan.hbm_reserve", 0.0, 0.95),
+    ("plan.ddr_reserve", 0.0, 0.95),
+    ("plan.ssd_reserve", 0.0, 0.95),
     ("checkpoint.hot_share", 0.0, 1.0),
     ("partition.towers", 0, None),
     ("partition.imbalance", 0.0, 10.0),
@@ -543,6 +606,8 @@ def _check_data(data: DataConfig) -> None:
             f"data.name is {data.name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
             hint=f"data.name={re.sub(r'[^A-Za-z0-9_-]+', '-', data.name).strip('-')[:100] or 'clicks'}",
         )
+    if data.format == "tables":
+        return
     if data.format != "synthetic" and not data.path:
         raise ConfigError("data.path is not set: no click logs to read", hint="data.path=<file, directory or glob>")
     if not data.sparse:

@@ -11,12 +11,16 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
+from pipeline.errors import ArtifactError
+
 MISSING_ROW = 0
 UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
 # Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
+
+PLAN_VERSION = 2
 
 LABEL = "label"
 TRUE_PROBABILITY = "true_probability"
@@ -157,12 +161,12 @@ class Plan:
     """``plan.json``: the whole sharding plan for ``world_size`` ranks, ``ranks_per_host`` on each host.
 
     ``memory``: per rank, predicted bytes of tables by tier; ``reserved``: per rank, bytes kept free of them by
-    purpose (dense, activations, inputs, communication, staging), ``reserved_tier`` of them; ``phases``: per rank,
-    predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank; ``gap``: how far the tier
-    assignment may be from the best, as a share; ``figures``: the hardware's, by name; ``profile_key``: the dataset's.
+    purpose (dense, activations, inputs, communication, staging, margin), ``reserved_tier`` of them; ``phases``: per
+    rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank; ``gap``: how far the
+    plan may be from the best, as a share; ``figures``: the hardware's, by name; ``profile_key``: the dataset's.
     """
 
-    version: int = 2
+    version: int = PLAN_VERSION
     hardware: str
     device: str
     world_size: int
@@ -184,7 +188,12 @@ class Plan:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Plan:
-        """The plan that ``to_json`` wrote."""
+        """The plan that ``to_json`` wrote; ArtifactError for one of another version."""
+        if record.get("version") != PLAN_VERSION:
+            raise ArtifactError(
+                f"plan.json has version {record.get('version')}, expected {PLAN_VERSION}: another release made it",
+                hint="nightjar plan force=true makes the plan again",
+            )
         tables = {
             name: TablePlan(**{**table, "shards": tuple(ShardPlan(**shard) for shard in table["shards"])})
             for name, table in record["tables"].items()

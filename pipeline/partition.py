@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, TowerEvidence
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConfigError
 
 STRIDED = "strided"
 # Settings of partition that say how features are compared; strided compares none.
@@ -54,6 +54,11 @@ def assign(
         towers = strided(features, tower_count(config), part.pins, part.groups)
         evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
         return towers, evidence
+    if not schema.rows.get("train"):
+        raise ConfigError(
+            f"partition.strategy={part.strategy} compares features by their rows, and dataset {dataset.path} has none",
+            hint="partition.strategy=strided",
+        )
     from pipeline.towers.partitioner import partition
     from pipeline.training.probe import probe
 

@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
-from pipeline.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 from pipeline.partition import assign, covered_probe, covered_settings
 
@@ -28,8 +28,11 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "train": ("ingest", "plan", "partition"),
     "evaluate": ("ingest", "plan", "partition", "train"),
 }
+NEEDS_ROWS = ("train", "evaluate")
 # Settings of train that change speed or what is shown, never the model that comes out.
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
+# Settings of data that a dataset of format tables depends on; but for the first two no other one does.
+DECLARED = ("name", "format", "tables", "table_defaults", "dense_features")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
     from pipeline.ingest import raw_fingerprint
     from pipeline.towers import check_partition
 
-    check_partition(config, list(config.data.sparse))
+    if config.data.sparse:
+        check_partition(config, list(config.data.sparse))
     made: dict[str, Step] = {}
     for name in names:
         covered = key_config(name, config)
@@ -69,6 +73,24 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
             else (),
         )  # fmt: skip
     return list(made.values())
+
+
+def with_possible_stages(config: Config) -> Config:
+    """``config`` with the stages that are to run: a dataset of ``data.format=tables`` is made wherever it is read.
+
+    It is the configuration in another form, so nobody should have to ingest it first. Raises DataError for stages
+    that need its rows: it has none.
+    """
+    if config.data.format != "tables":
+        return config
+    idle = [name for name in config.stages if name in NEEDS_ROWS]
+    if idle:
+        raise DataError(
+            f"data={config.data.name} has data.format=tables, a list of tables without rows: it can be planned for, "
+            f"but {idle[0]} needs click logs",
+            hint="stages=[ingest,plan], or data=synthetic, data=criteo or data=parquet with logs of your own",
+        )
+    return dataclasses.replace(config, stages=[s for s in STAGES if s in config.stages or s == "ingest"])
 
 
 def _init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
@@ -141,6 +163,10 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
     if name == "ingest":
         data, ingest = full["data"], full["ingest"]
         del data["path"]  # raw_fingerprint stands for it: the same file elsewhere is the same data
+        if config.data.format == "tables":
+            return {"data": {key: data[key] for key in DECLARED}}
+        for name in DECLARED[2:]:
+            del data[name]
         del ingest["block_mib"]  # how much is read at a time does not change the bytes
         if config.data.format == "synthetic":
             return {"data": data, "ingest": ingest, "seed": config.seed}
@@ -215,7 +241,7 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
     from pipeline.planning import make_plan, plan_summary, render_plan
     from pipeline.report import PLAN_PAGE, plan_page
 
-    plan = make_plan(config, *read_dataset(store, inputs["ingest"]))
+    plan = make_plan(config, *read_dataset(store, inputs["ingest"]), inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
@@ -239,7 +265,7 @@ def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artif
         flat = read_plan(store, inputs["plan"])
         assigned, evidence = assign(config, store, inputs["ingest"], schema, flat, io.say)
         towers = dataclasses.replace(towers_of(config, assigned, features), evidence=evidence)
-        plan = refine_plan(config, schema, profile, towers)
+        plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("towers.json", towers.to_json())
@@ -254,8 +280,11 @@ def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artif
     return artifact
 
 
-def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers) -> Plan:
-    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError."""
+def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
+    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError.
+
+    ``key``: the dataset's.
+    """
     from pipeline.planning import make_plan
     from pipeline.towers import layout_of, site_config, united_plan
 
@@ -264,7 +293,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     plans = []
     for site in layout.sites:
         own = tuple(column for column in schema.sparse if column.name in site.features)
-        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile))
+        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile, key))
     return united_plan(layout, plans, features)
 
 

@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.config import Config
+from pipeline.config import TIERS, Config, TablePin
 from pipeline.errors import ConfigError
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
@@ -193,9 +193,21 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={{}} adds it")
     if given and "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given[0].is_add():
         return ConfigError(f"{key} does not exist here yet", hint=f"+{given[0].input_line} adds it")
+    if re.fullmatch(r"plan\.tables\.[^.]+", key):
+        return _about_pin(key, _value_text(given[0]) if given and not _is_mapping(given[0]) else "")
     value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
     listed = f"{key}=[{_value_text(given[0])}]" if given and "list" in describe(kind) else ""
     return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
+
+
+def _about_pin(key: str, value: str) -> ConfigError:
+    """A table's wish that is a plain word: which of its keys the word belongs to."""
+    names = [field.name for field in fields(TablePin)]
+    name = "tier" if value in TIERS else "sharding"
+    return ConfigError(
+        f"{key} is {repr(value) if value else 'a plain value'}, expected keys of its own: {', '.join(names)}",
+        hint=f"+{key}.{name}={value or 'row_wise'}",
+    )
 
 
 def config_errors() -> tuple[type[Exception], ...]:

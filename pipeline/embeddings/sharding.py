@@ -49,7 +49,7 @@ def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[i
     if plan.device == "cpu" and table.kernel not in ("dense", "fused", "fused_uvm", "fused_uvm_caching"):
         raise PlanError(
             f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
-            hint=f"plan.tables.{name}=ddr",
+            hint=f"+plan.tables.{name}.tier=ddr",
         )
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return
@@ -209,6 +209,7 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
+        """As TorchRec's, of the other class."""
         return _GroupCollection(
             module=module,
             table_name_to_parameter_sharding=params,
@@ -224,6 +225,7 @@ class _WorldWrapper(DefaultDataParallelWrapper):
     """DDP over all ranks, whatever group the tables have."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
+        """Wrap what is neither sharded nor left out, with the world's group in place of ``env``'s."""
         world = ShardingEnv(dist.get_world_size(), dist.get_rank())
         world.process_group = dist.group.WORLD
         super().wrap(dmp, world, device)

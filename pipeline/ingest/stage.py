@@ -15,7 +15,7 @@ import polars as pl
 from pipeline.artifacts import Draft, fingerprint
 from pipeline.config import Config
 from pipeline.errors import DataError
-from pipeline.ingest import synthetic
+from pipeline.ingest import declared, synthetic
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, Quarantine, write_vocab
 from pipeline.ingest.parse import parse
@@ -32,6 +32,8 @@ def raw_fingerprint(config: Config) -> str:
     """Fingerprint of the input data; DataError if nothing exists at ``data.path``."""
     if config.data.format == "synthetic":
         return synthetic.VERSION
+    if config.data.format == "tables":
+        return declared.VERSION
     path = config.data.path or ""
     try:
         mark = fingerprint(path)
@@ -48,6 +50,8 @@ def ingest(config: Config, draft: Draft, progress: Progress) -> dict[str, Any]:
     Raises DataError for input that is missing, empty or not what the schema says, ConfigError for a schema
     that contradicts itself.
     """
+    if config.data.format == "tables":
+        return declared.write(config.data, draft)
     started = time.monotonic()
     spec = data_spec(config.data)
     blocks, bytes_in = _blocks(config, spec)

@@ -9,12 +9,12 @@ from pipeline.planning.report import plan_summary, render_plan
 __all__ = ["make_plan", "plan_summary", "render_plan"]
 
 
-def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
-    """The cheapest sharding plan TorchRec's planner finds for ``config.hardware``; needs no process group.
+def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_key: str = "") -> Plan:
+    """The plan with the least predicted step on ``config.hardware``, never worse than TorchRec's; no process group.
 
-    Raises PlanError when the tables do not fit, ConfigError for a wrong pin, sharding type or hardware
-    figure. Imports torch only here, so that the rest of the package stays quick to import.
+    ``profile_key``: the dataset's, recorded in the plan. Raises PlanError when the tables do not fit, ConfigError for
+    a wrong pin, sharding type or hardware figure. Imports torch only here, so that the package is quick to import.
     """
     from pipeline.planning.planner import make_plan as plan
 
-    return plan(config, schema, profile)
+    return plan(config, schema, profile, profile_key)

@@ -5,6 +5,7 @@ No process group and no GPU: ``compute_device="cuda"`` plans are made on any mac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -22,6 +23,8 @@ from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
     Proposer,
+    Shard,
+    ShardEstimator,
     ShardingOption,
     Topology,
     TopologyFactory,
@@ -33,9 +36,10 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
 from pipeline.config import Config
-from pipeline.planning.choices import SHARDING_TYPES, Choice, Table
+from pipeline.planning.candidates import Block, Chosen, Layout, Stock
+from pipeline.planning.choices import SHARDING_TYPES, Choice, Table, tiers_of
 from pipeline.planning.estimator import estimators
-from pipeline.planning.hardware import BYTES_PER_MS, capacity
+from pipeline.planning.hardware import BYTES_PER_MS, Capacity, kernel_of
 from pipeline.planning.proposers import Bounded, LadderProposer
 
 # One proposal costs about a microsecond for every (table, rank) pair it places.
@@ -53,15 +57,16 @@ class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
 
 
 class Enumerator(EmbeddingEnumerator):
-    """Options in a fixed order, enumerated once.
+    """Options in a fixed order, enumerated once; only those with a kernel in ``kernels`` (by table) are offered.
 
     The stock one walks Python sets, so equal costs would resolve differently by run, and copies its whole
     search space for every caller.
     """
 
+    kernels: Mapping[str, tuple[str, ...]]
     _options: list[ShardingOption] | None = None
 
-    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
+    def everything(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
         """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
         if self._options is None:
             options = super().enumerate(module, sharders)
@@ -69,6 +74,10 @@ class Enumerator(EmbeddingEnumerator):
             options.sort(key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
             self._options = options
         return self._options
+
+    def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
+        """The options that a search may take."""
+        return [o for o in self.everything(module, sharders) if o.compute_kernel in self.kernels[o.name]]
 
 
 class LinkBandwidths(BasicCommsBandwidths):
@@ -84,42 +93,49 @@ class LinkBandwidths(BasicCommsBandwidths):
 
 
 class Engine:
-    """One search space (tables, choices, kernels, topology) and the searches over it."""
+    """One search space (tables, choices, kernels, topology) in TorchRec's terms, and TorchRec's searches over it."""
 
-    def __init__(
-        self, config: Config, tables: list[Table], choices: Mapping[str, Choice], kernels: tuple[str, ...]
-    ) -> None:
+    def __init__(self, config: Config, tables: list[Table], choices: Mapping[str, Choice], room: Capacity) -> None:
         self._tables = tables
         self._batch = -(-config.train.global_batch // config.world_size)
-        self._constraints = {t.name: _constraints(t, choices[t.name], kernels) for t in tables}
-        self.topology = build_topology(config)
+        self._constraints = {t.name: _constraints(t, choices[t.name], config) for t in tables}
+        self.topology = build_topology(config, room)
         self._enumerator = Enumerator(
             self.topology, self._batch, self._constraints, estimator=estimators(self.topology, self._constraints)
         )
+        self._enumerator.kernels = {t.name: _offered_kernels(choices[t.name], config) for t in tables}
         self._collection = meta_collection(tables)
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
-    def options(self) -> dict[str, list[ShardingOption]]:
-        """Every option of every table, with shards, storage (bytes) and perf (ms) filled in."""
-        found: dict[str, list[ShardingOption]] = {table.name: [] for table in self._tables}
-        for option in self._enumerator.enumerate(self._collection, self._sharders):
-            found[option.name].append(option)
-        return found
+    def layouts(self) -> dict[str, list[Layout]]:
+        """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
+        found: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
+        for option in self._enumerator.everything(self._collection, self._sharders):
+            found[option.name].setdefault(option.sharding_type, []).append(option)
+        return {name: [_layout(same) for same in kinds.values()] for name, kinds in found.items()}
 
-    def search(self) -> list[ShardingOption] | None:
-        """The cheapest placement found, ranks filled in, one option for each table; None if none fits."""
+    def search(self, reprice: ShardEstimator | None = None) -> list[Chosen] | None:
+        """The cheapest plan TorchRec finds; None if none fits, or where it has no kernel for a pinned tier.
+
+        As its default planner, or with the costs that ``reprice`` fills in (for good) and one more proposer.
+        """
         best: list[ShardingOption] = []
 
         def keep(plan: list[ShardingOption]) -> list[ShardingOption]:
             best.extend(plan)
             return plan
 
+        options = self._enumerator.enumerate(self._collection, self._sharders)
+        if {option.name for option in options} != {table.name for table in self._tables}:
+            return None
+        if reprice is not None:
+            reprice.estimate(options)
         planner = EmbeddingShardingPlanner(
             topology=self.topology,
             batch_size=self._batch,
             enumerator=self._enumerator,
             storage_reservation=FixedPercentageStorageReservation(0.0),
-            proposer=self._proposers(),
+            proposer=self._proposers(ladder=reprice is not None),
             constraints=self._constraints,
             stats=[],
             callbacks=[keep],
@@ -129,24 +145,24 @@ class Engine:
             planner.plan(self._collection, self._sharders)
         except PlannerError:
             return None
-        return best
+        return [_chosen(option) for option in best]
 
-    def _proposers(self) -> list[Proposer]:
-        """Grid where it is small; the bounds count proposals, not seconds, so that plans are deterministic."""
+    def _proposers(self, ladder: bool) -> list[Proposer]:
+        """TorchRec's own, and a ladder; the bounds count proposals, not seconds, so that plans are deterministic."""
         work = len(self._tables) * (self.topology.world_size + 8)
         limit = min(max(SEARCH_BUDGET // work, 30), 500)
         return [
             GridSearchProposer(max_proposals=GRID_PROPOSALS),
-            LadderProposer(self.topology.devices[0].storage),
+            *([LadderProposer(self.topology.devices[0].storage)] if ladder else []),
             Bounded(GreedyProposer(), limit),
             Bounded(GreedyProposer(use_depth=False), limit),
             UniformProposer(),
         ]
 
 
-def build_topology(config: Config) -> Topology:
+def build_topology(config: Config, room: Capacity) -> Topology:
     """TorchRec's topology with our capacities and really our bandwidths (its default ignores them silently)."""
-    hardware, room = config.hardware, capacity(config)
+    hardware = config.hardware
     intra = (hardware.intra_host_gb_per_s or hardware.inter_host_gb_per_s or 1.0) * BYTES_PER_MS
     inter = (hardware.inter_host_gb_per_s or hardware.intra_host_gb_per_s or 1.0) * BYTES_PER_MS
     return TopologyFactory.create_topology(
@@ -183,11 +199,55 @@ def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
     return collection
 
 
-def _constraints(table: Table, choice: Choice, kernels: tuple[str, ...]) -> ParameterConstraints:
+def _constraints(table: Table, choice: Choice, config: Config) -> ParameterConstraints:
     return ParameterConstraints(
         sharding_types=list(choice.sharding),
-        compute_kernels=list(kernels),
+        compute_kernels=list(dict.fromkeys(["dense", "fused", *_offered_kernels(choice, config)])),
         min_partition=choice.columns,
         pooling_factors=[table.pooling],
         is_weighted=table.weighted,
     )
+
+
+def _offered_kernels(choice: Choice, config: Config) -> tuple[str, ...]:
+    """The kernels that TorchRec's own search may take; SSD has none there."""
+    return tuple(
+        dict.fromkeys(
+            kernel_of(config.hardware, tier, sharding)
+            for sharding in choice.sharding
+            for tier in tiers_of(sharding, choice.tiers)
+            if tier != "ssd"
+        )
+    )
+
+
+def _layout(options: list[ShardingOption]) -> Layout:
+    """The kernels of one table's sharding type differ in cost alone."""
+    plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
+    shards = tuple(Block(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
+    return Layout(
+        sharding=plain.sharding_type,
+        shards=shards,
+        buffers=tuple(_buffers(plain, shard) for shard in plain.shards),
+        stock={option.compute_kernel: tuple(_stock(shard) for shard in option.shards) for option in options},
+    )
+
+
+def _buffers(option: ShardingOption, shard: Shard) -> int:
+    """Bytes of a batch's ids and looked-up rows: what TorchRec charges a shard beside weights and optimizer state."""
+    assert shard.storage is not None
+    rows, dim = option.tensor.shape
+    whole = option.sharding_type == "data_parallel"
+    weights = 4 * rows * dim if whole else math.ceil(4 * rows * dim * (shard.size[0] * shard.size[1]) / (rows * dim))
+    return max(0, shard.storage.hbm + shard.storage.ddr - weights - math.ceil(weights / dim))
+
+
+def _stock(shard: Shard) -> Stock:
+    assert shard.perf is not None
+    comms = shard.perf.fwd_comms + shard.perf.bwd_comms
+    return Stock(compute=shard.perf.total - comms, comms=comms)
+
+
+def _chosen(option: ShardingOption) -> Chosen:
+    ranks = tuple(int(shard.rank or 0) for shard in option.shards)
+    return Chosen(table=option.name, sharding=option.sharding_type, kernel=option.compute_kernel, ranks=ranks)

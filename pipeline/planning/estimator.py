@@ -1,11 +1,21 @@
-"""The cost model's place in the planner: TorchRec's estimators, run once for each distinct shard size."""
+"""The cost models' place in the planner: TorchRec's estimators, run once for each shard size, and ours."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
-from torchrec.distributed.planner.types import ParameterConstraints, Shard, ShardEstimator, ShardingOption, Topology
+from torchrec.distributed.planner.types import (
+    ParameterConstraints,
+    Perf,
+    Shard,
+    ShardEstimator,
+    ShardingOption,
+    Topology,
+)
+
+from pipeline.planning.candidates import Offer
 
 
 class OncePerSize(ShardEstimator):
@@ -31,8 +41,35 @@ class OncePerSize(ShardEstimator):
             option.shards = shards
 
 
+class OurCosts(ShardEstimator):
+    """Our model in TorchRec's terms: hit rates, distinct ids, latency and skew, from the ``offers`` of each table.
+
+    TorchRec leaves the input exchange out of a shard's total, so ours counts among the forward communication.
+    """
+
+    def __init__(self, offers: Mapping[str, list[Offer]]) -> None:
+        self._known: dict[tuple[str, str, str], Offer] = {}
+        for offered in offers.values():
+            for offer in offered:
+                if offer.tier != "ssd":
+                    key = (offer.table, offer.sharding, offer.kernel)
+                    self._known[key] = max(self._known.get(key, offer), offer, key=lambda o: o.hit_rate)
+
+    def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
+        """Fill in ``perf`` (ms) of every shard of every option."""
+        for option in sharding_options:
+            offer = self._known[option.name, option.sharding_type, option.compute_kernel]
+            for shard, phases in zip(option.shards, offer.phases, strict=True):
+                shard.perf = Perf(
+                    fwd_compute=phases.get("lookup", 0.0),
+                    fwd_comms=phases.get("input_exchange", 0.0) + phases.get("output_exchange", 0.0),
+                    bwd_compute=phases.get("update", 0.0),
+                    bwd_comms=phases.get("gradient_exchange", 0.0),
+                )
+
+
 def estimators(topology: Topology, constraints: dict[str, ParameterConstraints]) -> list[ShardEstimator]:
-    """What fills in perf (ms) and storage (bytes) of every option."""
+    """What fills in TorchRec's perf (ms) and storage (bytes) of every option."""
     return [OncePerSize(topology, constraints), EmbeddingStorageEstimator(topology, constraints)]
 
 

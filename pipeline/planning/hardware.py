@@ -1,65 +1,101 @@
-"""The planned-for topology as plain figures: bytes per rank, bytes per millisecond, and checks on both.
+"""The planned-for topology as plain figures: tiers, bytes per rank, bytes per millisecond, and checks on both.
 
 No torch here: what-if and calibration tools read hardware without it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import TIERS, Config, HardwareConfig
 from pipeline.errors import ConfigError
 
 GIB = 2**30
 BYTES_PER_MS = 1e6  # 1 GB/s in bytes per millisecond
-
-
-# TorchRec's kernels that need no host memory, and those that keep a table in DDR for a GPU to read.
-DEVICE_KERNELS = ("fused", "dense")
-HOST_KERNELS = ("fused_uvm_caching", "fused_uvm")
-TIER_OF_KERNEL = {"fused": "hbm", "dense": "hbm", "fused_uvm_caching": "hbm_cached", "fused_uvm": "ddr"}
+# What memory is counted in; hbm_cached is DDR with a cache in HBM.
+MEMORIES = ("hbm", "ddr", "ssd")
+KERNEL_OF_TIER = {"hbm": "fused", "hbm_cached": "fused_uvm_caching", "ddr": "fused_uvm", "ssd": "fused"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Bytes of each tier that one rank may fill with tables, ``plan.reserve`` already taken off."""
+    """Bytes of each memory that one rank may fill with tables, reservations already taken off."""
 
     hbm: int
     ddr: int
+    ssd: int
 
-    def of(self, tier: str) -> int:
-        """Bytes of ``tier`` (hbm or ddr)."""
-        return self.hbm if tier == "hbm" else self.ddr
+    def of(self, memory: str) -> int:
+        """Bytes of ``memory`` (hbm, ddr or ssd)."""
+        return int(getattr(self, memory))
+
+    @property
+    def each(self) -> tuple[int, int, int]:
+        """Bytes in the order of MEMORIES."""
+        return self.hbm, self.ddr, self.ssd
+
+
+def memories(hardware: HardwareConfig) -> tuple[str, ...]:
+    """The memories this device has, fastest first: HBM on cuda, DDR, and SSD where ``ssd_gib`` is above 0."""
+    found = ("hbm", "ddr") if hardware.device == "cuda" else ("ddr",)
+    return (*found, "ssd") if hardware.ssd_gib > 0 else found
 
 
 def tiers(hardware: HardwareConfig) -> tuple[str, ...]:
     """The tiers that tables may live in on this device, fastest first."""
-    return ("hbm", "ddr") if hardware.device == "cuda" else ("ddr",)
+    found = memories(hardware)
+    return tuple(tier for tier in TIERS if tier in found or (tier == "hbm_cached" and "hbm" in found))
 
 
-def tier_gib(hardware: HardwareConfig, tier: str) -> float:
-    """GiB of ``tier`` that one rank has, reserve included."""
-    return hardware.hbm_gib if tier == "hbm" else hardware.ddr_gib
+def fast_memory(hardware: HardwareConfig) -> str:
+    """The memory that the device computes from: lookup buffers, caches and the dense part lie there."""
+    return "hbm" if hardware.device == "cuda" else "ddr"
 
 
-def capacity(config: Config) -> Capacity:
-    """What one rank may fill. TorchRec's own percentage reserves HBM only, so both tiers are reserved here."""
-    share = 1.0 - config.plan.reserve
+def memory_gib(hardware: HardwareConfig, memory: str) -> float:
+    """GiB of ``memory`` that one rank has, reserve included."""
+    return float(getattr(hardware, f"{memory}_gib"))
+
+
+def capacity(config: Config, reserved: Mapping[str, int], host: Mapping[str, int]) -> Capacity:
+    """What one rank may fill: each memory less ``plan.<memory>_reserve``, the fast one less the bytes ``reserved``.
+
+    Behind a GPU the bytes of the ``host`` come off DDR, a checkpoint's copy taking half of what is left at most.
+    TorchRec's own percentage reserves HBM only.
+    """
     hardware = config.hardware
-    hbm = hardware.hbm_gib if hardware.device == "cuda" else 0.0
-    return Capacity(hbm=int(hbm * share * GIB), ddr=int(hardware.ddr_gib * share * GIB))
+    found = {}
+    for memory in MEMORIES:
+        share = 1.0 - float(getattr(config.plan, f"{memory}_reserve"))
+        kept = sum(reserved.values()) if memory == fast_memory(hardware) else 0
+        size = int(memory_gib(hardware, memory) * share * GIB) if memory in memories(hardware) else 0
+        found[memory] = max(0, size - kept)
+    if hardware.device == "cuda":
+        rest = max(0, found["ddr"] - sum(size for purpose, size in host.items() if purpose != "staging"))
+        found["ddr"] = rest - min(host.get("staging", 0), rest // 2)
+    return Capacity(**found)
 
 
-def tier_of(hardware: HardwareConfig, kernel: str) -> str:
-    """The tier that a table under TorchRec's ``kernel`` lives in; a CPU knows DDR only."""
-    return TIER_OF_KERNEL[kernel] if hardware.device == "cuda" else "ddr"
+def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
+    """TorchRec's kernel that runs a table of ``tier``: a CPU knows fused alone, a replica is dense."""
+    if sharding == "data_parallel":
+        return "dense"
+    return KERNEL_OF_TIER[tier] if hardware.device == "cuda" else "fused"
+
+
+def figures(hardware: HardwareConfig) -> dict[str, float]:
+    """Every figure of the hardware by its name, for ``plan.json``."""
+    return {name: float(value) for name, value in asdict(hardware).items() if not isinstance(value, str)}
 
 
 def check_hardware(hardware: HardwareConfig) -> None:
     """Every figure that this device and shape need is positive; raises ConfigError naming the first that is not."""
-    needed = ["ddr_gib", "ddr_gb_per_s"]
+    needed = ["ddr_gib", "ddr_gb_per_s", "dense_gflop_per_s"]
     if hardware.device == "cuda":
         needed += ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s"]
+    if hardware.ssd_gib > 0:
+        needed += ["ssd_gb_per_s", "ssd_read_iops"]
     if hardware.ranks_per_host > 1:
         needed.append("intra_host_gb_per_s")
     if hardware.hosts > 1:
@@ -72,3 +108,11 @@ def check_hardware(hardware: HardwareConfig) -> None:
                 f"{hardware.ranks_per_host} ranks on {hardware.device}",
                 hint=f"hardware.{name}=<figure>, or a preset such as hardware=laptop or hardware=h100x8",
             )
+
+
+def size_text(size: float) -> str:
+    """Bytes for people: GiB, and MiB or KiB where GiB would show as 0.00."""
+    for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size >= unit / 100:
+            return f"{size / unit:.2f} {name}"
+    return f"{size:.0f} bytes"

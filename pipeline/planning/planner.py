@@ -2,152 +2,179 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
-from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table, choices, tables_of
-from pipeline.planning.hardware import DEVICE_KERNELS, GIB, HOST_KERNELS, capacity, check_hardware, tier_of
+from pipeline.planning.candidates import offers
+from pipeline.planning.choices import Choice, Table, choices, tables_of, tiers_of
+from pipeline.planning.cost import fixed_ms
+from pipeline.planning.hardware import (
+    GIB,
+    MEMORIES,
+    Capacity,
+    capacity,
+    check_hardware,
+    fast_memory,
+    figures,
+    memories,
+    memory_gib,
+    tiers,
+)
+from pipeline.planning.memory import dense_bytes, host_bytes
+from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
+from pipeline.planning.reasons import reason
+from pipeline.planning.search import Found, Space, anywhere, best
 
 if TYPE_CHECKING:
-    from torchrec.distributed.planner.types import ShardingOption
+    from pipeline.planning.engine import Engine
 
 # Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
 HEAVY_SHARE = 0.5
 
 
-def make_plan(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is planned: tables, what each may get, bytes reserved and ms spent anyhow on every rank."""
+
+    config: Config
+    tables: list[Table]
+    offered: dict[str, Choice]
+    reserved: dict[str, int]
+    room: Capacity
+    fixed: dict[str, float]
+
+
+def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_key: str = "") -> Plan:
     """Place every table of ``schema`` on ``config.hardware``'s ranks at the least predicted step time.
 
-    Deterministic: equal inputs give equal plans. Raises ConfigError (pins, types, hardware figures),
-    ArtifactError (profile and schema differ) and PlanError (the tables do not fit).
+    ``profile_key``: the dataset's, recorded in the plan. Deterministic: equal inputs give equal plans. Raises
+    ConfigError (pins, types, hardware figures), ArtifactError (profile and schema differ) and PlanError (no fit).
     """
-    check_hardware(config.hardware)
-    tables = tables_of(config, schema, profile)
-    rounds = _rounds(config, tables)
+    setting = settle(config, schema, profile)
     with quiet():
-        from pipeline.planning.engine import Engine
+        for offered in rounds(setting):
+            engine, space = open_space(setting, offered)
+            found = _search(engine, space)
+            if found is not None:
+                return _assemble(setting, space, found, profile_key)
         from pipeline.planning.shortfall import plan_error
 
-        for offered, kernels in rounds:
-            engine = Engine(config, tables, offered, kernels)
-            placed = engine.search()
-            if placed:
-                return _assemble(config, tables, offered, placed, engine.options())
-        raise plan_error(config, tables, offered, engine)
+        raise plan_error(setting, space, lambda other: sketch(other, schema, profile))
 
 
-def _rounds(config: Config, tables: list[Table]) -> list[tuple[dict[str, Choice], tuple[str, ...]]]:
-    """What each search may use, narrowest first: DDR behind a GPU only where HBM alone does not do."""
+def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement | None:
+    """The assignment's plan alone, None where it finds none: what ways out of an infeasible plan are tried with."""
+    setting = settle(config, schema, profile)
+    for offered in rounds(setting):
+        placement = anywhere(open_space(setting, offered)[1])
+        if placement is not None:
+            return placement
+    return None
+
+
+def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
+    """Check everything the user may have got wrong, and work out what each table may get."""
+    check_hardware(config.hardware)
+    tables = tables_of(config, schema, profile)
     heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
-    offered = choices(config, tables, heavy)
-    kernels: list[tuple[str, ...]] = [DEVICE_KERNELS]
-    if config.hardware.device == "cuda":
-        hbm = capacity(config).hbm * config.world_size
-        kernels = [DEVICE_KERNELS] if sum(table.bytes for table in tables) <= hbm else []
-        kernels.append(DEVICE_KERNELS + HOST_KERNELS)
-    return [(offered, some) for some in kernels]
+    reserved = dense_bytes(config, schema)
+    return Setting(
+        config=config,
+        tables=tables,
+        offered=choices(config, tables, heavy),
+        reserved=reserved,
+        room=capacity(config, reserved, host_bytes(config, schema)),
+        fixed=fixed_ms(config, schema),
+    )
 
 
-def _assemble(
-    config: Config,
-    tables: list[Table],
-    offered: dict[str, Choice],
-    placed: list[ShardingOption],
-    options: dict[str, list[ShardingOption]],
-) -> Plan:
-    by_name = {option.name: option for option in placed}
-    planned = {}
-    for table in tables:
-        option = by_name[table.name]
-        planned[table.name] = TablePlan(
-            rows=table.rows,
-            dim=table.dim,
-            pooling=table.pooling,
-            tier=tier_of(config.hardware, option.compute_kernel),
-            sharding=option.sharding_type,
-            kernel=option.compute_kernel,
-            shards=_shards(option),
-            cost_ms=round(max(_rank_ms([option], config.world_size)), 6),
-            reason=_reason(config, table, offered[table.name], option, options[table.name]),
-        )
+def rounds(setting: Setting) -> list[dict[str, Choice]]:
+    """What each search may use, fastest memory alone first: a slower one only where that does not do."""
+    hardware, room = setting.config.hardware, setting.room
+    need = sum(table.bytes for table in setting.tables)
+    found, have = [], 0
+    for memory in memories(hardware):
+        have += room.of(memory) * setting.config.world_size
+        last = memory == memories(hardware)[-1]
+        if last or need <= have:
+            allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
+            found.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
+    return found
+
+
+def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
+    """The choice in ``allowed`` tiers only, unless it has none of them: a pin wins."""
+    kept = tuple(tier for tier in choice.tiers if tier in allowed)
+    sharding = tuple(name for name in choice.sharding if tiers_of(name, kept))
+    return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
+
+
+def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine, Space]:
+    """TorchRec's engine over what is ``offered``, and every offer with both costs and its bytes."""
+    from pipeline.planning.engine import Engine
+
+    room = setting.room
+    engine = Engine(setting.config, setting.tables, offered, room)
+    layouts = engine.layouts()
+    found = {t.name: offers(setting.config, t, offered[t.name], layouts[t.name]) for t in setting.tables}
+    return engine, Space(config=setting.config, offers=found, room=room, fixed=setting.fixed)
+
+
+def _search(engine: Engine, space: Space) -> Found | None:
+    """TorchRec's planner with its own costs and with ours, then the best of these and of our assignments."""
+    from pipeline.planning.estimator import OurCosts
+
+    known = []
+    for costs in (None, OurCosts(space.offers)):
+        plan = engine.search(costs)
+        known += [space.from_torchrec(plan)] if plan else []
+    return best(space, known)
+
+
+def _assemble(setting: Setting, space: Space, found: Found, profile_key: str) -> Plan:
+    config, placement = setting.config, found.placement
+    tables = {table.name: _table(setting, space, found, table) for table in setting.tables}
+    share = float(getattr(config.plan, f"{fast_memory(config.hardware)}_reserve"))
+    margin = int(memory_gib(config.hardware, fast_memory(config.hardware)) * GIB * share)
     return Plan(
         hardware=config.hardware.name,
         device=config.hardware.device,
         world_size=config.world_size,
         ranks_per_host=config.hardware.ranks_per_host,
         global_batch=config.train.global_batch,
-        tables=planned,
-        memory=_memory(placed, config.world_size),
-        predicted_step_ms=round(max(_rank_ms(placed, config.world_size)), 6),
+        tables=tables,
+        memory=[dict(zip(MEMORIES, used, strict=True)) for used in placement.memory],
+        predicted_step_ms=round(placement.step_ms, 6),
+        phases=[{phase: round(ms, 6) for phase, ms in phases.items()} for phases in placement.phases],
+        reserved=[{**setting.reserved, "margin": margin} for _ in range(config.world_size)],
+        reserved_tier=fast_memory(config.hardware),
+        gap=round(found.gap, 6),
+        figures=figures(config.hardware),
+        profile_key=profile_key,
     )
 
 
-def _shards(option: ShardingOption) -> tuple[ShardPlan, ...]:
-    return tuple(
-        ShardPlan(
-            rank=int(shard.rank or 0),
-            row=shard.offset[0],
-            rows=shard.size[0],
-            column=shard.offset[1],
-            columns=shard.size[1],
-        )
-        for shard in option.shards
+def _table(setting: Setting, space: Space, found: Found, table: Table) -> TablePlan:
+    offer, ranks = found.placement.offers[table.name], found.placement.ranks[table.name]
+    spent = dict.fromkeys(ranks, 0.0)
+    for rank, ms in zip(ranks, offer.ms, strict=True):
+        spent[rank] += ms
+    shards = zip(ranks, offer.layout.shards, strict=True)
+    why = reason(setting.config, table, setting.offered[table.name], offer, space)
+    return TablePlan(
+        rows=table.rows,
+        dim=table.dim,
+        pooling=table.pooling,
+        tier=offer.tier,
+        sharding=offer.sharding,
+        kernel=offer.kernel,
+        shards=tuple(ShardPlan(rank=rank, **block._asdict()) for rank, block in shards),
+        cost_ms=round(max(spent.values()), 6),
+        reason=why + (f"; {found.remark}" if found.remark else ""),
+        cache_rows=offer.cache_rows,
+        hit_rate=round(offer.hit_rate, 6),
     )
-
-
-def _rank_ms(options: list[ShardingOption], world_size: int) -> list[float]:
-    spent = [0.0] * world_size
-    for option in options:
-        for shard in option.shards:
-            if shard.rank is not None and shard.perf is not None:
-                spent[shard.rank] += shard.perf.total
-    return spent
-
-
-def _memory(options: list[ShardingOption], world_size: int) -> list[dict[str, int]]:
-    used = [{"hbm": 0, "ddr": 0, "ssd": 0} for _ in range(world_size)]
-    for option in options:
-        for shard in option.shards:
-            if shard.rank is not None and shard.storage is not None:
-                for tier in used[shard.rank]:
-                    used[shard.rank][tier] += int(getattr(shard.storage, tier))
-    return used
-
-
-def _reason(config: Config, table: Table, choice: Choice, option: ShardingOption, options: list[ShardingOption]) -> str:
-    """One sentence for people: why this sharding, and why this tier if it is not the fastest."""
-    text = _sharding_reason(config, table, choice, option, options)
-    tier = tier_of(config.hardware, option.compute_kernel)
-    if config.hardware.device == "cuda" and tier != "hbm":
-        text += "; HBM has no room for every table, so this one stays in DDR" + (
-            " behind a cache" if tier == "hbm_cached" else ""
-        )
-    return text
-
-
-def _sharding_reason(
-    config: Config, table: Table, choice: Choice, option: ShardingOption, options: list[ShardingOption]
-) -> str:
-    if choice.pinned:
-        return f"pinned by plan.tables.{table.name}"
-    if config.world_size == 1:
-        return "one rank holds every table whole"
-    if option.sharding_type == DATA_PARALLEL:
-        return f"{table.rows} rows: reducing the whole table is cheaper than exchanging its lookups"
-    if option.sharding_type == TABLE_WISE:
-        return f"{table.bytes / GIB:.2f} GiB fit one rank, and whole tables balance the ranks"
-    room = capacity(config)
-    if table.bytes > (room.hbm if tier_of(config.hardware, option.compute_kernel) == "hbm" else room.ddr):
-        return f"{table.bytes / GIB:.2f} GiB do not fit one rank: split over {option.num_shards} shards"
-    whole = [o for o in options if o.sharding_type == TABLE_WISE and o.compute_kernel == option.compute_kernel]
-    if whole:
-        saved = max(_shard_ms(whole[0])) / max(max(_shard_ms(option)), 1e-9)
-        return f"split over {option.num_shards} shards: the busiest rank spends {saved:.1f}x less on it than whole"
-    return f"split over {option.num_shards} shards, the cheapest of the types allowed"
-
-
-def _shard_ms(option: ShardingOption) -> list[float]:
-    return [shard.perf.total for shard in option.shards if shard.perf is not None]

@@ -13,6 +13,7 @@ from pipeline.contracts import Plan
 from pipeline.report import units
 from pipeline.report.charts import plots_section
 from pipeline.report.page import cards, document
+from pipeline.report.phases import phases_section
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, total_seconds
@@ -80,6 +81,7 @@ def render(data: ReportData) -> str:
         _figures(result),
         stages_section(result.get("stages", {})),
         plots_section(data.records, result.get("eval", {}), data.reliability),
+        phases_section(result.get("train", {})),
         _details(result),
         plan_section(result.get("plan", {}), data.plan, data.plan_page),
         config_section(data.config),

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline.report import units
+from pipeline.report.phases import phase_lines
 
 WIDTH = 80
 RULE = "-" * WIDTH
@@ -136,6 +137,7 @@ def _train(part: Mapping[str, Any]) -> list[str]:
         "waiting for data",
         f"peak memory {units.size(part.get('peak_rss_bytes'))}",
         *sent_per_sample(part),
+        *phase_lines(part),
     ]
 
 

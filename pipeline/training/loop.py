@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import resource
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
@@ -20,9 +18,11 @@ from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.towers.links import LinkBytes
 from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.compared import compared
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
+from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
@@ -55,7 +55,7 @@ def train(
     ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
     ``towers``: what the partition stage made (None: flat), to whose sites ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
-    steps), and the path of the last checkpoint.
+    steps; predicted beside measured), and the path of the last checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
@@ -63,6 +63,7 @@ def train(
     torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure():
         split = SplitReader(store, dataset, "train")
+        memory = MemoryMeter(device)
         trainer = Trainer(config, split.schema, plan, device, towers)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
@@ -76,7 +77,9 @@ def train(
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             run.loop(reader, after_step, agreement)
-        return run.summary()
+        summary = run.summary()
+        summary["train"] |= compared(plan, trainer.clock, memory, device)
+        return summary
 
 
 @dataclass
@@ -116,7 +119,7 @@ class _Run:
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the steps that are left; a checkpoint is written only of a state the guards have passed."""
         self.began, self.reader = time.perf_counter(), reader
-        batches = itertools.islice(reader, self.total - self.first)
+        batches = self.trainer.clock.between(itertools.islice(reader, self.total - self.first))
         while self.trainer.steps < self.total:
             self.on_phase(Phase.BATCH)
             self.meter.add(self.trainer.step(batches))
@@ -152,6 +155,7 @@ class _Run:
         step, train = self.trainer.steps, self.config.train
         steps = self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
+        self.trainer.clock.collect()
         check_finite(sums, step, train, self.trainer.head.first_fault)
         sent = self._sent()
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
@@ -195,7 +199,7 @@ class _Run:
         """What ``train`` returns, the same on every rank."""
         device = self._device
         seconds = max(self.seconds, 1e-9)
-        peak = largest(torch.tensor([_peak_rss()], dtype=torch.float64, device=device)).item()
+        peak = largest(torch.tensor([peak_rss()], dtype=torch.float64, device=device)).item()
         waited = add_up(torch.tensor([self.reader.wait_seconds], dtype=torch.float64, device=device)).item()
         figures: dict[str, Any] = {
             "samples": self._samples(self.trainer.steps),
@@ -210,9 +214,3 @@ class _Run:
             names = (field.name for field in fields(LinkBytes))
             figures["bytes_per_sample"] = {n: v / self.rows for n, v in zip(names, self.sent, strict=True)}
         return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}
-
-
-def _peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

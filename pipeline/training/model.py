@@ -64,6 +64,20 @@ class TowerClickModel(nn.Module):
         return self.head(self.towers(batch.sparse, received), batch.dense, batch.labels, batch.weights)
 
 
+class Pooled(nn.Module):
+    """The tables' embeddings [b, F, D] in the schema's order; waits for their exchange. A module, so that hooks fit.
+
+    Towers' outputs [b, V, D] are in order already.
+    """
+
+    def __init__(self, tables: list[str]) -> None:
+        super().__init__()
+        self.tables = tables
+
+    def forward(self, pooled: KeyedTensor | Tensor) -> Tensor:
+        return pooled if isinstance(pooled, Tensor) else pooled_stack(pooled, self.tables)
+
+
 class Head(nn.Module):
     """The dense part: ranking model and loss. ``fault``: (forward pass, the first part that was not finite).
 
@@ -78,6 +92,7 @@ class Head(nn.Module):
         self.dense_names = list(schema.dense)
         self.tables = [column.name for column in schema.sparse]
         self.names = names or [f"table {name!r}" for name in self.tables]
+        self.pooled = Pooled(self.tables)
         self.dtype = dtype
         self.fault: tuple[int, str] | None = None
         self._passes = 0
@@ -87,7 +102,7 @@ class Head(nn.Module):
         self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order."""
-        embeddings = pooled if isinstance(pooled, Tensor) else pooled_stack(pooled, self.tables)
+        embeddings = self.pooled(pooled)
         logits = self._rank(dense, embeddings)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
         self._seen = (dense, embeddings.detach())

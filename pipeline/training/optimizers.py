@@ -12,16 +12,16 @@ from pipeline.embeddings import dense_parameters, dense_table_optimizer, set_spa
 class Optimizers:
     """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
 
-    The fused table optimizer works inside the backward pass; Adam(W) or Adagrad for the dense part and the
-    data-parallel tables' Adagrad work in ``step``. ``dense`` is the dense part's optimizer.
+    The fused table optimizer works inside the backward pass; Adam(W) or Adagrad for the dense part (``dense``) and the
+    data-parallel tables' Adagrad (``tables``, None where there are none) work in ``step``.
     """
 
     def __init__(self, dmp: DistributedModelParallel, config: TrainConfig) -> None:
         self._dmp, self._config = dmp, config
         self.dense = _dense_optimizer(list(dense_parameters(dmp).values()), config)
         self._factor = 0.0
-        self._tables = dense_table_optimizer(dmp)
-        self._parts = [self.dense, *([self._tables] if self._tables else [])]
+        self.tables = dense_table_optimizer(dmp)
+        self._parts = [self.dense, *([self.tables] if self.tables else [])]
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns the dense one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,26 +39,30 @@ class TowerPipeline:
 
     def progress(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; StopIteration where there is none."""
-        batch, leaving = self._next or self._start(next(batches))
-        received = leaving.wait()
+        batch, leaving = self._next or self._leave(self.start_sparse_data_dist(next(batches)))
+        received = self.wait_sparse_data_dist(leaving)
         coming = next(batches, None) if self._ahead else None
-        sent = self._send(coming) if coming is not None else None
+        sent = self.start_sparse_data_dist(coming) if coming is not None else None
         self._optimizers.zero_grad()
         output: Output
         loss, output = self._model(batch, received)
-        self._next = (sent[0], sent[1].wait()) if sent is not None else None
+        self._next = self._leave(sent) if sent is not None else None
         loss.backward()
         self._towers.reduce_gradients()
         self._optimizers.step()
         return output
 
-    def _send(self, batch: Batch) -> tuple[Batch, Sent]:
+    def start_sparse_data_dist(self, batch: Batch) -> tuple[Batch, Sent]:
+        """Start sending a batch's ids to their towers. Named as in TorchRec's pipelines, whose parts are timed."""
         batch = batch.to(self._device, non_blocking=True)
         return batch, self._towers.send(batch.sparse)
 
-    def _start(self, batch: Batch) -> tuple[Batch, Awaitable[KeyedJaggedTensor]]:
-        batch, sent = self._send(batch)
-        return batch, sent.wait()
+    def wait_sparse_data_dist(self, sent: Awaitable[Any]) -> Any:
+        """Wait for what was sent: first lengths, then ids."""
+        return sent.wait()
+
+    def _leave(self, started: tuple[Batch, Sent]) -> tuple[Batch, Awaitable[KeyedJaggedTensor]]:
+        return started[0], self.wait_sparse_data_dist(started[1])
 
 
 @torch.no_grad()

@@ -16,11 +16,13 @@ from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import Output, Sharded, assemble
 from pipeline.training.optimizers import Optimizers
+from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.towers import TowerPipeline, gather_towers
 
 
 class Trainer:
-    """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters.
+    """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters,
+    ``clock`` knows where the time of its steps went.
 
     Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks.
     """
@@ -37,16 +39,20 @@ class Trainer:
         self._reductions = _reductions(sharded, self.dense)
         self.steps = 0
         self.lr = 0.0
-        ahead = config.train.pipeline == "sparse_dist"
-        self._pipeline: Any
+        self._pipeline = self._make_pipeline(device, ahead=config.train.pipeline == "sparse_dist")
+        self.clock = PhaseClock(device)
+        watch(self.clock, self.model, self.head.pooled, self.optimizers)
+        watch_pipeline(self.clock, self._pipeline)
+
+    def _make_pipeline(self, device: torch.device, *, ahead: bool) -> Any:
         if self._towers is not None:
-            self._pipeline = TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
-        else:
-            pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
-            self._pipeline = pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
+            return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
+        pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
+        return pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
+        self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         output: Output
         if dist.get_world_size() == 1:
@@ -56,6 +62,7 @@ class Trainer:
                 output = self._pipeline.progress(batches)
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
+        self.clock.end()
         self.steps += 1
         return output
 

@@ -40,8 +40,8 @@ def dataset(rows: dict[str, int], pooling: dict[str, float] | None = None) -> tu
             distinct=count,
             missing_share=0.0,
             pooling=(pooling or {}).get(name, 1.0),
-            hot_rows=[],
-            hot_share=[],
+            hot_rows=[max(1, count // 100), max(2, count // 10), max(3, count)],
+            hot_share=[0.5, 0.8, 1.0],
         )
         for name, count in rows.items()
     }
@@ -70,7 +70,10 @@ def check_plan(plan: Plan, config: Config) -> None:
                 assert apart or a.column + a.columns <= b.column or b.column + b.columns <= a.column, name
         if table.sharding in ("table_row_wise", "table_column_wise"):
             assert len({rank // plan.ranks_per_host for rank in ranks}) == 1
-    room = {"hbm": config.hardware.hbm_gib, "ddr": config.hardware.ddr_gib, "ssd": config.hardware.ssd_gib}
-    assert len(plan.memory) == plan.world_size
-    for used in plan.memory:
-        assert all(used[tier] <= room[tier] * (1 - config.plan.reserve) * 2**30 for tier in used)
+    assert len(plan.memory) == len(plan.reserved) == len(plan.phases) == plan.world_size
+    for used, reserved in zip(plan.memory, plan.reserved, strict=True):
+        for memory, size in used.items():
+            share = getattr(config.plan, f"{memory}_reserve")
+            kept = sum(reserved.values()) if memory == plan.reserved_tier else 0
+            room = getattr(config.hardware, f"{memory}_gib") * 2**30
+            assert size <= room * (1 - share) + 1 and size + kept <= room + 1, memory

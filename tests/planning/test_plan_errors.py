@@ -7,6 +7,7 @@ import re
 import pytest
 from plan_cases import configure, cpu, criteo, dataset, preset
 
+from pipeline.config import TablePin
 from pipeline.contracts import Profile
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import make_plan
@@ -20,21 +21,24 @@ def test_infeasible_names_tier_shortfall_and_ways_out():
         make_plan(config, *dataset(criteo()))
     error = caught.value
     assert error.exit_code == 4
-    assert re.search(r"need \d+\.\d\d GiB, 2 ranks offer 3\.40 GiB DDR each \(15% reserved\)", error.message)
+    offer = r"need \d+\.\d\d GiB, 2 ranks offer \d\.\d\d GiB DDR each \(kept free: 10% of DDR, and \d\.\d\d GiB of DDR"
+    assert re.search(offer, error.message)
     assert re.search(r"DDR is short by \d+\.\d\d GiB \(\d+\.\d\d GiB a rank\)", error.message)
     assert "the largest table, C1 (40,000,000 rows x 64)" in error.message
-    assert re.fullmatch(r"hardware\.ddr_gib=[\d.]+, or hardware\.hosts=\d+, or model\.embedding_dim=4", error.hint)
+    ways = r"hardware\.ssd_gib=[\d.]+ \(with .*C1.* on SSD\), or hardware\.ddr_gib=[\d.]+, or hardware\.hosts=\d+"
+    assert re.fullmatch(ways, error.hint)
 
 
 @pytest.mark.parametrize("hardware", [cpu(1, 2, ddr=4.0), cpu(1, 1, ddr=4.0), preset("h100x8")])
 def test_the_hints_mend_it(hardware):
-    hardware.hbm_gib, hardware.ddr_gib = min(hardware.hbm_gib, 2.0), 4.0
+    hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib = min(hardware.hbm_gib, 2.0), 4.0, 0.0
     with pytest.raises(PlanError) as caught:
         make_plan(configure(hardware, dim=64), *dataset(criteo()))
     for hint in caught.value.hint.split(", or "):
-        field, value = hint.split("=")
+        field, value = hint.split(" (")[0].split("=")
         config = configure(preset(hardware.name) if hardware.device == "cuda" else cpu(1, hardware.ranks_per_host), 64)
         config.hardware.hbm_gib, config.hardware.ddr_gib = hardware.hbm_gib, hardware.ddr_gib
+        config.hardware.ssd_gib = 0.0
         part, name = field.split(".")
         old = getattr(getattr(config, part), name)
         setattr(getattr(config, part), name, type(old)(value))
@@ -43,20 +47,20 @@ def test_the_hints_mend_it(hardware):
 
 def test_infeasible_on_cuda_speaks_of_both_tiers():
     hardware = preset("h100x8")
-    hardware.hbm_gib, hardware.ddr_gib = 2.0, 4.0
+    hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib = 2.0, 4.0, 0.0
     with pytest.raises(PlanError) as caught:
         make_plan(configure(hardware, dim=64), *dataset(criteo()))
-    assert "8 ranks offer 1.70 GiB HBM and 3.40 GiB DDR each" in caught.value.message
+    assert re.search(r"8 ranks offer \d\.\d\d GiB HBM and \d\.\d\d GiB DDR each", caught.value.message)
     assert "HBM is short by" in caught.value.message
     assert "DDR is short by" in caught.value.message
 
 
 def test_a_pin_that_does_not_fit_hints_at_row_wise():
     config = configure(cpu(1, 4, ddr=1.0), dim=64)
-    config.plan.tables = {"huge": "table_wise"}
+    config.plan.tables = {"huge": TablePin(sharding="table_wise")}
     with pytest.raises(PlanError) as caught:
         make_plan(config, *dataset({"huge": 5_000_000}))
-    assert caught.value.hint.startswith("plan.tables.huge=row_wise, or hardware.ddr_gib=")
+    assert caught.value.hint.startswith("plan.tables.huge.sharding=row_wise, or hardware.ssd_gib=")
 
 
 def test_types_without_row_wise_hint_at_it():
@@ -77,15 +81,15 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
     ("plan", "message", "hint"),
     [
         (
-            {"tables": {"contry": "row_wise"}},
-            "plan.tables pins 'contry', but the dataset has no such table; the nearest is 'country'",
-            "~plan.tables.contry +plan.tables.country=row_wise",
+            {"tables": {"contry": TablePin(sharding="row_wise")}},
+            "plan.tables names 'contry', but the dataset has no such table; the nearest is 'country'",
+            "~plan.tables.contry +plan.tables.country.sharding=row_wise",
         ),
         (
-            {"tables": {"C3": "rowwise"}},
-            "plan.tables.C3 is 'rowwise', expected one of: data_parallel, table_wise, column_wise, row_wise, "
+            {"tables": {"C3": TablePin(sharding="rowwise")}},
+            "plan.tables.C3.sharding is 'rowwise', expected one of: data_parallel, table_wise, column_wise, row_wise, "
             "table_row_wise, table_column_wise",
-            "plan.tables.C3=row_wise",
+            "plan.tables.C3.sharding=row_wise",
         ),
         (
             {"sharding_types": ["tabel_wise"]},
@@ -100,10 +104,41 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
             "plan.sharding_types=[table_wise,row_wise]",
         ),
         (
-            {"tables": {"C3": "table_row_wise"}},
-            "plan.tables.C3 is 'table_row_wise', which cannot run: it places a table on one of several hosts, "
+            {"tables": {"C3": TablePin(sharding="table_row_wise")}},
+            "plan.tables.C3.sharding is 'table_row_wise', which cannot run: it places a table on one of several hosts, "
             "hardware.hosts is 1 (use row_wise)",
-            "plan.tables.C3=row_wise",
+            "plan.tables.C3.sharding=row_wise",
+        ),
+        (
+            {"tables": {"C3": TablePin(tier="sdd")}},
+            "plan.tables.C3.tier is 'sdd', expected one of: hbm, hbm_cached, ddr, ssd",
+            "plan.tables.C3.tier=ssd",
+        ),
+        (
+            {"tables": {"C3": TablePin(tier="ssd")}},
+            "plan.tables.C3.tier is 'ssd', which hardware 'test' lacks: hardware.ssd_gib is 0",
+            "hardware.ssd_gib=100",
+        ),
+        (
+            {"tables": {"C3": TablePin(tier="hbm_cached")}},
+            "plan.tables.C3.tier is 'hbm_cached', which hardware 'test' lacks: hardware.device is cpu",
+            "plan.tables.C3.tier=ddr",
+        ),
+        (
+            {"tables": {"C3": TablePin(tier="ddr", cache_rows=10)}},
+            "plan.tables.C3.cache_rows is 10, but only tables pinned to hbm_cached or ssd have a cache",
+            "plan.tables.C3.tier=ssd",
+        ),
+        (
+            {"tables": {"C3": TablePin(avoid=["row-wise"])}},
+            "plan.tables.C3.avoid names 'row-wise', expected some of: hbm, hbm_cached, ddr, ssd, data_parallel, "
+            "table_wise, column_wise, row_wise, table_row_wise, table_column_wise",
+            "plan.tables.C3.avoid=[row_wise]",
+        ),
+        (
+            {"tables": {"C3": TablePin(avoid=["ddr"])}},
+            "plan.tables.C3 leaves nothing for the table: sharding data_parallel or table_wise or row_wise, tiers none",
+            "~plan.tables.C3",
         ),
         (
             {"sharding_types": ["column_wise"]},
@@ -125,14 +160,14 @@ def test_wrong_plan_settings(plan, message, hint):
 
 def test_too_few_rows_for_a_row_wise_pin():
     config = configure(cpu(1, 4))
-    config.plan.tables = {"tiny": "row_wise"}
+    config.plan.tables = {"tiny": TablePin(sharding="row_wise")}
     with pytest.raises(ConfigError) as caught:
         make_plan(config, *dataset({"tiny": 5}))
     assert caught.value.message == (
-        "plan.tables.tiny is 'row_wise', which cannot run: its 5 rows in equal blocks over 4 ranks leave a rank "
-        "without rows"
+        "plan.tables.tiny.sharding is 'row_wise', which cannot run: its 5 rows in equal blocks over 4 ranks leave a "
+        "rank without rows"
     )
-    assert caught.value.hint == "plan.tables.tiny=table_wise"
+    assert caught.value.hint == "plan.tables.tiny.sharding=table_wise"
 
 
 @pytest.mark.parametrize("field", ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s", "ddr_gib", "intra_host_gb_per_s"])

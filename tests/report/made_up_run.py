@@ -34,6 +34,12 @@ launch:
 """
 
 
+PHASES_MS = {
+    "input_exchange": {"predicted_ms": 2.0, "measured_ms": 2.5}, "lookup": {"predicted_ms": 4.0, "measured_ms": 5.0},
+    "dense": {"predicted_ms": 30.0, "measured_ms": 31.5}, "overhead": {"predicted_ms": 0.0, "measured_ms": 1.25},
+}  # fmt: skip
+
+
 def make_result(**changes):
     names = ("ingest", "plan", "partition", "train", "evaluate")
     paths = ("datasets/synthetic", "plans", "towers", "runs/demo/train", "runs/demo/evaluate")
@@ -56,7 +62,9 @@ def make_result(**changes):
         },
         "train": {
             "samples": 4_800_000, "steps": 1_172, "seconds": 58.9, "samples_per_s": 81_494.2, "data_wait_share": 0.0041,
-            "peak_rss_bytes": 1_234_567_890, "world_size": 2,
+            "peak_rss_bytes": 1_234_567_890, "world_size": 2, "phases": PHASES_MS,
+            "step": {"predicted_ms": 48.1, "measured_ms": 50.25},
+            "memory": {"predicted_bytes": 629_145_600, "measured_bytes": 734_003_200},
         },
         "checkpoint": {
             "count": 3, "bytes_written": 83_886_080, "bytes_full_equivalent": 125_829_120, "stall_share": 0.0021

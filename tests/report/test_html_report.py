@@ -138,3 +138,28 @@ def test_the_plan_table_is_sorted_by_size_and_works_without_plan_json():
     assert whole.index(">C25<") < whole.index(">C24<") < whole.index(">C1<")
     assert "C3 is cheapest data_parallel" in whole
     assert "0-1" in plan_section(part, None)
+
+
+def rows_of(page):
+    text = re.search(r"<h2>Predicted and measured</h2>(.*?)</section>", page, re.S).group(1)
+    rows = re.findall(r"<tr><td>(.*?)</tr>", text, re.S)
+    return [re.sub(r"<[^>]*>", " ", row).split() for row in rows]
+
+
+def test_the_page_shows_predicted_beside_measured():
+    rows = rows_of(render(ReportData(result=make_result())))
+    assert rows[0] == ["input", "exchange", "2.000", "ms", "2.500", "ms", "1.25"]
+    assert rows[3] == ["overhead", "0.000", "ms", "1.250", "ms", "-"]
+    assert rows[4] == ["whole", "step,", "slowest", "rank", "48.100", "ms", "50.250", "ms", "1.04"]
+    assert rows[5][-5:] == ["600", "MiB", "700", "MiB", "1.17"]
+    checked(render(ReportData(result=make_result())))
+
+
+def test_without_predictions_the_page_shows_what_was_measured():
+    train = {"phases": {"dense": {"measured_ms": 5.0}}, "step": {"measured_ms": 6.0}}
+    page = render(ReportData(result=make_result(train=train)))
+    assert rows_of(page) == [
+        ["dense", "-", "5.000", "ms", "-"],
+        ["whole", "step,", "slowest", "rank", "-", "6.000", "ms", "-"],
+    ]
+    assert "Predicted and measured" not in render(ReportData(result=make_result(train={"steps": 3})))

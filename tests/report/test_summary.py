@@ -21,6 +21,9 @@ def test_the_table_shows_every_part():
         "DDR 40.0 MiB; embedding step 1.234 ms (predicted)",
         "4,800,000 samples in 1,172 steps, 58.9 s on 2 ranks",
         "81,494 samples/s, 0.4% of the time waiting for data",
+        "step 50.25 ms (48.10 predicted)",
+        "of it input exchange 2.50 ms (2.00), lookup 5.00 ms (4.00), dense",
+        "memory for training 700 MiB on the fullest rank (600 MiB predicted)",
         "3 written, 80.0 MiB of 120 MiB for full ones, training stalled 0.2%",
         "NE 0.83214   AUC 0.78123   log loss 0.46712   calibration 1.0031",
         "best reachable NE 0.80210: 84.8% of the reachable gain",
@@ -108,3 +111,14 @@ def test_comparing_shows_what_is_special_about_each_run():
 
 def test_no_runs_to_compare():
     assert compare([]) == "no runs to compare"
+
+
+def test_without_predictions_the_measured_figures_stand_alone():
+    train = {
+        "step": {"measured_ms": 5.0},
+        "phases": {"dense": {"measured_ms": 5.0}},
+        "memory": {"measured_bytes": 1024},
+    }
+    text = summary(make_result(train=train))
+    assert "step 5.00 ms\n            of it dense 5.00 ms\n" in text
+    assert "memory for training 1.0 KiB on the fullest rank\n" in text

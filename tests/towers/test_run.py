@@ -1,4 +1,4 @@
-"""``nightjar run partition=dmt``: one machine acts as two hosts, raw rows to figures; bad settings end it at once."""
+"""``nightjar run partition=dmt``: one machine acts as two hosts, from raw rows to figures; bad settings stop it."""
 
 import json
 import subprocess

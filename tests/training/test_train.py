@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from pipeline.config import (
     ModelConfig,
     TrainConfig,
 )
-from pipeline.contracts import SparseColumn
+from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
@@ -76,6 +77,7 @@ CASES = {
     "collapsed": {"guard": {"collapse_after_steps": 8, "window_steps": 4, "min_logit_std": 50.0}},
     "no_learning": {"lr": 0.0, "sparse_lr": 0.0, "guard": {"collapse_after_steps": 8, "window_steps": 4}},
     "no_test_rows": {"data": {"test": 0}},
+    "predicted": {"predicted": True, "max_steps": 6},
 }
 
 
@@ -87,7 +89,7 @@ def run_cases(folder):
         (folder / f"{name}-rank{rank}.json").write_text(json.dumps(outcome))
 
 
-def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, **changes):
+def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, predicted=False, **changes):
     columns = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
     options = {"train": 2110, "test": 700, "sparse": columns, **(data or {})}
     store, dataset = Store(str(root)), None
@@ -96,6 +98,12 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
     dist.barrier()
     dataset = dataset or store.get(f"datasets/t/{'0123456789abcdef' * 2}", "ingest")
     plan = plan_for(sharding, world, rows=ROWS, dim=8)
+    if predicted:
+        plan = replace(
+            plan, predicted_step_ms=7.5, phases=[{"lookup": 1.0 + rank} for rank in range(world)],
+            memory=[{"hbm": 0, "ddr": 100 * (rank + 1), "ssd": 9} for rank in range(world)],
+            reserved=[{"dense": 20, "inputs": 3}] * world,
+        )  # fmt: skip
     records, outcome = [], {}
     try:
         for settings in [changes, *([{**changes, "max_steps": None, **then}] if then else [])]:
@@ -156,6 +164,7 @@ def test_it_learns_and_reports(outcomes, world):
     figures = outcome["summary"]["train"]
     assert set(figures) == {
         "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
+        "phases", "step", "memory",
     }  # fmt: skip
     assert (figures["samples"], figures["steps"], figures["world_size"]) == (4220, 18, world)
     assert figures["samples_per_s"] == pytest.approx(4220 / figures["seconds"])
@@ -169,6 +178,35 @@ def test_it_learns_and_reports(outcomes, world):
     assert outcome["records"][-1]["eta_seconds"] == 0
     assert outcome["records"][0]["lr"] == pytest.approx(0.01 * 4 / 5)
     assert outcome["records"][1]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("name", ["plain", "base", "mixed", "ragged"])
+def test_phases_are_measured_and_add_up_to_the_step(outcomes, world, name):
+    figures = good(outcomes, world, name)["summary"]["train"]
+    measured = {phase: part["measured_ms"] for phase, part in figures["phases"].items()}
+    assert tuple(measured) == PHASES
+    assert min(measured.values()) > 0, measured
+    whole, step = sum(measured.values()), figures["step"]["measured_ms"]
+    if world == 1:
+        assert whole == pytest.approx(step)
+    # The mean over ranks beside the slowest of them.
+    assert step / world <= whole <= step * (1 + 1e-9)
+    # Most of the training is steps: those between checkpoints take about as long as the sampled ones.
+    assert step * figures["steps"] / 1000 < 5 * figures["seconds"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
+    plain = good(outcomes, world, "plain")["summary"]["train"]
+    assert not any("predicted_ms" in part for part in [*plain["phases"].values(), plain["step"]])
+    assert "predicted_bytes" not in plain["memory"]
+    known = good(outcomes, world, "predicted")["summary"]["train"]
+    assert known["phases"]["lookup"]["predicted_ms"] == pytest.approx(1.5 if world == 2 else 1.0)
+    assert known["phases"]["dense"]["predicted_ms"] == 0.0
+    assert known["step"]["predicted_ms"] == 7.5
+    assert known["memory"]["predicted_bytes"] == 100 * world + 23
+    assert known["memory"]["measured_bytes"] > 0
 
 
 @pytest.mark.parametrize("name", ["plain", "data_parallel", "mixed", "ragged", "bf16"])

@@ -1,0 +1,118 @@
+"""``nightjar calibrate``: its arguments, where the file goes, and how a run picks it up."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config, HardwareConfig
+from pipeline.errors import ConfigError
+
+EPILOG = """\
+  nightjar calibrate                                  as the laptop preset: one rank on the CPU
+  nightjar calibrate hardware=laptop2 -o my_conf      two ranks; writes my_conf/hardware/measured_laptop2.yaml
+  nightjar run -cd my_conf hardware=measured_laptop2  plans with what was measured
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The file that is written, and the configuration directory Hydra finds it in."""
+
+    path: Path
+    directory: Path
+
+    @property
+    def name(self) -> str:
+        """What ``hardware=`` calls it."""
+        return self.path.stem
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar calibrate``."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    out = "configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)"
+    parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
+    parser.add_argument("--ssd", metavar="DIR", help="a folder on the disk to measure (default: the store's)")
+    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
+
+
+def target_of(out: str, preset: str) -> Target:
+    """Where the measured file of ``preset`` goes; ConfigError for a file that Hydra would not find."""
+    path = Path(out)
+    if path.suffix not in (".yaml", ".yml"):
+        name = preset if preset.startswith("measured_") else f"measured_{preset}"
+        return Target(path / "hardware" / f"{name}.yaml", path)
+    if path.parent.name != "hardware":
+        raise ConfigError(
+            f"--out {out} is not in a folder named hardware, where hardware=<name> is looked for",
+            hint=f"-o {path.parent / 'hardware' / path.name}, or a directory: -o {path.parent / path.stem}",
+        )
+    return Target(path, path.parent.parent)
+
+
+def disk_of(config: Config, ssd: str | None) -> Path | None:
+    """The folder whose disk is read: ``ssd``, else the store's where it is local, else None. ConfigError: no folder."""
+    if ssd is not None:
+        if not Path(ssd).is_dir():
+            raise ConfigError(f"--ssd {ssd} is not a directory", hint="--ssd <a directory on the disk to measure>")
+        return Path(ssd)
+    if re.match(r"^(?!file:)[a-z0-9]+:", config.store):
+        return None
+    path = Path(config.store.removeprefix("file://")).absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+
+
+def run(config: Config, options: Any, say: Callable[[str], None], note: Callable[[str], None]) -> int:
+    """Measure, write the file, and ``say`` what came out; ``note`` gets the progress. The exit code."""
+    from pipeline.calibration.measure import calibrate
+    from pipeline.planning.calibrate import hardware_yaml
+
+    target = target_of(options.out, config.hardware.name)
+    _check_device(config.hardware)
+    found = calibrate(config, disk_of(config, options.ssd), note)
+    hardware = replace(found.hardware, name=target.name)
+    about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
+    try:
+        target.path.parent.mkdir(parents=True, exist_ok=True)
+        target.path.write_text(hardware_yaml(hardware, found.measured, about))
+    except OSError as error:
+        raise ConfigError(f"{target.path} cannot be written: {error.strerror}", hint="-o <a directory>") from None
+    use = f"nightjar run -cd {target.directory} hardware={target.name}"
+    if options.json:
+        say(json.dumps({**found.to_json(), "file": str(target.path), "use": use}))
+        return 0
+    say(render(config.hardware, hardware, found.measured))
+    say(f"the training steps it was fitted to are met within {found.error:.0%} (median)")
+    say(f"written to {target.path}; use it with\n  {use}")
+    return 0
+
+
+def _check_device(hardware: HardwareConfig) -> None:
+    if hardware.device == "cuda":
+        import torch
+
+        if torch.cuda.device_count() < hardware.ranks_per_host:
+            raise ConfigError(
+                f"hardware {hardware.name!r} has {hardware.ranks_per_host} cuda ranks a host, this machine shows "
+                f"{torch.cuda.device_count()} CUDA devices",
+                hint="hardware=laptop, or hardware.ranks_per_host=<devices here>",
+            )
+
+
+def render(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, ...]) -> str:
+    """A table of the measured figures beside those of the preset."""
+    lines = [f"{'figure':<24}{'preset':>14}{'measured':>14}"]
+    lines += [f"{name:<24}{_figure(getattr(before, name))}{_figure(getattr(after, name))}" for name in measured]
+    return "\n".join(lines)
+
+
+def _figure(value: float) -> str:
+    digits = 0 if value >= 1000 else 1 if value >= 10 else 3
+    return f"{value:>14,.{digits}f}"

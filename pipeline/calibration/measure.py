@@ -1,0 +1,155 @@
+"""The measurements in order, and how they become a hardware file: kernels, links, whole training steps, the disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.artifacts import Store
+from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.trial import Trial, make_dataset, measure_training
+from pipeline.config import Config, HardwareConfig
+from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
+from pipeline.planning.calibrate import KernelTime, LinkTime, StepTime, fit_kernels, fit_links, fit_steps
+from pipeline.planning.cost import FLOAT, DenseShape, dense_shape, local_batch
+
+Say = Callable[[str], None]
+STEPS = 20
+# From all overhead to all products to all activations: MLPs small and large, few and many tables, batches of all sizes.
+TRIALS = tuple(
+    Trial(rows=(4_000,) * tables, zipf=0.8, dim=dim, bottom=bottom, top=top, batch=batch)
+    for tables, dim, bottom, top, batch in (
+        (4, 16, (16,), (16,), 512), (8, 32, (512, 256), (512, 256), 4096), (26, 16, (64,), (64,), 4096),
+        (24, 64, (128,), (128,), 2048), (8, 16, (256, 128), (256,), 8192), (12, 64, (64, 64), (256, 128, 64), 8192),
+        (16, 8, (256,), (256, 256), 1024), (6, 32, (64, 128, 64), (64, 32), 2048),
+        (10, 16, (512, 64), (256,), 8192), (20, 64, (64,), (64, 32), 2048), (5, 32, (64, 256), (512, 64), 4096),
+    )
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """``hardware`` with the fields ``measured`` replaced; ``error``: how far the steps fitted are off, as a share."""
+
+    hardware: HardwareConfig
+    measured: tuple[str, ...]
+    error: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``--json``."""
+        return dataclasses.asdict(self)
+
+
+def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
+    """Measure this machine as one host of ``config.hardware``; ``disk``: a folder on the disk to read, None: no disk.
+
+    What one machine cannot show stays: capacities, and the links between hosts. Raises ConfigError where the device or
+    the ranks are not here, LaunchError where a rank breaks off, OSError where the disk cannot be read.
+    """
+    hardware = replace(config.hardware, hosts=1)
+    world = hardware.ranks_per_host
+    host = replace(config, hardware=hardware)
+    say(f"kernels and links on {world} {hardware.device} rank(s) at the same time ...")
+    probed = run_ranks(world, hardware.device, _probe, host, say=say)
+    figures: dict[str, Any] = {} if disk is None else _disk(disk, world, say)
+    kernels = [KernelTime(**_median(times)) for times in zip(*(found["kernels"] for found in probed), strict=True)]
+    figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in probed[0]["links"]])
+    hardware = replace(hardware, **figures)
+    steps = _steps(replace(host, hardware=hardware), say)
+    figures |= fit_steps(steps)
+    final = replace(config.hardware, **figures)
+    return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final))
+
+
+def _disk(disk: Path, world: int, say: Say) -> dict[str, float]:
+    from pipeline.planning.probes import time_disk
+
+    say(f"disk of {disk} ...")
+    return {name: value / world for name, value in time_disk(disk).items()}  # its ranks share a host's disk
+
+
+def _probe(say: Say, config: Config) -> dict[str, Any]:
+    """On one rank: kernel and link times, as plain data."""
+    import torch.distributed as dist
+
+    from pipeline.planning.probes import time_kernels, time_links
+    from pipeline.training.distributed import connect
+
+    device = connect(config)
+    kernels = [dataclasses.asdict(t) for t in time_kernels(device, dist.barrier)]
+    return {"kernels": kernels, "links": [dataclasses.asdict(t) for t in time_links(device)]}
+
+
+def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Of the ranks' records of one shape: what is counted as it is, times by their median."""
+    times = ("lookup_ms", "update_ms")
+    return {**records[0], **{name: statistics.median(record[name] for record in records) for name in times}}
+
+
+def _steps(config: Config, say: Say) -> list[StepTime]:
+    """Whole steps of every trial, by the real training loop, with what the cost model knows of them already."""
+    from pipeline.planning.predict import predict
+
+    blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
+    jobs, shapes, known = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number, trial in enumerate(TRIALS):
+            trained = trial.config(config.hardware, STEPS)
+            schema, profile = make_dataset(Store(f"{folder}/{number}"), trial)
+            plan = whole_tables(trained, schema, profile)
+            jobs.append((trained, f"{folder}/{number}", plan))
+            shapes.append(dense_shape(trained.model, len(schema.dense), len(schema.sparse)))
+            known.append(predict(plan, replace(trained, hardware=blind), schema, profile).step_ms)
+        world = config.hardware.ranks_per_host
+        found = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
+    return [
+        _step_time(ms, part, shape, local_batch(job[0]))
+        for job, shape, ms, part in zip(jobs, shapes, found, known, strict=True)
+    ]
+
+
+def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
+    """On one rank: ms of a step of every job."""
+    found = []
+    for number, (config, folder, plan) in enumerate(jobs, start=1):
+        found.append(measure_training(say, config, folder, plan)["step_ms"])
+        what = f"{len(plan.tables)} tables, batch {plan.global_batch}"
+        say(f"training step {number}/{len(jobs)}: {what}: {found[-1]:.1f} ms")
+    return found
+
+
+def _step_time(ms: float, known_ms: float, shape: DenseShape, batch: int) -> StepTime:
+    megabytes = batch * shape.activations * FLOAT / 1e6
+    return StepTime(ms=ms, known_ms=known_ms, gflop=batch * shape.flop / 1e9, megabytes=megabytes)
+
+
+def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
+    """A plan that deals whole tables out to the ranks in turn."""
+    device, dim = config.hardware.device, config.model.embedding_dim
+    tables = {
+        column.name: TablePlan(
+            rows=column.rows, dim=dim, pooling=profile.sparse[column.name].pooling,
+            tier="hbm" if device == "cuda" else "ddr", sharding="table_wise", kernel="fused",
+            shards=(ShardPlan(rank=number % config.world_size, row=0, rows=column.rows, column=0, columns=dim),),
+            cost_ms=0.0, reason="dealt out in turn",
+        )
+        for number, column in enumerate(schema.sparse)
+    }  # fmt: skip
+    return Plan(
+        hardware=config.hardware.name, device=device, world_size=config.world_size,
+        ranks_per_host=config.hardware.ranks_per_host, global_batch=config.train.global_batch, tables=tables,
+    )  # fmt: skip
+
+
+def _error(steps: Sequence[StepTime], hardware: HardwareConfig) -> float:
+    """Median of how far the fitted figures are off the steps they were fitted to, as a share."""
+    off = []
+    for step in steps:
+        dense = step.gflop / hardware.dense_gflop_per_s * 1e3 + step.megabytes / hardware.dense_gb_per_s
+        off.append(abs(step.known_ms + dense + hardware.step_overhead_ms - step.ms) / step.ms)
+    return statistics.median(off)

@@ -1,0 +1,122 @@
+"""A made-up model and its data: what the real training loop is timed with."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, SparseDefaults, TrainConfig
+from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
+
+DENSE, GROUP, INTERVAL = 13, 65_536, 4
+BATCHES = 8  # of the data; epochs repeat them
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A model: ``rows`` of each table, ids by Zipf's law with exponent ``zipf``, ``batch`` samples over all ranks."""
+
+    rows: tuple[int, ...]
+    zipf: float
+    dim: int
+    bottom: tuple[int, ...]
+    top: tuple[int, ...]
+    batch: int
+
+    def __str__(self) -> str:
+        widths = f"{'-'.join(map(str, self.bottom))} / {'-'.join(map(str, self.top))}"
+        return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {widths}"
+
+    def config(self, hardware: HardwareConfig, steps: int) -> Config:
+        """What trains it for ``steps`` steps."""
+        data = DataConfig(name="trial", format="synthetic", sparse_defaults=SparseDefaults(mapping="vocab"))
+        model = ModelConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
+        train = TrainConfig(
+            global_batch=self.batch, max_steps=steps, epochs=steps, log_every_steps=INTERVAL, warmup_steps=0,
+            lr=1e-4, sparse_lr=1e-3, shuffle=False,
+        )  # fmt: skip
+        return Config(run="trial", data=data, hardware=hardware, model=model, train=train)
+
+
+def make_dataset(store: Store, trial: Trial, batches: int = BATCHES, seed: int = 1) -> tuple[DatasetSchema, Profile]:
+    """Write ``batches`` batches of ``trial``, the hottest rows first, as artifact ``datasets/trial``.
+
+    Returns its schema and the profile that ingestion would have measured.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng, count = np.random.default_rng(seed), trial.batch * batches
+    schema = DatasetSchema(
+        dense=tuple(f"I{i}" for i in range(DENSE)),
+        sparse=tuple(SparseColumn(name=f"C{i}", rows=rows) for i, rows in enumerate(trial.rows)),
+        rows={"train": count, "test": 0},
+        files={"train": ["train/part-00000.parquet"], "test": []},
+        groups={"train": [[min(GROUP, count - at) for at in range(0, count, GROUP)]], "test": []},
+    )
+    ids = {column.name: _zipf_ids(rng, column.rows, trial.zipf, count) for column in schema.sparse}
+    columns = {"label": (rng.random(count) < 0.25).astype(np.float32)}
+    columns |= {name: rng.normal(size=count).astype(np.float32) for name in schema.dense}
+    with store.draft("datasets/trial", kind="dataset", key=f"{seed:032x}", config={}, inputs={}) as draft:
+        with draft.open(schema.files["train"][0]) as sink:
+            pq.write_table(pa.table(columns | ids), sink, row_group_size=GROUP, compression="lz4")
+        draft.write_json("schema.json", schema.to_json())
+        draft.commit({})
+    sparse = {column.name: _profile(ids[column.name], column.rows) for column in schema.sparse}
+    return schema, Profile(rows=schema.rows, label_rate={"train": 0.25}, dense={}, sparse=sparse)
+
+
+def _zipf_ids(rng: np.random.Generator, rows: int, exponent: float, count: int) -> np.ndarray:
+    """int32 [count]: row r with probability proportional to 1 / (r + 1) ** exponent."""
+    reach = np.cumsum(1.0 / np.arange(1, rows + 1) ** exponent)
+    return np.minimum(np.searchsorted(reach, rng.random(count) * reach[-1]), rows - 1).astype(np.int32)
+
+
+def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
+    from pipeline.ingest.profiling import access_histogram
+
+    counts = np.bincount(ids, minlength=rows)
+    hot_rows, hot_share = access_histogram(counts)
+    return FeatureProfile(
+        rows=rows, distinct=int((counts > 0).sum()), missing_share=0.0, pooling=1.0,
+        hot_rows=hot_rows, hot_share=hot_share,
+    )  # fmt: skip
+
+
+def measure_training(say: Callable[[str], None], config: Config, folder: str, plan: Plan) -> dict[str, float]:
+    """Train as a rank of a running group: {"step_ms": median, "bytes": peak resident memory above the imports'}.
+
+    Of the intervals before the first checkpoint the first half warms up. ``bytes`` is 0 where the system does not tell
+    (no /proc).
+    """
+    from pipeline.training import train
+    from pipeline.training.distributed import connect
+
+    connect(config)
+    before = resident("VmRSS")
+    store: Store = Store(folder)
+    records: list[dict[str, Any]] = []
+    dataset: Artifact = store.get("datasets/trial", "dataset")
+    train(config, store, dataset, plan, f"runs/{config.run}/checkpoints", config.run or "", records.append)
+    undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
+    times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
+    times = times[len(times) // 2 :]
+    return {"step_ms": statistics.median(times) if times else 0.0, "bytes": resident("VmHWM") - before}
+
+
+def resident(field: str) -> int:
+    """Bytes of this process' resident set: VmRSS now, VmHWM at its largest; 0 where the system has no /proc.
+
+    getrusage's maximum would count what the parent held when it started this process.
+    """
+    try:
+        with Path("/proc/self/status").open() as lines:
+            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    except (OSError, StopIteration):
+        return 0

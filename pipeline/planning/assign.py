@@ -1,0 +1,145 @@
+"""Which option every table gets and on which ranks, so that the slowest rank is fastest and every capacity is kept.
+
+Small problems are solved whole as a mixed-integer program. Large ones are first solved averaged over the ranks, which
+picks the options and bounds the answer; the pieces are then placed longest first and improved by local search.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.planning.assign_exact import exact_columns, solve_exact
+from pipeline.planning.assign_model import Model, State, model_of
+from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
+from pipeline.planning.assign_search import improve, place
+
+TIERS = ("hbm", "ddr", "ssd")
+EXACT_COLUMNS = 4_000  # integer columns up to which the whole problem is a program
+RESCUE_COLUMNS = 60_000  # the same, where nothing else found an assignment
+EXACT_NODES = 2_000
+EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
+ROUNDS = 4  # times the average is solved again with what the last assignment showed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One shard: what it costs its rank (ms) and holds there (bytes by tier)."""
+
+    ms: float
+    bytes: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to hold a table. ``places``: alternatives, each the distinct ranks of the pieces in order; None: any ranks."""
+
+    pieces: tuple[Piece, ...]
+    places: tuple[tuple[int, ...], ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Candidates by table; of every rank its capacity (bytes by tier) and what it does besides the tables (ms)."""
+
+    candidates: dict[str, tuple[Candidate, ...]]
+    capacity: tuple[tuple[int, int, int], ...]
+    base_ms: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Each table's candidate and its pieces' ranks. ``ms``: the slowest rank's; no assignment is under ``bound``."""
+
+    chosen: dict[str, int]
+    ranks: dict[str, tuple[int, ...]]
+    ms: float
+    bound: float
+    gap: float
+
+
+def assign(problem: Problem) -> Assignment | None:
+    """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
+
+    Equal problems give equal assignments: searches are bounded by nodes and trials, not by time.
+    Raises: ValueError where a place names one rank for two pieces.
+    """
+    model = model_of(problem)
+    if model is None:
+        return None
+    if not model.tables:
+        return _assignment(model, State(model), 0.0)
+    flat = Flat.of(model)
+    relaxed = relax(model, flat)
+    if relaxed.infeasible:
+        return None
+    best, bound = _search(model, flat, relaxed)
+    columns = exact_columns(model)
+    wanting = best is None or best.ms > bound * (1 + EXACT_GAP)
+    if wanting and columns <= (RESCUE_COLUMNS if best is None else EXACT_COLUMNS):
+        best, bound = _exact(model, best, bound)
+    return None if best is None else _assignment(model, best, bound)
+
+
+def _search(model: Model, flat: Flat, relaxed: Relaxed) -> tuple[State | None, float]:
+    """The best assignment that placing and local search find, and the averaged problem's bound."""
+    bound = max(relaxed.bound, float(model.base.max()))
+    best = _first(model, flat, relaxed, bound)
+    for _ in range(ROUNDS):
+        if best is None or best.ms <= bound * (1 + EXACT_GAP):
+            break
+        sharper = relax(model, flat, below=best.ms)
+        bound = max(bound, best.ms if sharper.infeasible else min(sharper.bound, best.ms))
+        if sharper.picks is None:
+            break
+        better = _placed(model, sharper.picks, bound, (0.0, 0.5))
+        if better is None or better.ms >= best.ms * (1 - EXACT_GAP):
+            break
+        best = better
+    return best, bound
+
+
+def _first(model: Model, flat: Flat, relaxed: Relaxed, bound: float) -> State | None:
+    """A first assignment: with all room if that can be packed, else with ever more of it spared, else the thinnest."""
+    if relaxed.picks is not None and (best := _placed(model, relaxed.picks, bound, (0.0, 0.5, 2.0))):
+        return best
+    for room in (0.97, 0.9, 0.8):
+        spared = relax(model, flat, room=room)
+        if spared.picks is not None and (best := _placed(model, spared.picks, bound, (0.5, 2.0))):
+            return best
+    thinnest = thin(model, flat)
+    return None if thinnest.picks is None else _placed(model, thinnest.picks, bound, (0.5, 2.0, 8.0))
+
+
+def _placed(model: Model, picks: tuple[int, ...], bound: float, weights: tuple[float, ...]) -> State | None:
+    """The picked options placed with each weight of the bytes, improved; the fastest that fits."""
+    target = max(bound, 1e-9)
+    states = [place(model, picks, target, weight) for weight in weights]
+    found = sorted((s for s in states if s is not None), key=lambda s: s.ms)[:2]
+    return min((improve(s, bound) for s in found), key=lambda s: s.ms, default=None)
+
+
+def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None, float]:
+    """The whole problem as a program, from the best assignment known."""
+    cutoff = best.ms if best is not None else np.inf
+    for spare in (0.0, 2e-6):  # a solver's "fits" may be a millionth over; then once more with that much spared
+        state, proven, infeasible = solve_exact(model, EXACT_NODES, EXACT_GAP, cutoff * (1 - 1e-6), spare)
+        if not spare:
+            bound = max(bound, cutoff if infeasible and best is not None else min(proven, cutoff))
+        if infeasible or (state is not None and state.fits()):
+            break
+    if state is not None and state.fits() and (best is None or state.ms < best.ms):
+        best = state
+    return best, bound
+
+
+def _assignment(model: Model, state: State, bound: float) -> Assignment:
+    state = state.rebuilt()
+    bound = min(bound, state.ms)
+    tables = list(enumerate(model.tables))
+    return Assignment(
+        chosen={name: state.option(t).index for t, name in tables},
+        ranks={name: tuple(state.ranks[t].tolist()) for t, name in tables},
+        ms=state.ms, bound=bound, gap=state.ms / bound - 1 if bound > 0 else 0.0,
+    )  # fmt: skip

@@ -1,0 +1,172 @@
+"""The assignment problem as arrays: what every table may be, and what a partial assignment holds of each rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pipeline.planning.assign import Candidate, Problem
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Option:
+    """A candidate that fits somewhere. Shapes: ms [pieces], bytes [pieces, tiers], places [alternatives, pieces]."""
+
+    index: int  # of the candidate among its table's
+    ms: np.ndarray
+    bytes: np.ndarray
+    places: np.ndarray | None  # None: every piece on any rank
+    order: tuple[int, ...]  # pieces, dearest first
+    total_ms: float
+    peak_ms: float
+    total_bytes: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Model:
+    """Tables with their options, and the ranks. Shapes: capacity [ranks, tiers], base [ranks] in ms."""
+
+    tables: tuple[str, ...]
+    options: tuple[tuple[Option, ...], ...]
+    capacity: np.ndarray
+    base: np.ndarray
+    per_byte: np.ndarray  # 1 / capacity, 0 where there is none
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.base)
+
+    @property
+    def scale(self) -> float:
+        """A ms about the answer's, so that the solvers' tolerances mean the same for every problem."""
+        least = sum(min(option.total_ms for option in options) for options in self.options) / self.ranks
+        return max(float(self.base.max()) + least, 1e-9)
+
+
+def model_of(problem: Problem) -> Model | None:
+    """The problem without candidates and places that cannot fit even alone; None where a table has no other.
+
+    Raises: ValueError where a place does not name a distinct rank for each piece.
+    """
+    capacity = np.array(problem.capacity, np.float64).reshape(len(problem.base_ms), -1)
+    options = []
+    for table, candidates in problem.candidates.items():
+        known = [_option(table, i, c, capacity) for i, c in enumerate(candidates)]
+        options.append(tuple(o for o in known if o is not None))
+    if not all(options):
+        return None
+    per_byte = np.divide(1.0, capacity, out=np.zeros_like(capacity), where=capacity > 0)
+    return Model(tables=tuple(problem.candidates), options=tuple(options), capacity=capacity,
+                 base=np.array(problem.base_ms, np.float64), per_byte=per_byte)  # fmt: skip
+
+
+def _option(table: str, index: int, candidate: Candidate, capacity: np.ndarray) -> Option | None:
+    ms = np.array([piece.ms for piece in candidate.pieces], np.float64)
+    size = np.array([piece.bytes for piece in candidate.pieces], np.float64)
+    places = None
+    if candidate.places is None:
+        if not (size[:, None, :] <= capacity).all(axis=2).any(axis=1).all():
+            return None
+    else:
+        places = np.array(candidate.places, np.int64).reshape(len(candidate.places), len(ms))
+        if len(ms) > 1 and (np.diff(np.sort(places, axis=1), axis=1) == 0).any():
+            raise ValueError(f"table {table!r}, candidate {index}: a place names one rank for two pieces")
+        places = places[(size <= capacity[places]).all(axis=(1, 2))]
+        if not len(places):
+            return None
+    order = sorted(range(len(ms)), key=lambda i: (-ms[i], *-size[i], i))
+    return Option(index=index, ms=ms, bytes=size, places=places, order=tuple(order), total_ms=float(ms.sum()),
+                  peak_ms=float(ms.max()), total_bytes=size.sum(axis=0))  # fmt: skip
+
+
+class State:
+    """A partial assignment: each table's option (-1: none yet) and its pieces' ranks, and what the ranks bear."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.load = model.base.copy()
+        self.used = np.zeros_like(model.capacity)
+        self.chosen = [-1] * len(model.tables)
+        self.ranks: list[np.ndarray] = [np.zeros(0, np.int64)] * len(model.tables)
+
+    @property
+    def ms(self) -> float:
+        """The slowest rank's ms."""
+        return float(self.load.max())
+
+    def option(self, table: int) -> Option:
+        """The table's option; it must have one."""
+        return self.model.options[table][self.chosen[table]]
+
+    def add(self, table: int, option: int, ranks: np.ndarray) -> None:
+        """Give the table this option, its pieces on these ranks."""
+        given = self.model.options[table][option]
+        np.add.at(self.load, ranks, given.ms)
+        np.add.at(self.used, ranks, given.bytes)
+        self.chosen[table], self.ranks[table] = option, np.asarray(ranks, np.int64)
+
+    def remove(self, table: int) -> None:
+        """Take the table off its ranks."""
+        given = self.option(table)
+        np.subtract.at(self.load, self.ranks[table], given.ms)
+        np.subtract.at(self.used, self.ranks[table], given.bytes)
+        self.chosen[table] = -1
+
+    def find(self, option: Option, target: float, weight: float) -> np.ndarray | None:
+        """Where the option's pieces lie best, dearest first; None where they do not fit.
+
+        Best: the least load by ``target`` (ms) plus ``weight`` times the fullest tier's share used.
+        """
+        if option.places is not None:
+            return self._find_place(option, target, weight)
+        ranks = np.zeros(len(option.ms), np.int64)
+        load, used, several = self.load, self.used, len(option.order) > 1
+        if several:
+            load, used = load.copy(), used.copy()
+        for piece in option.order:
+            after = used + option.bytes[piece]
+            score = (load + option.ms[piece]) / target
+            if weight:
+                score = score + weight * (after * self.model.per_byte).max(axis=1)
+            score = np.where((after <= self.model.capacity).all(axis=1), score, np.inf)
+            rank = int(score.argmin())
+            if score[rank] == np.inf:
+                return None
+            ranks[piece] = rank
+            if several:
+                load[rank] += option.ms[piece]
+                used[rank] += option.bytes[piece]
+        return ranks
+
+    def _find_place(self, option: Option, target: float, weight: float) -> np.ndarray | None:
+        assert option.places is not None
+        after = self.used[option.places] + option.bytes
+        score = ((self.load[option.places] + option.ms) / target).max(axis=1)
+        if weight:
+            score = score + weight * (after * self.model.per_byte[option.places]).max(axis=(1, 2))
+        score = np.where((after <= self.model.capacity[option.places]).all(axis=(1, 2)), score, np.inf)
+        best = int(score.argmin())
+        return None if score[best] == np.inf else option.places[best]
+
+    def copy(self) -> State:
+        """An independent copy."""
+        other = State(self.model)
+        other.load, other.used = self.load.copy(), self.used.copy()
+        other.chosen, other.ranks = list(self.chosen), list(self.ranks)
+        return other
+
+    def fits(self) -> bool:
+        """Whether every table has an option and no rank holds more than its capacity."""
+        return min(self.chosen, default=0) >= 0 and bool((self.used <= self.model.capacity).all())
+
+    def rebuilt(self) -> State:
+        """The same assignment with its sums made anew, free of what adding and removing rounded."""
+        state = State(self.model)
+        for table, (option, ranks) in enumerate(zip(self.chosen, self.ranks, strict=True)):
+            if option >= 0:
+                state.add(table, option, ranks)
+        return state

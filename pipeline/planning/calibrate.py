@@ -1,0 +1,110 @@
+"""From measurements to the figures of ``HardwareConfig``: least squares by the terms of the cost model. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config import HardwareConfig
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT, LINE
+
+# Bounds of what is written where a measurement shows nothing of a term: a cost too small to see is no cost.
+LARGEST_RATE, LEAST_COST = 1e6, 1e-3
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelTime:
+    """Ms of one lookup and one update of ``tables`` tables with ``columns`` columns and ``lookups`` ids each."""
+
+    tables: int
+    columns: int
+    lookups: int
+    distinct: float
+    lookup_ms: float
+    update_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTime:
+    """Ms of an all-to-all in which every rank sends ``bytes_away`` to the others."""
+
+    bytes_away: float
+    ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTime:
+    """Ms of a training step: ``known_ms`` of them are the tables' and the exchanges' by the cost model.
+
+    ``gflop`` and ``megabytes``: the dense part's, one rank's slice.
+    """
+
+    ms: float
+    known_ms: float
+    gflop: float
+    megabytes: float
+
+
+def fit_kernels(times: Sequence[KernelTime], device: str) -> dict[str, float]:
+    """Memory bandwidth and the fixed costs of a table and of an id, from the lookup and update kernel."""
+    design, spent = [], []
+    for t in times:
+        row = -(-t.columns * FLOAT // LINE) * LINE
+        moved, ids = t.tables * t.distinct * row / 1e6, t.tables * t.lookups / 1e6
+        design.append([t.tables / 2, ids, 0.0, moved + ids * t.columns * FLOAT])
+        design.append([t.tables / 2, 0.0, ids, 2 * moved])
+        spent += [t.lookup_ms, t.update_ms]
+    table, lookup, update, megabyte = _fit(design, spent)
+    memory = "ddr_gb_per_s" if device == "cpu" else "hbm_gb_per_s"
+    return {memory: _rate(megabyte), "lookup_ns": lookup, "update_ns": update, "table_overhead_us": 1e3 * table}
+
+
+def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
+    """Latency and bandwidth of the links within a host; nothing where there was but one rank."""
+    if not times:
+        return {}
+    latency, megabyte = _fit([[1.0, t.bytes_away / 1e6] for t in times], [t.ms for t in times])
+    return {"intra_host_latency_us": max(1e3 * latency, LEAST_COST), "intra_host_gb_per_s": _rate(megabyte)}
+
+
+def fit_steps(times: Sequence[StepTime]) -> dict[str, float]:
+    """Rates of the dense part and the overhead of a step, from what whole steps take beyond their known part."""
+    rest = [max(t.ms - t.known_ms, 0.05 * t.ms) for t in times]
+    design = [[t.gflop, t.megabytes, 1.0] for t in times]
+    gflop, megabyte, overhead = _fit(design, rest)
+    return {
+        "dense_gflop_per_s": min(1e3 / max(gflop, 1e-9), LARGEST_RATE),
+        "dense_gb_per_s": _rate(megabyte),
+        "step_overhead_ms": overhead,
+    }
+
+
+def _fit(design: Sequence[Sequence[float]], spent: Sequence[float]) -> NDArray[np.float64]:
+    """Costs of the terms, none negative, that leave the least squares of relative errors."""
+    from scipy.optimize import nnls
+
+    terms, ms = np.asarray(design), np.asarray(spent)
+    found: NDArray[np.float64] = nnls(terms / ms[:, None], np.ones(len(ms)))[0]
+    return found
+
+
+def _rate(ms_per_megabyte: float) -> float:
+    """GB/s."""
+    return min(1e6 / BYTES_PER_MS / max(ms_per_megabyte, 1e-9), LARGEST_RATE)
+
+
+def hardware_yaml(hardware: HardwareConfig, measured: Sequence[str], note: str) -> str:
+    """The file of ``conf/hardware`` for ``hardware``; ``measured`` names the fields that are not assumed."""
+    lines = [f"# {note}"]
+    values = asdict(hardware)
+    for name in (field.name for field in fields(hardware)):
+        value = values[name]
+        text = f"{value:.5g}" if isinstance(value, float) else str(value)
+        # A float stays one for YAML: 5e+04 would be read as a text.
+        if isinstance(value, float):
+            text = repr(float(text))
+        lines.append(f"{name}: {text}" + ("  # measured" if name in measured else ""))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,288 @@
+"""Every way a table may be placed: sharding, tier, cache size; what it costs in both models, what memory it takes.
+
+TorchRec gives shards, buffers and its own cost; hit rates, distinct ids and our cost come from here. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from pipeline.config import Config, HardwareConfig
+from pipeline.planning.choices import (
+    DATA_PARALLEL,
+    ROW_WISE,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    Choice,
+    Table,
+    tiers_of,
+)
+from pipeline.planning.cost import ShardLoad, shard_ms
+from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
+from pipeline.planning.predict import block_curve
+
+# Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
+CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
+STOCK_CACHE = 0.2
+# FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row.
+SLOT_BYTES, ROW_BYTES = 16, 4
+# The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
+BESIDE = "input_exchange"
+STATE_BYTES = 4  # row-wise Adagrad: one float a row
+
+
+class Block(NamedTuple):
+    """Rows [row, row + rows) and columns [column, column + columns) of a table."""
+
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+
+class Stock(NamedTuple):
+    """What TorchRec's own model says a shard costs, ms."""
+
+    compute: float
+    comms: float
+
+    @property
+    def ms(self) -> float:
+        """Both, as TorchRec adds them."""
+        return self.compute + self.comms
+
+
+class Chosen(NamedTuple):
+    """What a search of TorchRec's settled on for one table."""
+
+    table: str
+    sharding: str
+    kernel: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One table under one sharding type, wherever it lives; ``buffers``: bytes of a batch, by shard."""
+
+    sharding: str
+    shards: tuple[Block, ...]
+    buffers: tuple[int, ...]
+    stock: Mapping[str, tuple[Stock, ...]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Offer:
+    """One way to place a table; everything by shard but ``cache_rows`` and ``hit_rate``, which are the table's.
+
+    ``phases``: our cost, ms; ``stock_ms``: TorchRec's; ``bytes``: in the order of MEMORIES; ``lookups``: ids a step.
+    """
+
+    table: str
+    layout: Layout
+    tier: str
+    kernel: str
+    cache_rows: int
+    hit_rate: float
+    phases: tuple[Mapping[str, float], ...]
+    stock_ms: tuple[float, ...]
+    bytes: tuple[tuple[int, int, int], ...]
+
+    @cached_property
+    def ms(self) -> tuple[float, ...]:
+        """Our cost by shard, but for what goes on beside the step."""
+        return tuple(sum(ms for phase, ms in phases.items() if phase != BESIDE) for phases in self.phases)
+
+    @cached_property
+    def beside_ms(self) -> tuple[float, ...]:
+        """Our cost by shard of what goes on beside the step: the next batch's ids, and its rows read from SSD."""
+        return tuple(phases.get(BESIDE, 0.0) for phases in self.phases)
+
+    @cached_property
+    def total_bytes(self) -> tuple[int, int, int]:
+        """Over all shards, in the order of MEMORIES."""
+        hbm, ddr, ssd = (sum(sizes) for sizes in zip(*self.bytes, strict=True))
+        return hbm, ddr, ssd
+
+    @property
+    def sharding(self) -> str:
+        """TorchRec's name of the sharding type."""
+        return self.layout.sharding
+
+
+def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
+    """The ranks its shards may go to, in order, as alternatives; None: each to any rank."""
+    local, world = hardware.ranks_per_host, hardware.hosts * hardware.ranks_per_host
+    if layout.sharding in (ROW_WISE, DATA_PARALLEL):
+        return (tuple(range(world)),)
+    if layout.sharding == TABLE_ROW_WISE:
+        return tuple(tuple(range(first, first + local)) for first in range(0, world, local))
+    if layout.sharding == TABLE_COLUMN_WISE:
+        count = range(len(layout.shards))
+        starts = range(local if len(layout.shards) < local else 1)
+        return tuple(
+            tuple(first + (start + i) % local for i in count) for first in range(0, world, local) for start in starts
+        )
+    return None
+
+
+def offers(config: Config, table: Table, choice: Choice, layouts: list[Layout]) -> list[Offer]:
+    """Every sharding of ``layouts`` in every tier that it may have there, with every cache size."""
+    found = []
+    for layout in layouts:
+        shares = list(_lookup_shares(table, layout, config.world_size))
+        distinct = _distinct(table, layout, config.train.global_batch * table.pooling, shares)
+        for tier in tiers_of(layout.sharding, choice.tiers):
+            for cache_rows in _cache_sizes(table, choice, tier):
+                found.append(_offer(config, table, layout, tier, cache_rows, shares, distinct))
+    return found
+
+
+def _cache_sizes(table: Table, choice: Choice, tier: str) -> list[int]:
+    if tier not in ("hbm_cached", "ssd"):
+        return [0]
+    if choice.cache_rows is not None:
+        return [choice.cache_rows]
+    return sorted({max(1, round(share * table.rows)) for share in CACHE_SHARES})
+
+
+def _offer(
+    config: Config,
+    table: Table,
+    layout: Layout,
+    tier: str,
+    cache_rows: int,
+    shares: list[float],
+    distinct: list[float],
+) -> Offer:
+    hardware = config.hardware
+    kernel = kernel_of(hardware, tier, layout.sharding)
+    hits = _hit_rates(hardware, table, layout, tier, cache_rows, shares)
+    priced: dict[ShardLoad, Mapping[str, float]] = {}
+    phases = []
+    for block, share, hit, rows in zip(layout.shards, shares, hits, distinct, strict=True):
+        load = _load(config, table, layout, tier, block, share, hit, rows)
+        if load not in priced:
+            priced[load] = shard_ms(hardware, load, global_batch=config.train.global_batch)
+        phases.append(priced[load])
+    return Offer(
+        table=table.name,
+        layout=layout,
+        tier=tier,
+        kernel=kernel,
+        cache_rows=cache_rows,
+        hit_rate=sum(h * s for h, s in zip(hits, shares, strict=True)) / sum(shares),
+        phases=tuple(phases),
+        stock_ms=_stock_ms(hardware, table, layout, tier, kernel, cache_rows),
+        bytes=tuple(
+            _bytes(hardware, table, tier, cache_rows, block, buffers)
+            for block, buffers in zip(layout.shards, layout.buffers, strict=True)
+        ),
+    )
+
+
+def _lookup_shares(table: Table, layout: Layout, world_size: int) -> Iterator[float]:
+    """Of the table's lookups in a step, the share that each shard serves; blocks of ranked rows are far from alike."""
+    for block in layout.shards:
+        if layout.sharding == DATA_PARALLEL:
+            yield 1.0 / world_size
+        elif block.rows == table.rows:
+            yield 1.0
+        elif table.ranked:
+            yield max(table.curve.share(block.row + block.rows) - table.curve.share(block.row), 1e-9)
+        else:
+            yield block.rows / table.rows
+
+
+def _load(
+    config: Config, table: Table, layout: Layout, tier: str, block: Block, share: float, hit: float, distinct: float
+) -> ShardLoad:
+    batch = config.train.global_batch
+    return ShardLoad(
+        rows=block.rows,
+        columns=block.columns,
+        lookups=batch * table.pooling * share,
+        distinct=distinct,
+        pooled_rows=batch / config.world_size if layout.sharding == DATA_PARALLEL else float(batch),
+        sharding=layout.sharding,
+        tier=tier,
+        hit_rate=hit,
+        weighted=table.weighted,
+    )
+
+
+def _distinct(table: Table, layout: Layout, lookups: float, shares: list[float]) -> list[float]:
+    """Expected distinct rows that each shard is asked for, of ``lookups`` of the table in a step."""
+    known: dict[tuple[int, int, float], float] = {}
+    found = []
+    for block, share in zip(layout.shards, shares, strict=True):
+        key = (block.row if table.ranked else 0, block.rows, share)
+        if key not in known:
+            whole = block.rows == table.rows
+            if table.ranked and not whole:
+                known[key] = block_curve(table.curve, block.row, block.rows).distinct(lookups * share)
+            else:
+                known[key] = table.curve.distinct(lookups * share if whole else lookups) * (1.0 if whole else share)
+        found.append(min(known[key], float(block.rows)))
+    return found
+
+
+def _hit_rates(
+    hardware: HardwareConfig, table: Table, layout: Layout, tier: str, cache_rows: int, shares: list[float]
+) -> list[float]:
+    """Share of each shard's lookups that find their row in the faster memory.
+
+    A GPU's cache is LRU. On CPU a shard's first rows are kept: the hottest only where rows are ranked.
+    """
+    if tier not in ("hbm_cached", "ssd"):
+        return [1.0] * len(shares)
+    if hardware.device == "cuda":
+        return [table.curve.lru_share(cache_rows)] * len(shares)
+    if not table.ranked:
+        return [cache_rows / table.rows] * len(shares)
+    found = []
+    for block, share in zip(layout.shards, shares, strict=True):
+        kept = cache_rows * block.rows / table.rows
+        found.append(min((table.curve.share(block.row + kept) - table.curve.share(block.row)) / share, 1.0))
+    return found
+
+
+def _bytes(
+    hardware: HardwareConfig, table: Table, tier: str, cache_rows: int, block: Block, buffers: int
+) -> tuple[int, int, int]:
+    """Bytes of one shard by memory: weights and state in its tier, its part of the cache and the buffers in front.
+
+    Ours, not TorchRec's: its model leaves SSD tables out of DDR and SSD, and its cached ones know one cache size.
+    """
+    sizes = dict.fromkeys(MEMORIES, 0)
+    fast = fast_memory(hardware)
+    home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
+    sizes[home] += block.rows * (4 * block.columns + STATE_BYTES)
+    sizes[fast] += buffers
+    if cache_rows:
+        slots = -(-cache_rows * block.rows // table.rows)
+        row = 4 * block.columns + (SLOT_BYTES if hardware.device == "cuda" else STATE_BYTES)
+        sizes[fast] += slots * row + (ROW_BYTES * block.rows if hardware.device == "cuda" else 0)
+    return sizes["hbm"], sizes["ddr"], sizes["ssd"]
+
+
+def _stock_ms(
+    hardware: HardwareConfig, table: Table, layout: Layout, tier: str, kernel: str, cache_rows: int
+) -> tuple[float, ...]:
+    """TorchRec's cost by shard; its compute goes with the kernel's bandwidth, which rates other caches and SSD."""
+    known = layout.stock[kernel]
+    if tier == "ssd":
+        slower = (hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s) / hardware.ssd_gb_per_s
+    elif tier == "hbm_cached":
+        slower = _cached_gb_per_s(hardware, STOCK_CACHE) / _cached_gb_per_s(hardware, cache_rows / table.rows)
+    else:
+        return tuple(shard.ms for shard in known)
+    return tuple(shard.compute * slower + shard.comms for shard in known)
+
+
+def _cached_gb_per_s(hardware: HardwareConfig, share: float) -> float:
+    """The bandwidth TorchRec's model gives a cache of ``share`` of the rows (``kernel_bw_lookup``)."""
+    return (share * hardware.hbm_gb_per_s + (1 - share) * hardware.hbm_to_ddr_gb_per_s) / 10

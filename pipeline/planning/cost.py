@@ -1,0 +1,207 @@
+"""The cost model: what a shard, the dense part and a whole step cost in ms, and what memory the dense part reserves.
+
+Every figure comes from ``HardwareConfig``; ``nightjar calibrate`` measures them all through the kernels used here, so
+the terms are those that measurement showed to matter: bytes of distinct rows (duplicates are served by processor
+caches), a fixed cost for every id, one for every table, one for every step, and links with latency and bandwidth.
+No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pipeline.config import Config, HardwareConfig, ModelConfig
+from pipeline.contracts import PHASES, DatasetSchema
+
+FLOAT = 4
+LINE = 64  # bytes that memory moves at least: a processor's cache line
+PAGE = 4096  # bytes that a disk moves at least
+BYTES_PER_MS = 1e6  # at 1 GB/s
+DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
+# Passes of row-wise Adagrad over a data-parallel table: its gradient zeroed, scattered, squared, applied; weights.
+DENSE_PASSES = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardLoad:
+    """What one shard is asked for in a step of the global batch.
+
+    ``lookups``: ids, duplicates included; ``distinct``: of them distinct; ``pooled_rows``: output rows (samples x
+    features) it produces for all ranks; ``hit_rate``: share of the lookups that the faster memory serves.
+    """
+
+    rows: int
+    columns: int
+    lookups: float
+    distinct: float
+    pooled_rows: float
+    sharding: str
+    tier: str
+    hit_rate: float
+    weighted: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseShape:
+    """The dense part for one sample: ``flop`` forward and backward, ``parameters``, ``activations`` (values kept)."""
+
+    flop: float
+    parameters: int
+    activations: int
+
+
+def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
+    """Ms a step by phase (PHASES without dense and overhead) that this shard costs the rank that holds it.
+
+    ``input_exchange`` also holds the rows that tier ssd reads ahead for the next batch and writes back: both go on
+    beside the step, as the ids' exchange does. The rank that sends pays for an exchange; a link works both ways at
+    once. ``global_batch`` bounds a shard's distinct rows by the ids there are.
+    """
+    pooled = load.pooled_rows * load.columns * FLOAT
+    distinct = min(load.distinct, load.lookups)
+    overhead = hardware.table_overhead_us / 1e3 / 2
+    row = _moved(load.columns * FLOAT)
+    read = _rows_ms(hardware, load, distinct, row)
+    output = pooled / _gb_per_s(hardware, "") / BYTES_PER_MS
+    phases = {
+        "input_exchange": 0.0,
+        "lookup": overhead + load.lookups * hardware.lookup_ns / 1e6 + read + output,
+        "output_exchange": 0.0,
+        "gradient_exchange": 0.0,
+        # The row and its optimizer state are read and written.
+        "update": overhead + load.lookups * hardware.update_ns / 1e6 + 2 * _rows_ms(hardware, load, distinct, row),
+    }
+    if load.sharding == DATA_PARALLEL:
+        return phases | _replica_ms(hardware, load)
+    ids = load.lookups * FLOAT * (2 if load.weighted else 1) + min(load.pooled_rows, global_batch) * FLOAT
+    phases["input_exchange"] = _all_to_all_ms(hardware, ids) + _ssd_ms(hardware, load, distinct)
+    phases["output_exchange"] = phases["gradient_exchange"] = _outputs_ms(hardware, load.sharding, pooled)
+    return phases
+
+
+def fixed_ms(config: Config, schema: DatasetSchema) -> dict[str, float]:
+    """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange."""
+    hardware = config.hardware
+    latency = _latency_ms(hardware)
+    return {
+        **dict.fromkeys(PHASES, 0.0),
+        "input_exchange": 2 * latency,  # how many ids, then the ids
+        "output_exchange": latency,
+        "gradient_exchange": latency,
+        "dense": dense_ms(config, schema),
+        "overhead": hardware.step_overhead_ms,
+    }
+
+
+def dense_ms(config: Config, schema: DatasetSchema) -> float:
+    """Ms of the dense part of one rank's slice: forward, backward, optimizer, all-reduce of its gradients.
+
+    Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
+    """
+    hardware, batch = config.hardware, local_batch(config)
+    shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))
+    compute = batch * shape.flop / hardware.dense_gflop_per_s / 1e6
+    memory = batch * shape.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    gradients = 2 * _all_to_all_ms(hardware, shape.parameters * FLOAT)  # a ring: reduce-scatter, then all-gather
+    return compute + memory + gradients + (_latency_ms(hardware) if config.world_size > 1 else 0.0)
+
+
+def dense_shape(model: ModelConfig, dense: int, tables: int) -> DenseShape:
+    """FLOPs, parameters and activations of the DLRM that ``models.build_model`` makes of ``model``."""
+    vectors = tables + (dense > 0)
+    bottom = [dense, *model.bottom_mlp, model.embedding_dim] if dense else []
+    top = [model.embedding_dim + vectors * (vectors - 1) // 2, *model.top_mlp, 1]
+    weights = [a * b for widths in (bottom, top) for a, b in zip(widths[:-1], widths[1:], strict=True)]
+    # Multiply and add; forward, gradient of the weights and of the input, which the first bottom layer does not need.
+    linear = 2 * (3 * sum(weights) - (bottom[0] * bottom[1] if bottom else 0))
+    products = 3 * 2 * vectors**2 * model.embedding_dim
+    outputs = sum(bottom[1:]) + sum(top[1:])
+    interaction = top[0] + vectors**2 + vectors * model.embedding_dim
+    return DenseShape(
+        flop=float(linear + products), parameters=sum(weights) + outputs, activations=outputs + interaction
+    )
+
+
+def step_ms(phases: Mapping[str, float]) -> float:
+    """A step's ms from those of its phases: all one after the other, but the exchange of ids.
+
+    TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``input_exchange`` counts
+    only what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited for.
+    """
+    rest = sum(ms for phase, ms in phases.items() if phase != "input_exchange")
+    return max(rest, phases.get("input_exchange", 0.0))
+
+
+def local_batch(config: Config) -> int:
+    """Samples of a step on one rank, padding included."""
+    return -(-config.train.global_batch // config.world_size)
+
+
+def _moved(size: float) -> float:
+    """Bytes that memory moves for a row of ``size`` bytes."""
+    return -(-size // LINE) * LINE
+
+
+def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
+    """Bandwidth at which a tier's rows come; '': of the device's own memory."""
+    if hardware.device == "cpu":
+        return hardware.ddr_gb_per_s
+    return hardware.hbm_to_ddr_gb_per_s if tier == "ddr" else hardware.hbm_gb_per_s
+
+
+def _misses(load: ShardLoad, distinct: float) -> float:
+    """Distinct rows that the faster memory has not: the cold ones, which hardly repeat within a batch."""
+    if load.tier not in ("hbm_cached", "ssd"):
+        return 0.0
+    return min(distinct, load.lookups * (1.0 - load.hit_rate))
+
+
+def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: float) -> float:
+    """Ms to move the distinct rows once; rows read ahead from SSD are in memory by then."""
+    far = _misses(load, distinct) if load.tier == "hbm_cached" else 0.0
+    near = (distinct - far) * row / _gb_per_s(hardware, load.tier)
+    return (near + (far * row / hardware.hbm_to_ddr_gb_per_s if far else 0.0)) / BYTES_PER_MS
+
+
+def _ssd_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float) -> float:
+    """Ms of the disk: missing rows are read page by page, and written back once they leave memory."""
+    if load.tier != "ssd":
+        return 0.0
+    pages = _misses(load, distinct) * -(-load.columns * FLOAT // PAGE)
+    transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
+    return max(pages / hardware.ssd_read_iops * 1e3, transfer) + transfer
+
+
+def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
+    """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
+    size = load.rows * load.columns * FLOAT
+    return {
+        "gradient_exchange": 2 * _all_to_all_ms(hardware, size),
+        "update": hardware.table_overhead_us / 1e3 + DENSE_PASSES * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
+    }
+
+
+def _outputs_ms(hardware: HardwareConfig, sharding: str, size: float) -> float:
+    """Ms to send pooled outputs of ``size`` bytes to the ranks whose samples they are."""
+    if sharding == TABLE_ROW_WISE and hardware.hosts > 1:
+        # Partial sums are reduced within the host first; one of its ranks' parts each then leaves it.
+        local = hardware.ranks_per_host
+        within = size * (local - 1) / local / hardware.intra_host_gb_per_s
+        return (within + size / local * (hardware.hosts - 1) / hardware.hosts / hardware.inter_host_gb_per_s) / 1e6
+    return _all_to_all_ms(hardware, size)
+
+
+def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
+    """Ms to spread ``size`` bytes of this rank evenly over all ranks; what stays is free, both links work at once."""
+    world, local = hardware.hosts * hardware.ranks_per_host, hardware.ranks_per_host
+    within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
+    between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
+    return max(within, between) / BYTES_PER_MS
+
+
+def _latency_ms(hardware: HardwareConfig) -> float:
+    """Ms of a small collective over all ranks."""
+    if hardware.hosts > 1:
+        return hardware.inter_host_latency_us / 1e3
+    return hardware.intra_host_latency_us / 1e3 if hardware.ranks_per_host > 1 else 0.0

@@ -1,0 +1,63 @@
+"""What a rank needs in memory beside its tables, by purpose: the reservations of a plan, bytes. No torch."""
+
+from __future__ import annotations
+
+from pipeline.config import Config
+from pipeline.contracts import DatasetSchema
+from pipeline.planning.cost import FLOAT, dense_shape, local_batch
+
+GIB = 2**30
+# Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.
+RUNTIME = 64 << 20
+# float32 values for each parameter: itself, gradient, Adam's two moments, the reduced copy, half of one for bf16.
+PER_PARAMETER = 5.5
+# float32 values for each activation: kept for the backward pass, and its gradient or a temporary copy.
+PER_ACTIVATION = 2.0
+# Batches of a rank at a time beside the prefetched ones: being built, exchanged, worked on.
+BATCHES_IN_WORK = 3
+
+
+def dense_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
+    """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU that of ``host_bytes`` is among them.
+
+    ``staging`` is the copy of a rank's rows that a checkpoint takes, for tables spread evenly: no more than
+    half of the DDR can be tables and their copy. Rows on SSD are not staged as a whole.
+    """
+    batch, world = local_batch(config), config.world_size
+    shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))
+    pooled = batch * len(schema.sparse) * config.model.embedding_dim * FLOAT
+    found = {
+        "dense": int(PER_PARAMETER * FLOAT * shape.parameters),
+        "activations": int(PER_ACTIVATION * FLOAT * batch * shape.activations),
+        "inputs": BATCHES_IN_WORK * batch * _row_bytes(schema),
+        "communication": pooled * (4 if world > 1 else 2),
+        "staging": 0,
+        "runtime": RUNTIME,
+    }
+    if config.hardware.device == "cpu":
+        host = host_bytes(config, schema)
+        found["inputs"] += host["inputs"]
+        rest = config.hardware.ddr_gib * GIB - sum(found.values())
+        found["staging"] = int(min(host["staging"], max(rest, 0) / 2))
+    return found
+
+
+def host_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
+    """Bytes that one rank needs in host memory whatever the device: rows read ahead, and a checkpoint's copy."""
+    ingest, train = config.ingest, config.train
+    window = min(train.shuffle_window_groups * ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
+    # One window is cut into batches while the next is decoded; a rank's own part of the first is copied out.
+    windows = (2 + 1 / config.world_size) * window * _row_bytes(schema)
+    batches = train.prefetch_batches * local_batch(config) * _row_bytes(schema)
+    tables = sum(column.rows for column in schema.sparse) * staged_row(config.model.embedding_dim)
+    return {"inputs": int(windows) + batches, "staging": tables // config.world_size}
+
+
+def staged_row(columns: int) -> int:
+    """Bytes a checkpoint stages of a row: weights, optimizer state, row number; and its mark among the touched rows."""
+    return (columns + 1) * FLOAT + 8 + 1
+
+
+def _row_bytes(schema: DatasetSchema) -> int:
+    """Bytes of one sample: label, dense values, one id a feature."""
+    return FLOAT * (1 + len(schema.dense) + len(schema.sparse))

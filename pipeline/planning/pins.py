@@ -1,0 +1,148 @@
+"""The user's wishes for single tables (``plan.tables``): checked one by one, then made into choices. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeline.config import TIERS, Config, TablePin
+from pipeline.errors import ConfigError
+from pipeline.planning.choices import (
+    COLUMN_STEP,
+    MIN_PINNED_COLUMNS,
+    ROW_WISE,
+    SHARDING_TYPES,
+    TABLE_COLUMN_WISE,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    Choice,
+    Table,
+    empty_ranks,
+    impossible,
+    nearest,
+    tiers_of,
+)
+from pipeline.planning.hardware import tiers
+
+CACHED = ("hbm_cached", "ssd")
+
+
+def check_pins(config: Config, tables: set[str]) -> None:
+    """Every pin names a table and known tiers and types; ConfigError with the nearest match otherwise."""
+    for table, pin in config.plan.tables.items():
+        path = f"plan.tables.{table}"
+        if table not in tables:
+            near = nearest(table, tables)
+            raise ConfigError(
+                f"plan.tables names {table!r}, but the dataset has no such table; the nearest is {near!r}",
+                hint=f"~{path} {_again(near, pin)}",
+            )
+        _check_name(f"{path}.tier", pin.tier, TIERS)
+        _check_name(f"{path}.sharding", pin.sharding, SHARDING_TYPES)
+        for name in pin.avoid:
+            if name not in TIERS + SHARDING_TYPES:
+                near = nearest(name, TIERS + SHARDING_TYPES)
+                raise ConfigError(
+                    f"{path}.avoid names {name!r}, expected some of: {', '.join(TIERS + SHARDING_TYPES)}",
+                    hint=f"{path}.avoid=[{near}]",
+                )
+
+
+def _again(table: str, pin: TablePin) -> str:
+    """The pin as overrides for another table."""
+    named = {"tier": pin.tier, "sharding": pin.sharding, "cache_rows": pin.cache_rows, "avoid": ",".join(pin.avoid)}
+    parts = {key: f"[{value}]" if key == "avoid" else value for key, value in named.items() if value}
+    return (
+        " ".join(f"+plan.tables.{table}.{key}={value}" for key, value in parts.items()) or f"+plan.tables.{table}={{}}"
+    )
+
+
+def _check_name(path: str, got: str, known: tuple[str, ...]) -> None:
+    if got and got not in known:
+        raise ConfigError(
+            f"{path} is {got!r}, expected one of: {', '.join(known)}", hint=f"{path}={nearest(got, known)}"
+        )
+
+
+def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
+    """The table's choice under its pin; ``free``: what it may get without, None where the pin names the sharding.
+
+    Raises ConfigError where the pin cannot run.
+    """
+    pin = config.plan.tables[table.name]
+    choice = free or _sharded(config, table, pin.sharding)
+    choice = replace(choice, tiers=_tiers(config, table.name, pin), cache_rows=_cache_rows(table, pin), pinned=True)
+    _check_tier(table.name, pin)
+    sharding = tuple(name for name in choice.sharding if name not in pin.avoid)
+    offered = tuple(tier for tier in choice.tiers if tier not in pin.avoid)
+    choice = replace(choice, tiers=offered, sharding=tuple(name for name in sharding if tiers_of(name, offered)))
+    if not choice.sharding:
+        raise ConfigError(
+            f"plan.tables.{table.name} leaves nothing for the table: sharding {_or(sharding)}, tiers {_or(offered)}",
+            hint=f"~plan.tables.{table.name}",
+        )
+    return choice
+
+
+def _or(names: tuple[str, ...]) -> str:
+    return " or ".join(names) or "none"
+
+
+def _sharded(config: Config, table: Table, sharding: str) -> Choice:
+    ranks = config.hardware.ranks_per_host if sharding == TABLE_COLUMN_WISE else config.world_size
+    columns = pinned_columns(table.dim, ranks)
+    why = impossible(config, table, sharding, columns)
+    if why:
+        fallback = sharding == TABLE_ROW_WISE and not empty_ranks(table.rows, config.world_size)
+        raise ConfigError(
+            f"plan.tables.{table.name}.sharding is {sharding!r}, which cannot run: {why}",
+            hint=f"plan.tables.{table.name}.sharding={ROW_WISE if fallback else TABLE_WISE}",
+        )
+    return Choice(sharding=(sharding,), tiers=tiers(config.hardware), columns=columns)
+
+
+def _tiers(config: Config, name: str, pin: TablePin) -> tuple[str, ...]:
+    offered = tiers(config.hardware)
+    if not pin.tier:
+        return offered
+    if pin.tier not in offered:
+        lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {config.hardware.device}"
+        mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"plan.tables.{name}.tier={offered[0]}"
+        raise ConfigError(
+            f"plan.tables.{name}.tier is {pin.tier!r}, which hardware {config.hardware.name!r} lacks: {lack}", hint=mend
+        )
+    return (pin.tier,)
+
+
+def _check_tier(name: str, pin: TablePin) -> None:
+    if pin.tier and pin.sharding and not tiers_of(pin.sharding, (pin.tier,)):
+        expected = (
+            "table_wise or row_wise" if pin.tier == "ssd" else "another type: a replica lies in the device's memory"
+        )
+        raise ConfigError(
+            f"plan.tables.{name} has tier {pin.tier!r} with sharding {pin.sharding!r}, expected {expected}",
+            hint=f"plan.tables.{name}.sharding={TABLE_WISE}",
+        )
+
+
+def _cache_rows(table: Table, pin: TablePin) -> int | None:
+    if pin.cache_rows is None:
+        return None
+    path = f"plan.tables.{table.name}"
+    if pin.tier not in CACHED:
+        raise ConfigError(
+            f"{path}.cache_rows is {pin.cache_rows}, but only tables pinned to {' or '.join(CACHED)} have a cache",
+            hint=f"{path}.tier={CACHED[1]}",
+        )
+    if not 1 <= pin.cache_rows <= table.rows:
+        raise ConfigError(
+            f"{path}.cache_rows is {pin.cache_rows}, expected 1 to {table.rows}, the table's rows",
+            hint=f"{path}.cache_rows={min(max(pin.cache_rows, 1), table.rows)}",
+        )
+    return pin.cache_rows
+
+
+def pinned_columns(dim: int, ranks: int) -> int:
+    """Columns of a shard where the user pins a column split: one shard a rank, but none narrower than is sensible."""
+    least = max(-(-dim // max(ranks, 2)), min(MIN_PINNED_COLUMNS, dim // 2), COLUMN_STEP)
+    widths = [width for width in range(COLUMN_STEP, dim, COLUMN_STEP) if dim % width == 0 and width >= least]
+    return widths[0] if widths else dim

@@ -1,0 +1,186 @@
+"""What calibration times on this machine: the embedding kernel, collectives between ranks, and a disk's reads.
+
+The ranks of a host measure at the same time, so what they share (memory, cores) is measured as shared.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.planning.calibrate import KernelTime, LinkTime
+from pipeline.planning.cost import PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+# (tables, rows, columns, ids a table): from all overhead to all bandwidth, tables in the cache and far beyond it.
+KERNEL_SHAPES = (
+    (1, 1_000, 16, 1_024), (8, 1_000, 16, 1_024), (26, 1_000, 16, 1_024), (26, 1_000, 16, 8_192), (8, 1_000, 64, 4_096),
+    (8, 100_000, 32, 8_192), (26, 100_000, 16, 4_096), (8, 400_000, 16, 8_192), (8, 400_000, 64, 8_192),
+    (8, 400_000, 64, 1_024),
+)  # fmt: skip
+LINK_BYTES = tuple(1 << power for power in range(10, 25, 2))
+REPEATS, WARM_UP = 7, 2
+DEPTH = 32  # random reads in flight
+BLOCK = 1 << 22  # bytes of a sequential read
+
+
+def time_kernels(device: torch.device, meet: Callable[[], None]) -> list[KernelTime]:
+    """The fused lookup and update kernel over KERNEL_SHAPES; ``meet`` is called before each, to start together."""
+    found = []
+    for shape in KERNEL_SHAPES:
+        meet()
+        found.append(_time_kernel(device, *shape))
+    return found
+
+
+def _time_kernel(device: torch.device, tables: int, rows: int, columns: int, lookups: int) -> KernelTime:
+    import torch
+
+    kernel = _kernel(device, tables, rows, columns)
+    generator = torch.Generator().manual_seed(rows + columns)
+    offsets = torch.arange(tables * lookups + 1, device=device)
+    gradient = torch.randn(lookups, tables * columns, generator=generator).to(device)
+    spent = []
+    for _ in range(WARM_UP + REPEATS):
+        ids = torch.randint(0, rows, (tables * lookups,), generator=generator).to(device)
+        began = _now(device)
+        pooled = kernel(ids, offsets)
+        middle = _now(device)
+        pooled.backward(gradient)
+        spent.append((middle - began, _now(device) - middle))
+    lookup, update = (1e3 * statistics.median(times) for times in zip(*spent[WARM_UP:], strict=True))
+    distinct = rows * (1 - (1 - 1 / rows) ** lookups)
+    return KernelTime(
+        tables=tables, columns=columns, lookups=lookups, distinct=distinct, lookup_ms=lookup, update_ms=update
+    )
+
+
+def _kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
+    """The kernel that TorchRec's fused tables run: row-wise Adagrad inside the backward pass."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    gpu = device.type == "cuda"
+    place = (EmbeddingLocation.DEVICE, ComputeDevice.CUDA) if gpu else (EmbeddingLocation.HOST, ComputeDevice.CPU)
+    return SplitTableBatchedEmbeddingBagsCodegen(
+        [(rows, columns, *place)] * tables,
+        optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+        learning_rate=0.01,
+        bounds_check_mode=BoundsCheckMode.FATAL,
+        device=device,
+    )
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once all that was started on ``device`` is done."""
+    if device.type == "cuda":
+        import torch
+
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def time_links(device: torch.device) -> list[LinkTime]:
+    """All-to-alls of LINK_BYTES between the ranks of the process group, on its own backend; none for one rank."""
+    import torch
+    import torch.distributed as dist
+
+    world = dist.get_world_size()
+    found = []
+    for size in LINK_BYTES if world > 1 else ():
+        sent = torch.zeros(size // 4 * world, device=device)
+        got = torch.empty_like(sent)
+        spent = []
+        for _ in range(WARM_UP + 3 * REPEATS):
+            began = _now(device)
+            dist.all_to_all_single(got, sent)
+            spent.append(_now(device) - began)
+        found.append(LinkTime(bytes_away=size * (world - 1), ms=1e3 * statistics.median(spent[WARM_UP:])))
+    return found
+
+
+def time_disk(folder: Path, size: int = 1 << 28, seconds: float = 2.0) -> dict[str, float]:
+    """Random 4 KiB reads a second at depth 32, and GB/s of reading in order, of the disk that holds ``folder``.
+
+    Reads go past the page cache (O_DIRECT), or where the file system has no such thing, pages are dropped from it
+    first and none is read twice. A scratch file of ``size`` bytes is written and removed. Raises OSError.
+    """
+    path = folder / f".nightjar-calibrate-{os.getpid()}"
+    try:
+        _write_scratch(path, size)
+        with _uncached(path) as file:
+            count, spent = _random_reads(file, size, seconds)
+        with _uncached(path) as file:
+            began = time.perf_counter()
+            read = _read_in_order(file, size, seconds)
+            ordered = time.perf_counter() - began
+        return {"ssd_read_iops": count / spent, "ssd_gb_per_s": read / ordered / 1e9}
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _write_scratch(path: Path, size: int) -> None:
+    noise = random.Random(1).randbytes(BLOCK)  # what a disk could compress away would flatter it
+    with path.open("wb") as file:
+        for _ in range(size // BLOCK):
+            file.write(noise)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextmanager
+def _uncached(path: Path) -> Iterator[int]:
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
+    except OSError:
+        file = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _random_reads(file: int, size: int, seconds: float) -> tuple[int, float]:
+    """Pages read in random order, each at most once, by DEPTH threads, and the seconds that took."""
+    pages = list(range(size // PAGE))
+    random.Random(2).shuffle(pages)
+    end = time.perf_counter() + seconds
+
+    def work(first: int) -> int:
+        with mmap.mmap(-1, PAGE) as buffer:  # O_DIRECT wants memory that starts at a page
+            done = 0
+            for page in pages[first::DEPTH]:
+                done += os.preadv(file, [buffer], page * PAGE) == PAGE
+                if time.perf_counter() > end:
+                    break
+        return done
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(DEPTH) as pool:
+        count = sum(pool.map(work, range(DEPTH)))
+    return count, time.perf_counter() - began
+
+
+def _read_in_order(file: int, size: int, seconds: float) -> int:
+    end, at = time.perf_counter() + seconds, 0
+    with mmap.mmap(-1, BLOCK) as buffer:
+        while at < size and time.perf_counter() < end:
+            at += os.preadv(file, [buffer], at)
+    return at

@@ -1,0 +1,52 @@
+"""What the plan predicted beside what training measured: the ``phases``, ``step`` and ``memory`` of ``result.json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.contracts import PHASES, Plan
+from pipeline.training.distributed import add_up, largest
+from pipeline.training.memory import MemoryMeter
+from pipeline.training.phases import PhaseClock
+
+
+def compared(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device: torch.device) -> dict[str, Any]:
+    """The figures of all ranks; collective. A plan without phases leaves only what was measured.
+
+    ``phases``: ms, mean over the ranks: what one waits for another shows in the exchanges. ``step``: ms of the slowest
+    rank, data apart. ``memory``: bytes of the rank that takes most, of HBM on CUDA, else of DDR.
+    """
+    figures = clock.figures()
+    spent = torch.tensor([figures.get(phase, 0.0) for phase in PHASES], dtype=torch.float64, device=device)
+    most = torch.stack([spent.sum(), torch.tensor(float(memory.peak()), dtype=torch.float64, device=device)])
+    step, peak = largest(most).tolist()
+    means = (add_up(spent) / dist.get_world_size()).tolist()
+    found: dict[str, Any] = {"memory": _beside("bytes", predicted_bytes(plan), int(peak))}
+    if figures:
+        predicted = predicted_phases(plan)
+        found["phases"] = {p: _beside("ms", predicted.get(p), ms) for p, ms in zip(PHASES, means, strict=True)}
+        # Without phases the predicted step is the embedding part's alone, another thing than was measured.
+        found["step"] = _beside("ms", plan.predicted_step_ms if predicted else None, step)
+    return found
+
+
+def predicted_phases(plan: Plan) -> dict[str, float]:
+    """Predicted ms by phase, mean over ranks; empty where the plan has none."""
+    return {p: sum(rank.get(p, 0.0) for rank in plan.phases) / len(plan.phases) for p in PHASES if plan.phases}
+
+
+def predicted_bytes(plan: Plan) -> int | None:
+    """Bytes of the fullest rank: its tables in the device's own memory, and what is kept free for everything else."""
+    tier = "hbm" if plan.device == "cuda" else "ddr"
+    tables = [used.get(tier, 0) for used in plan.memory]
+    reserved = [sum(rank.values()) for rank in plan.reserved] if plan.reserved_tier == tier else []
+    reserved += [0] * (len(tables) - len(reserved))
+    return max((a + b for a, b in zip(tables, reserved, strict=True)), default=None)
+
+
+def _beside(unit: str, predicted: float | None, measured: float) -> dict[str, float]:
+    known = {} if predicted is None else {f"predicted_{unit}": predicted}
+    return {**known, f"measured_{unit}": measured}

@@ -1,0 +1,160 @@
+"""Where a step's time goes: every fifth step is cut into the phases that plans predict (``contracts.PHASES``).
+
+A rank is in one phase at a time; hooks at the boundaries say which, so phases add up to the step, less what it waited
+for data. On a CPU the host's clock is read; on CUDA events are recorded on the stream that trains, and read later. What
+runs beside the step (the next batch's exchange, NCCL's reductions) counts only as far as the step waited for it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.contracts import PHASES
+from pipeline.embeddings.tables import kernels, sharded_collections
+
+EVERY, FIRST = 5, 2  # the first steps fill the pipeline, allocate and compile
+KEPT = 1000  # samples: the figures are those of the last 5,000 steps
+WAITING = "waiting"  # for data; no phase of the step
+T = TypeVar("T")
+Mark = tuple[str, Any]
+
+
+class PhaseClock:
+    """Takes the time of sampled steps. Outside of them ``enter`` does nothing."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._marks: list[Mark] = []
+        self._finished: list[list[Mark]] = []
+        self._samples: deque[dict[str, float]] = deque(maxlen=KEPT)
+        self._steps = 0
+        self.sampling = False
+
+    def begin(self) -> None:
+        """A step begins: every fifth is sampled."""
+        self.sampling = self._steps >= FIRST and (self._steps - FIRST) % EVERY == 0
+        self._steps += 1
+        self._marks = []
+        self.enter("overhead")
+
+    def enter(self, phase: str) -> None:
+        """From here on the step is in ``phase``."""
+        if self.sampling:
+            self._marks.append((phase, self._now()))
+
+    def end(self) -> None:
+        """The step is over."""
+        if self.sampling:
+            self.enter(WAITING)
+            self.sampling = False
+            self._finished.append(self._marks)
+        if not self._cuda:
+            self.collect()
+
+    def collect(self) -> None:
+        """Turn the marks of finished steps into samples; on CUDA this waits for the stream to have passed them."""
+        for marks in self._finished:
+            spent = dict.fromkeys(PHASES, 0.0)
+            for (phase, start), (_, stop) in zip(marks, marks[1:], strict=False):
+                if phase != WAITING:
+                    spent[phase] += self._ms(start, stop)
+            self._samples.append(spent)
+        self._finished = []
+
+    def figures(self) -> dict[str, float]:
+        """Mean ms of every phase on this rank over the middle half of the samples; empty where no step was sampled.
+
+        The middle half by the samples' sums: slow and quick ones do not count, and phases still add up to a step.
+        """
+        self.collect()
+        ordered = sorted(self._samples, key=lambda sample: sum(sample.values()))
+        middle = ordered[len(ordered) // 4 : len(ordered) - len(ordered) // 4]
+        return {phase: statistics.fmean(sample[phase] for sample in middle) for phase in PHASES} if middle else {}
+
+    @contextmanager
+    def within(self, phase: str) -> Iterator[None]:
+        """The body is in ``phase``, what follows in the phase before."""
+        before = self._marks[-1][0] if self.sampling else ""
+        self.enter(phase)
+        yield
+        self.enter(before)
+
+    def between(self, batches: Iterator[T]) -> Iterator[T]:
+        """``batches``; the time they are waited for is in no phase."""
+        while True:
+            with self.within(WAITING):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _now(self) -> Any:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _ms(self, start: Any, stop: Any) -> float:
+        if not self._cuda:
+            return 1000.0 * (stop - start)
+        stop.synchronize()
+        return float(start.elapsed_time(stop))
+
+
+def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Module, optimizers: Any) -> None:
+    """Have the model tell ``clock`` its phases; ``pooled``: the module that first uses the collection's output.
+
+    input_exchange: from the collection's call to the first kernel. lookup: the kernels' forward pass. output_exchange:
+    until the pooled embeddings are there. dense: the rest of the forward pass and all of the backward pass before the
+    tables, and its optimizer. gradient_exchange: from the gradient of the pooled embeddings to the kernels' backward
+    passes, between them, and after the last one what is waited for reductions of dense gradients. update: the kernels'
+    backward passes, which apply the optimizer, and that of data-parallel tables. overhead: everything else.
+    """
+    for collection in sharded_collections(dmp).values():
+        collection.register_forward_pre_hook(lambda *_: clock.enter("input_exchange"))
+        collection.register_forward_hook(lambda *_: clock.enter("output_exchange"))
+    for kernel in kernels(dmp):
+        kernel.module.register_forward_pre_hook(lambda *_: clock.enter("lookup"), prepend=True)
+        kernel.module.register_forward_hook(lambda _module, _args, output: _after_lookup(clock, output))
+    pooled.register_forward_hook(lambda _module, _args, output: _after_pooling(clock, output))
+    for optimizer, phase in ((optimizers.dense, "dense"), (optimizers.tables, "update")):
+        if optimizer is not None:
+            optimizer.register_step_pre_hook(lambda *_, phase=phase: clock.enter(phase))
+            optimizer.register_step_post_hook(lambda *_: clock.enter("overhead"))
+
+
+def watch_pipeline(clock: PhaseClock, pipeline: Any) -> None:
+    """Count the pipeline's own parts of the next batch's input exchange too, where it has them."""
+    for name in ("start_sparse_data_dist", "wait_sparse_data_dist"):
+        if hasattr(pipeline, name):
+            setattr(pipeline, name, _counted(clock, getattr(pipeline, name)))
+
+
+def _counted(clock: PhaseClock, function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with clock.within("input_exchange"):
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _after_lookup(clock: PhaseClock, output: torch.Tensor) -> None:
+    clock.enter("output_exchange")
+    if clock.sampling and output.grad_fn is not None:
+        output.grad_fn.register_prehook(lambda *_: clock.enter("update"))
+        output.grad_fn.register_hook(lambda *_: clock.enter("gradient_exchange"))
+
+
+def _after_pooling(clock: PhaseClock, output: torch.Tensor) -> None:
+    clock.enter("dense")
+    if clock.sampling and output.requires_grad:
+        output.register_hook(lambda _gradient: clock.enter("gradient_exchange"))

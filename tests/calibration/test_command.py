@@ -1,0 +1,75 @@
+"""``nightjar calibrate``: where its file goes, what it refuses, and what ranks answer."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.calibration.command import disk_of, target_of
+from pipeline.calibration.ranks import run_ranks
+from pipeline.cli import main
+from pipeline.config import Config, DataConfig
+from pipeline.errors import ConfigError, LaunchError, PlanError
+
+
+def config(store):
+    return Config(data=DataConfig(name="t", format="synthetic"), store=store)
+
+
+def test_a_directory_gets_a_hardware_group_and_a_file_is_taken_as_it_is(tmp_path):
+    target = target_of("mine", "laptop2")
+    assert (target.path, target.name) == (Path("mine/hardware/measured_laptop2.yaml"), "measured_laptop2")
+    assert target_of("mine", "measured_laptop2").name == "measured_laptop2"
+    named = target_of("mine/hardware/box.yaml", "laptop")
+    assert (named.directory, named.name) == (Path("mine"), "box")
+
+
+def test_a_file_that_hydra_would_not_find_is_refused():
+    with pytest.raises(ConfigError, match="not in a folder named hardware") as caught:
+        target_of("mine/box.yaml", "laptop")
+    assert "-o mine/hardware/box.yaml" in caught.value.hint
+
+
+def test_the_disk_is_the_stores_unless_one_is_named(tmp_path):
+    assert disk_of(config(str(tmp_path / "not" / "yet")), None) == tmp_path
+    assert disk_of(config("s3://bucket/store"), None) is None
+    assert disk_of(config("s3://bucket/store"), str(tmp_path)) == tmp_path
+    with pytest.raises(ConfigError, match="is not a directory"):
+        disk_of(config("./store"), str(tmp_path / "none"))
+
+
+def test_mistakes_end_with_exit_code_2_and_a_hint(capsys):
+    assert main(["calibrate", "hardware=laptop9"]) == 2
+    assert "hardware=laptop9 is unknown" in capsys.readouterr().err
+    assert main(["calibrate", "hardware=h100x8"]) == 2
+    assert "has 8 cuda ranks a host, this machine shows" in capsys.readouterr().err
+
+
+def fail(say, kind):
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        raise PlanError("no room", hint="more") if kind == "error" else SystemExit(3)
+    dist.barrier()
+
+
+@pytest.mark.parametrize(("kind", "error"), [("error", PlanError), ("exit", LaunchError)])
+def test_a_rank_that_fails_ends_the_others_with_its_error(kind, error):
+    with pytest.raises(error):
+        run_ranks(2, "cpu", fail, kind)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_calibrated_into_a_file_that_plans(tmp_path, capsys):
+    code = main(["calibrate", "hardware=laptop2", "-o", str(tmp_path / "c"), "--ssd", str(tmp_path), "--json"])
+    out = capsys.readouterr()
+    assert code == 0, out.err
+    record = json.loads(out.out)
+    assert "training step 11/11" in out.err
+    assert {"ddr_gb_per_s", "lookup_ns", "intra_host_gb_per_s", "dense_gflop_per_s", "ssd_read_iops"} <= set(
+        record["measured"]
+    )
+    assert all(record["hardware"][name] >= 0 for name in record["measured"])
+    use = record["use"].split()[2:]
+    assert main(["run", *use, "--cfg", "job", "-p", "hardware"]) == 0
+    assert "name: measured_laptop2" in capsys.readouterr().out

@@ -1,0 +1,80 @@
+"""Fits give back the figures that made the measurements; probes and files are what runs can use."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from pipeline.compose import compose
+from pipeline.config import HardwareConfig
+from pipeline.planning.calibrate import (
+    KernelTime,
+    LinkTime,
+    StepTime,
+    fit_kernels,
+    fit_links,
+    fit_steps,
+    hardware_yaml,
+)
+from pipeline.planning.cost import ShardLoad, shard_ms
+from pipeline.planning.probes import time_disk
+
+TRUE = HardwareConfig(name="true", ddr_gb_per_s=7.0, lookup_ns=6.0, update_ns=25.0, table_overhead_us=12.0)
+
+
+def kernel_time(tables, columns, lookups, distinct):
+    """What the cost model says a kernel with TRUE's figures takes."""
+    load = ShardLoad(
+        rows=10**6, columns=columns, lookups=lookups, distinct=distinct, pooled_rows=lookups, sharding="table_wise",
+        tier="ddr", hit_rate=1.0, weighted=False,
+    )  # fmt: skip
+    phases = shard_ms(TRUE, load, global_batch=lookups)
+    return KernelTime(
+        tables=tables, columns=columns, lookups=lookups, distinct=distinct,
+        lookup_ms=tables * phases["lookup"], update_ms=tables * phases["update"],
+    )  # fmt: skip
+
+
+def test_the_kernels_fit_is_the_inverse_of_the_cost_model():
+    shapes = [(1, 16, 1024, 600), (26, 8, 1024, 600), (8, 16, 8192, 1000), (8, 64, 8192, 8000), (8, 128, 1024, 1000)]
+    found = fit_kernels([kernel_time(*shape) for shape in shapes], "cpu")
+    assert found == pytest.approx({name: getattr(TRUE, name) for name in found})
+    assert set(found) == {"ddr_gb_per_s", "lookup_ns", "update_ns", "table_overhead_us"}
+    assert "hbm_gb_per_s" in fit_kernels([kernel_time(*shape) for shape in shapes], "cuda")
+
+
+def test_links_and_steps_are_fitted_by_their_terms():
+    links = [LinkTime(bytes_away=size, ms=0.3 + size / 2e6) for size in (1e3, 1e5, 1e6, 1e7)]
+    assert fit_links(links) == pytest.approx({"intra_host_latency_us": 300.0, "intra_host_gb_per_s": 2.0})
+    assert fit_links([]) == {}
+    steps = [
+        StepTime(ms=1.0 + g / 400 * 1e3 + m / 3 + 2.5, known_ms=1.0, gflop=g, megabytes=m)
+        for g, m in ((0.1, 1.0), (5.0, 10.0), (1.0, 40.0), (10.0, 15.0))
+    ]
+    found = fit_steps(steps)
+    assert found == pytest.approx({"dense_gflop_per_s": 400.0, "dense_gb_per_s": 3.0, "step_overhead_ms": 2.5})
+
+
+def test_a_term_that_does_not_show_never_gets_a_negative_cost():
+    noisy = [LinkTime(bytes_away=size, ms=ms) for size, ms in ((1e3, 0.5), (1e6, 0.4), (1e7, 0.45))]
+    found = fit_links(noisy)
+    assert found["intra_host_latency_us"] > 0 < found["intra_host_gb_per_s"]
+
+
+def test_the_file_composes_to_the_hardware_it_was_written_for(tmp_path):
+    hardware = replace(TRUE, name="measured_x", ssd_read_iops=50_000.0, ranks_per_host=2, intra_host_gb_per_s=123456.7)
+    (tmp_path / "hardware").mkdir()
+    text = hardware_yaml(hardware, ["ddr_gb_per_s"], "A note.")
+    (tmp_path / "hardware" / "measured_x.yaml").write_text(text)
+    found = compose(["hardware=measured_x"], str(tmp_path)).hardware
+    for field in fields(HardwareConfig):
+        wanted = getattr(hardware, field.name)
+        near = wanted if isinstance(wanted, str) else pytest.approx(wanted, rel=1e-4)
+        assert getattr(found, field.name) == near
+    assert text.splitlines()[0] == "# A note."
+    assert "ddr_gb_per_s: 7.0  # measured" in text
+
+
+def test_the_disk_probe_reads_and_leaves_nothing_behind(tmp_path):
+    found = time_disk(tmp_path, size=1 << 23, seconds=0.2)
+    assert found["ssd_read_iops"] > 0 < found["ssd_gb_per_s"]
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,148 @@
+"""The cost model: what each figure of the hardware is charged for, and what a step makes of its phases."""
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.contracts import PHASES, DatasetSchema, SparseColumn
+from pipeline.models import build_model
+from pipeline.planning.cost import ShardLoad, dense_ms, dense_shape, fixed_ms, shard_ms, step_ms
+from pipeline.planning.memory import dense_bytes, host_bytes
+
+CPU = HardwareConfig(
+    name="cpu", ddr_gb_per_s=10.0, lookup_ns=0.0, update_ns=0.0, table_overhead_us=0.0, step_overhead_ms=0.0
+)
+TWO = replace(CPU, ranks_per_host=2, intra_host_gb_per_s=1.0, intra_host_latency_us=500.0)
+HOSTS = replace(TWO, hosts=2, inter_host_gb_per_s=0.5)
+GPU = replace(CPU, device="cuda", hbm_gb_per_s=1000.0, hbm_to_ddr_gb_per_s=10.0)
+LOAD = ShardLoad(
+    rows=10_000, columns=16, lookups=1000.0, distinct=500.0, pooled_rows=1000.0, sharding="table_wise", tier="ddr",
+    hit_rate=1.0, weighted=False,
+)  # fmt: skip
+
+
+def of(hardware, **changes):
+    return shard_ms(hardware, replace(LOAD, **changes), global_batch=1000)
+
+
+def config(hardware=CPU, *, batch=1024, dim=16, **train):
+    return Config(
+        data=DataConfig(name="t", format="synthetic"),
+        hardware=hardware,
+        model=ModelConfig(embedding_dim=dim, bottom_mlp=[8], top_mlp=[4]),
+        train=TrainConfig(global_batch=batch, **train),
+    )
+
+
+def schema(tables=3, rows=1000, dense=5, train=10_000):
+    sparse = tuple(SparseColumn(name=f"C{i}", rows=rows) for i in range(tables))
+    return DatasetSchema(
+        dense=tuple(f"I{i}" for i in range(dense)), sparse=sparse, rows={"train": train}, files={}, groups={}
+    )
+
+
+def test_a_lookup_moves_its_distinct_rows_and_its_outputs_and_an_update_moves_rows_both_ways():
+    phases = of(CPU)
+    assert phases["lookup"] == pytest.approx((500 + 1000) * 64 / 10e6)
+    assert phases["update"] == pytest.approx(2 * 500 * 64 / 10e6)
+    assert of(CPU, distinct=1.0)["update"] < 0.01 * phases["update"]
+
+
+def test_a_narrow_row_costs_a_whole_cache_line():
+    assert of(CPU, columns=4)["update"] == of(CPU, columns=16)["update"]
+    assert of(CPU, columns=17)["update"] == 2 * of(CPU, columns=16)["update"]
+
+
+def test_ids_and_tables_have_fixed_costs():
+    hardware = replace(CPU, lookup_ns=7.0, update_ns=11.0, table_overhead_us=4.0)
+    more = {phase: of(hardware)[phase] - of(CPU)[phase] for phase in ("lookup", "update")}
+    assert more["lookup"] == pytest.approx(0.002 + 0.007)
+    assert more["update"] == pytest.approx(0.002 + 0.011)
+
+
+def test_one_rank_exchanges_nothing_and_more_ranks_only_what_leaves_them():
+    exchanges = ("input_exchange", "output_exchange", "gradient_exchange")
+    assert [of(CPU)[phase] for phase in exchanges] == [0.0, 0.0, 0.0]
+    assert of(TWO)["output_exchange"] == of(TWO)["gradient_exchange"] == pytest.approx(1000 * 64 / 2 / 1e6)
+    assert of(TWO)["input_exchange"] == pytest.approx((1000 + 1000) * 4 / 2 / 1e6)
+    assert of(TWO, weighted=True)["input_exchange"] > of(TWO)["input_exchange"]
+
+
+def test_between_hosts_only_what_leaves_the_host_takes_the_network():
+    # Of 4 ranks on 2 hosts half of the bytes leave the host at half the speed; a quarter stays within it, beside them.
+    assert of(HOSTS)["output_exchange"] == pytest.approx(1000 * 64 / 2 / 0.5e6)
+    # Partial sums are reduced within the host first.
+    inside, outside = 64_000 / 2 / 1e6, 64_000 / 2 / 2 / 0.5e6
+    assert of(HOSTS, sharding="table_row_wise")["output_exchange"] == pytest.approx(inside + outside)
+
+
+def test_a_replica_exchanges_its_whole_gradient_and_no_lookups():
+    phases = of(TWO, sharding="data_parallel")
+    assert phases["input_exchange"] == phases["output_exchange"] == 0.0
+    assert phases["gradient_exchange"] == pytest.approx(2 * 10_000 * 64 / 2 / 1e6)
+    assert phases["update"] > of(TWO)["update"]
+
+
+def test_a_cache_costs_its_misses_at_the_speed_of_what_lies_behind_it():
+    all_hits, no_hits = of(GPU, tier="hbm_cached", hit_rate=1.0), of(GPU, tier="hbm_cached", hit_rate=0.0)
+    assert all_hits == of(GPU, tier="hbm")
+    assert no_hits["update"] == pytest.approx(of(GPU, tier="ddr")["update"])
+    some = [of(GPU, tier="hbm_cached", hit_rate=rate)["lookup"] for rate in (0.5, 0.8, 0.9, 0.99)]
+    assert some == sorted(some, reverse=True)
+
+
+def test_ssd_is_read_ahead_by_the_page_and_limited_by_its_operations():
+    slow = replace(CPU, ssd_read_iops=1000.0, ssd_gb_per_s=1.0)
+    phases = of(slow, tier="ssd", hit_rate=0.9)
+    pages = 100  # a tenth of the lookups
+    assert phases["input_exchange"] == pytest.approx(pages / 1000 * 1e3 + pages * 4096 / 1e6)
+    assert phases["lookup"] == of(slow)["lookup"]
+    assert of(slow, tier="ssd", hit_rate=1.0)["input_exchange"] == 0.0
+
+
+def test_a_step_hides_the_exchange_of_ids_behind_the_rest():
+    phases = {**dict.fromkeys(PHASES, 1.0), "input_exchange": 4.0}
+    assert step_ms(phases) == len(PHASES) - 1
+    assert step_ms({**phases, "input_exchange": 50.0}) == 50.0
+
+
+@pytest.mark.parametrize("dense", [0, 5])
+def test_the_shape_counts_the_parameters_of_the_model_that_is_built(dense):
+    model = ModelConfig(embedding_dim=8, bottom_mlp=[12, 6], top_mlp=[10, 4])
+    built = sum(p.numel() for p in build_model(model, dense, 7).parameters())
+    assert dense_shape(model, dense, 7).parameters == built
+
+
+def test_the_dense_part_scales_with_the_slice_and_pays_for_its_gradients():
+    one, two = dense_ms(config(), schema()), dense_ms(config(TWO), schema())
+    gradients = 2 * dense_shape(config().model, 5, 3).parameters * 4 / 2 / 1e6
+    assert two == pytest.approx(one / 2 + gradients + 0.5)
+    assert dense_ms(config(batch=2048), schema()) == pytest.approx(2 * one)
+
+
+def test_what_no_table_changes_holds_the_latencies_and_the_overhead():
+    fixed = fixed_ms(config(replace(TWO, step_overhead_ms=3.0)), schema())
+    assert list(fixed) == list(PHASES)
+    assert (fixed["input_exchange"], fixed["output_exchange"], fixed["overhead"]) == (1.0, 0.5, 3.0)
+    assert fixed_ms(config(), schema())["output_exchange"] == 0.0
+
+
+def test_reservations_grow_with_what_they_are_for():
+    least = dense_bytes(config(), schema())
+    assert dense_bytes(config(batch=2048), schema())["activations"] == 2 * least["activations"]
+    assert dense_bytes(config(), schema(train=100_000))["inputs"] > least["inputs"]
+    assert dense_bytes(config(TWO), schema())["communication"] == least["communication"]  # twice of half a batch
+    assert dense_bytes(config(dim=32), schema())["staging"] == 3 * 1000 * (33 * 4 + 9)
+
+
+def test_staging_never_takes_more_than_the_tables_beside_it():
+    huge = dense_bytes(config(replace(CPU, ddr_gib=1.0)), schema(rows=100_000_000))
+    assert sum(huge.values()) < 2**30
+    assert huge["staging"] > 0.4 * 2**30
+
+
+def test_a_device_keeps_read_ahead_and_staging_in_the_host():
+    device, host = dense_bytes(config(GPU), schema()), host_bytes(config(GPU), schema())
+    assert device["staging"] == 0 < host["staging"]
+    assert device["inputs"] < host["inputs"]

@@ -1,0 +1,115 @@
+"""Predicting a finished plan: loads of its shards, phases and memory by rank."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pipeline.config import Config, DataConfig, HardwareConfig, SparseDefaults, TrainConfig
+from pipeline.contracts import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
+from pipeline.planning.cost import fixed_ms
+from pipeline.planning.hitrate import HitCurve
+from pipeline.planning.predict import block_curve, predict, shard_loads
+
+ROWS, DIM = 1000, 16
+HARDWARE = HardwareConfig(name="two", ranks_per_host=2)
+
+
+def config(hardware=HARDWARE, mapping="vocab"):
+    data = DataConfig(name="t", format="synthetic", sparse_defaults=SparseDefaults(mapping=mapping))
+    return Config(data=data, hardware=hardware, train=TrainConfig(global_batch=512))
+
+
+def plan_of(**shardings):
+    halves = [(0, 0, ROWS // 2, 0, DIM), (1, ROWS // 2, ROWS // 2, 0, DIM)]
+    places = {
+        "table_wise": [(0, 0, ROWS, 0, DIM)],
+        "row_wise": halves,
+        "column_wise": [(0, 0, ROWS, 0, 8), (1, 0, ROWS, 8, 8)],
+        "data_parallel": [(0, 0, ROWS, 0, DIM), (1, 0, ROWS, 0, DIM)],
+    }
+    tables = {
+        name: TablePlan(
+            rows=ROWS, dim=DIM, pooling=2.0, tier="ddr", sharding=kind, kernel="fused", cost_ms=0.0, reason="",
+            shards=tuple(ShardPlan(rank=r, row=a, rows=n, column=c, columns=w) for r, a, n, c, w in places[kind]),
+        )
+        for name, kind in shardings.items()
+    }  # fmt: skip
+    return Plan(hardware="two", device="cpu", world_size=2, ranks_per_host=2, global_batch=512, tables=tables)
+
+
+def about(plan):
+    names = list(plan.tables)
+    schema = DatasetSchema(
+        dense=("I1",), sparse=tuple(SparseColumn(name=n, rows=ROWS) for n in names), rows={"train": 4096}, files={},
+        groups={},
+    )  # fmt: skip
+    curve = HitCurve.zipf(ROWS, 1.1)
+    hot = [int(k) for k in curve.knots[1:]]
+    feature = FeatureProfile(
+        rows=ROWS, distinct=ROWS, missing_share=0.0, pooling=2.0, hot_rows=hot, hot_share=list(curve.served[1:])
+    )
+    return schema, Profile(rows={}, label_rate={}, dense={}, sparse=dict.fromkeys(names, feature))
+
+
+def loads(kind, ranked):
+    plan = plan_of(a=kind)
+    found = shard_loads(plan, plan.tables["a"], HitCurve.zipf(ROWS, 1.1), ranked=ranked, weighted=False)
+    return [load for _, load in found]
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
+@pytest.mark.parametrize("ranked", [True, False])
+def test_the_shards_of_a_table_share_its_lookups(kind, ranked):
+    found = loads(kind, ranked)
+    assert sum(load.lookups for load in found) == pytest.approx(512 * 2)
+    assert all(0 < load.distinct <= min(load.rows, load.lookups) for load in found)
+
+
+def test_ranked_rows_make_the_first_block_the_hot_one():
+    first, second = loads("row_wise", ranked=True)
+    assert first.lookups > 5 * second.lookups
+    alike = loads("row_wise", ranked=False)
+    assert alike[0] == alike[1]
+
+
+def test_distinct_rows_of_a_block_are_those_of_drawn_ids():
+    rng, weights = np.random.default_rng(0), 1 / np.arange(1, ROWS + 1) ** 1.1
+    drawn = rng.choice(ROWS, (200, 1024), p=weights / weights.sum())
+    seen = np.mean([len(np.unique(ids[ids >= ROWS // 2])) for ids in drawn])
+    assert loads("row_wise", ranked=True)[1].distinct == pytest.approx(seen, rel=0.03)
+
+
+def test_a_block_that_nothing_reads_has_a_curve_all_the_same():
+    curve = HitCurve(rows=10, knots=np.array([0.0, 5.0, 10.0]), served=np.array([0.0, 1.0, 1.0]))
+    assert block_curve(curve, 5, 5).share(5) == 1.0
+
+
+def test_a_plan_is_the_sum_of_its_shards_and_of_what_is_spent_anyhow():
+    plan = plan_of(a="table_wise", b="table_wise")
+    schema, profile = about(plan)
+    found = predict(plan, config(), schema, profile)
+    fixed = fixed_ms(config(), schema)
+    assert [list(phases) for phases in found.phases] == [list(PHASES)] * 2
+    assert found.phases[1] == fixed  # rank 1 holds nothing
+    assert found.phases[0]["lookup"] > 0 == fixed["lookup"]
+    assert found.step_ms > sum(ms for phase, ms in fixed.items() if phase != "input_exchange")
+
+
+def test_memory_is_tables_their_staged_copy_and_reservations():
+    plan = plan_of(a="row_wise", b="table_wise")
+    schema, profile = about(plan)
+    found = predict(plan, config(), schema, profile)
+    assert found.tables == [(ROWS + ROWS // 2) * 17 * 4, ROWS // 2 * 17 * 4]
+    assert found.reserved[0]["staging"] == 3 * found.reserved[1]["staging"] > found.tables[0]
+    assert found.bytes == found.tables[0] + sum(found.reserved[0].values())
+
+
+def test_hashed_rows_are_spread_evenly():
+    plan = plan_of(a="row_wise")
+    schema, profile = about(plan)
+    ranked, hashed = (predict(plan, config(mapping=m), schema, profile).phases for m in ("vocab", "hash"))
+    assert hashed[0] == pytest.approx(hashed[1])
+    assert ranked[0]["lookup"] > ranked[1]["lookup"]
+    faster = replace(HARDWARE, lookup_ns=0.0)
+    assert predict(plan, config(faster), schema, profile).phases[0]["lookup"] < ranked[0]["lookup"]

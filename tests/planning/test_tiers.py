@@ -1,0 +1,176 @@
+"""Tiers, caches, pins by tier, both cost models, and what plan.json says of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
+
+from pipeline.compose import compose
+from pipeline.config import TablePin
+from pipeline.contracts import PHASES, Plan
+from pipeline.errors import ArtifactError, ConfigError, PlanError
+from pipeline.planning import make_plan
+from pipeline.planning.planner import open_space, rounds, settle
+
+DLRM = dict(
+    zip(criteo(), [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1], strict=True)
+)
+
+
+def two_small_gpus(ssd: float):
+    hardware = preset("h100x8")
+    hardware.ranks_per_host, hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib = 2, 16.0, 16.0, ssd
+    return configure(hardware, dim=128, batch=65_536)
+
+
+def test_dlrm_tables_on_two_small_gpus_keep_the_coldest_bytes_on_ssd():
+    config = two_small_gpus(200.0)
+    data = dataset(criteo(), {name: float(count) for name, count in DLRM.items()})
+    plan = make_plan(config, *data)
+    check_plan(plan, config)
+    on_ssd = {name for name, table in plan.tables.items() if table.tier == "ssd"}
+    assert on_ssd
+    # Of the five tables of 40 M rows the most read one is nearer than the least read one, and no small one is on SSD.
+    order = ["hbm", "hbm_cached", "ddr", "ssd"]
+    assert order.index(plan.tables["C21"].tier) <= order.index(plan.tables["C1"].tier)
+    assert "C1" in on_ssd and all(plan.tables[name].rows >= 3_000_000 for name in on_ssd)
+    for name in on_ssd:
+        table = plan.tables[name]
+        assert table.sharding in ("table_wise", "row_wise") and table.kernel == "fused"
+        assert 0 < table.cache_rows < table.rows and 0.0 < table.hit_rate < 1.0
+        assert "lies on SSD" in table.reason
+    assert all(used["ssd"] > 0 for used in plan.memory)
+
+
+def test_without_ssd_they_do_not_fit():
+    with pytest.raises(PlanError) as caught:
+        make_plan(two_small_gpus(0.0), *dataset(criteo(), {name: float(count) for name, count in DLRM.items()}))
+    assert caught.value.exit_code == 4
+    assert "HBM is short by" in caught.value.message and "DDR is short by" in caught.value.message
+    assert caught.value.hint.startswith("hardware.ssd_gib=")
+
+
+def test_ssd_is_not_used_where_memory_is_enough():
+    config = configure(dataclasses.replace(cpu(1, 2), ssd_gib=100.0))
+    plan = make_plan(config, *dataset(criteo(cap=100_000)))
+    assert {table.tier for table in plan.tables.values()} == {"ddr"}
+
+
+@pytest.mark.parametrize(
+    ("tier", "kernel"), [("ddr", "fused_uvm"), ("hbm_cached", "fused_uvm_caching"), ("ssd", "fused")]
+)
+def test_a_tier_can_be_pinned_on_cuda(tier, kernel):
+    config = configure(preset("h100x8"), dim=64)
+    config.plan.tables = {"big": TablePin(tier=tier)}
+    plan = make_plan(config, *dataset({"small": 100, "big": 1_000_007}))
+    check_plan(plan, config)
+    assert (plan.tables["big"].tier, plan.tables["big"].kernel) == (tier, kernel)
+    assert plan.tables["small"].tier == "hbm"
+    assert plan.tables["big"].reason.startswith("pinned by plan.tables.big")
+
+
+def test_a_tier_and_its_cache_can_be_pinned_on_cpu():
+    config = configure(dataclasses.replace(cpu(1, 2), ssd_gib=10.0))
+    config.plan.tables = {"big": TablePin(tier="ssd", cache_rows=5_000)}
+    plan = make_plan(config, *dataset({"small": 100, "big": 100_000}))
+    big = plan.tables["big"]
+    assert (big.tier, big.kernel, big.cache_rows) == ("ssd", "fused", 5_000)
+    assert big.hit_rate == pytest.approx(0.05)  # rows of a hashed table lie in no order
+    assert sum(used["ssd"] for used in plan.memory) == 100_000 * 17 * 4
+
+
+@pytest.mark.parametrize("avoid", ["row_wise", "table_wise", "hbm"])
+def test_what_is_avoided_is_not_taken(avoid):
+    config = configure(preset("h100x8"), dim=64)
+    config.plan.tables = {"big": TablePin(avoid=[avoid])}
+    table = make_plan(config, *dataset({"small": 100, "big": 1_000_007})).tables["big"]
+    assert avoid not in (table.tier, table.sharding)
+
+
+@pytest.mark.parametrize(
+    ("pin", "message"),
+    [
+        (TablePin(tier="ssd", cache_rows=0), "plan.tables.big.cache_rows is 0, expected 1 to 1000, the table's rows"),
+        (TablePin(tier="ssd", cache_rows=2000), "plan.tables.big.cache_rows is 2000, expected 1 to 1000"),
+        (
+            TablePin(tier="ssd", sharding="data_parallel"),
+            "plan.tables.big has tier 'ssd' with sharding 'data_parallel', expected table_wise or row_wise",
+        ),
+    ],
+)
+def test_wrong_ssd_pins(pin, message):
+    config = configure(dataclasses.replace(cpu(1, 2), ssd_gib=10.0))
+    config.plan.tables = {"big": pin}
+    with pytest.raises(ConfigError) as caught:
+        make_plan(config, *dataset({"big": 1_000}))
+    assert caught.value.message.startswith(message)
+
+
+def test_the_old_form_of_a_pin_names_the_new_one():
+    with pytest.raises(ConfigError) as caught:
+        compose(["+plan.tables.C3=row_wise"])
+    assert caught.value.message == (
+        "plan.tables.C3 is 'row_wise', expected keys of its own: tier, sharding, cache_rows, avoid"
+    )
+    assert caught.value.hint == "+plan.tables.C3.sharding=row_wise"
+    with pytest.raises(ConfigError) as caught:
+        compose(["+plan.tables.C3=ssd"])
+    assert caught.value.hint == "+plan.tables.C3.tier=ssd"
+
+
+@pytest.mark.parametrize("hardware", ["h100x2x8", "cpu_cluster", "laptop2"])
+def test_never_worse_than_torchrecs_default_in_either_model(hardware):
+    config = configure(preset(hardware), dim=128 if hardware.startswith("h100") else 16)
+    data = dataset(criteo(cap=1_000_000), {name: float(count) for name, count in DLRM.items()})
+    plan = make_plan(config, *data)
+    setting = settle(config, *data)
+    engine, space = open_space(setting, rounds(setting)[0])
+    default = space.from_torchrec(engine.search())
+    offers = {
+        name: next(
+            o
+            for o in space.offers[name]
+            if (o.sharding, o.tier, o.cache_rows) == (table.sharding, table.tier, table.cache_rows)
+        )
+        for name, table in plan.tables.items()
+    }
+    ours = space.placement(offers, {name: tuple(s.rank for s in t.shards) for name, t in plan.tables.items()})
+    assert ours.step_ms == pytest.approx(plan.predicted_step_ms, abs=1e-5)
+    assert ours.step_ms <= default.step_ms * (1 + 1e-9)
+    assert ours.stock_ms <= default.stock_ms * (1 + 1e-9)
+
+
+def test_the_plan_is_complete():
+    config = configure(cpu(1, 2))
+    plan = make_plan(config, *dataset({"a": 10_000, "b": 20_000}), profile_key="abc")
+    assert plan.version == 2 and plan.profile_key == "abc"
+    assert plan.figures["ddr_gb_per_s"] == config.hardware.ddr_gb_per_s and "name" not in plan.figures
+    assert all(tuple(rank) == PHASES for rank in plan.phases)
+    assert plan.reserved_tier == "ddr"
+    assert {"dense", "activations", "inputs", "communication", "staging", "margin"} <= set(plan.reserved[0])
+    assert plan.reserved[0]["margin"] == int(0.8 * 2**30)
+    assert 0.0 <= plan.gap < 0.2
+    assert plan.predicted_step_ms >= max(rank["dense"] + rank["overhead"] for rank in plan.phases) > 0
+
+
+def test_a_plan_of_another_version_is_refused():
+    record = json.loads(json.dumps(make_plan(configure(cpu(1, 1)), *dataset({"a": 10_000})).to_json()))
+    del record["phases"]
+    with pytest.raises(ArtifactError) as caught:
+        Plan.from_json({**record, "version": 1})
+    assert caught.value.message == "plan.json has version 1, expected 2: another release made it"
+    assert caught.value.hint == "nightjar plan force=true makes the plan again"
+
+
+def test_ranked_rows_make_row_wise_uneven():
+    """Blocks of rows numbered by frequency are not read alike: TorchRec's model takes them for equal."""
+    config = compose(["hardware=laptop2", "data=synthetic"])
+    name = next(iter(config.data.sparse))
+    config.plan.tables = {name: TablePin(sharding="row_wise")}
+    setting = settle(config, *dataset({name: 100_000}))
+    offer = open_space(setting, rounds(setting)[0])[1].offers[name][0]
+    assert offer.phases[0]["lookup"] > 1.5 * offer.phases[1]["lookup"]
+    assert offer.stock_ms[0] == offer.stock_ms[1]
