@@ -38,8 +38,8 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=10)
     options.add_argument("--first", type=int, default=1, help="the first seed")
     options.add_argument("--blocks", type=int, default=4, help="planted blocks, and towers")
-    options.add_argument("--rows", type=int, default=250_000, help="rows of each log, a fifth of them to test on")
-    options.add_argument("--probe-steps", type=int, default=300)
+    options.add_argument("--rows", type=int, default=450_000, help="rows of each log, a fifth of them to test on")
+    options.add_argument("--probe-steps", type=int, default=400)
     options.add_argument("--no-train", action="store_true", help="only the adjusted Rand index")
     given = options.parse_args()
     warnings.simplefilter("ignore")
@@ -75,7 +75,7 @@ def config_of(given: argparse.Namespace, seed: int, store: Store, strategy: str)
             f"partition.probe_steps={given.probe_steps}", "partition.module=dlrm", "partition.c=0", "partition.p=2",
             "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]",
             "train.global_batch=1024", "train.sparse_lr=0.2", "train.threads_per_rank=1", "train.warmup_steps=20",
-            "train.epochs=2", "train.precision=fp32", "train.log_every_steps=200", "train.guard.collapse=false",
+            "train.epochs=1", "train.precision=fp32", "train.log_every_steps=200", "train.guard.collapse=false",
         ]
     )  # fmt: skip
 
