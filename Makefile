@@ -10,7 +10,7 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-predict
+	bench-predict bench-partition
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -46,6 +46,9 @@ bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoint
 
 bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
 	@.venv/bin/python -m benchmarks.checkpoint_quality
+
+bench-partition: install ## planted feature blocks found by the tower partitioner, and test NE against strided towers
+	@.venv/bin/python -m benchmarks.towers_partition
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict

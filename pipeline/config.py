@@ -74,7 +74,8 @@ class SyntheticConfig:
 
     Effects are standard deviations of the log odds they add: of all dense features, of all ids, of all ``pairs``
     together. ``ids_per_feature``: of the largest feature, the smallest has 10. ``drift``: radians a day by which
-    the effects turn into other ones.
+    the effects turn into other ones. ``blocks``: 0, or that many groups of features; then every pair within one
+    interacts, none across two, and ``pairs`` is not used.
     """
 
     rows: int = 1_000_000
@@ -88,6 +89,7 @@ class SyntheticConfig:
     pairs: int = 4
     latent_dim: int = 2
     drift: float = 0.0
+    blocks: int = 0
 
 
 @dataclass(kw_only=True)
@@ -250,14 +252,21 @@ class PartitionConfig:
     """Towers of features (DMT, MLSys'24). ``name``: flat (none) | dmt.
 
     ``towers``: how many (0: one a host). ``strategy``: which features go together, strided | coherent | diverse;
-    ``pins``: {feature: its tower}; ``groups``: features that stay together. ``module``: pass_through | dlrm | dcn with
+    ``pins``: {feature: its tower}; ``groups``: features that stay together; ``imbalance``: how far over an even share
+    of features, predicted ms and bytes a tower may be. ``probe``: the flat model's checkpoint (as in
+    ``checkpoint.init_from``) whose embeddings are compared; null: ``probe_steps`` are trained in one process, with
+    tables of at most ``probe_rows``. ``module``: pass_through | dlrm | dcn with
     ``c`` vectors a feature and ``p`` a tower of width ``dim`` (0: ``model.embedding_dim``), ``cross_layers`` of dcn.
     ``exchange``: precision of embeddings between ranks (towers: between hosts), fp32 | fp16 | bf16 | int8.
     """
 
     name: str = "flat"
     towers: int = 0
-    strategy: str = "strided"
+    strategy: str = "coherent"
+    probe: str | None = None
+    probe_steps: int = 300
+    probe_rows: int = 100_000
+    imbalance: float = 0.1
     pins: dict[str, int] = field(default_factory=dict)
     groups: list[list[str]] = field(default_factory=list)
     module: str = "pass_through"

@@ -230,6 +230,25 @@ class TowerModuleSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TowerEvidence:
+    """What an assignment to towers rests on; lists are in the order of ``features``.
+
+    ``similarity``: [F][F], mean |cosine| of two features' centred embeddings by ``source``; ``placement``: [F][2], of
+    the distances that ``strategy`` makes of it; both empty for strided. ``loads``: {"ms", "bytes"}: by feature, from
+    the plan; ``reasons``: a sentence by feature; ``excess``: of the fullest tower over an even share of some load.
+    """
+
+    strategy: str
+    source: str = ""
+    features: tuple[str, ...] = ()
+    similarity: list[list[float]] = field(default_factory=list)
+    placement: list[list[float]] = field(default_factory=list)
+    loads: dict[str, list[float]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    excess: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Towers:
     """``towers.json``: every sparse feature in exactly one tower. ``partition`` flat: one tower, no transform."""
 
@@ -239,6 +258,7 @@ class Towers:
     partition: str
     towers: tuple[Tower, ...]
     module: TowerModuleSpec = field(default_factory=TowerModuleSpec)
+    evidence: TowerEvidence | None = None
 
     @property
     def is_flat(self) -> bool:
@@ -253,4 +273,7 @@ class Towers:
     def from_json(record: dict[str, Any]) -> Towers:
         """The towers that ``to_json`` wrote."""
         towers = tuple(Tower(features=tuple(t["features"]), hosts=tuple(t["hosts"])) for t in record["towers"])
-        return Towers(**{**record, "towers": towers, "module": TowerModuleSpec(**record["module"])})
+        parts: dict[str, Any] = {"towers": towers, "module": TowerModuleSpec(**record["module"])}
+        if (evidence := record.get("evidence")) is not None:
+            parts["evidence"] = TowerEvidence(**{**evidence, "features": tuple(evidence["features"])})
+        return Towers(**{**record, **parts})

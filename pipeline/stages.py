@@ -17,6 +17,7 @@ from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
 from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
+from pipeline.partition import assign, covered_probe, covered_settings
 
 __all__ = ["INPUTS", "STAGES", "StageIO", "prepare", "run_stage", "steps"]
 
@@ -60,6 +61,8 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
             covered["raw"] = raw_fingerprint(config)
         if name == "train" and config.checkpoint.init_from is not None:
             covered["init"] = _init(config, store, made["ingest"].key)
+        if name == "partition" and (probe := covered_probe(config, store)):
+            covered["probe"] = probe
         input_keys = {stage: made[stage].key for stage in INPUTS[name]}
         key = artifact_key(name, covered, input_keys)
         made[name] = Step(
@@ -177,23 +180,12 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
             "global_batch": config.train.global_batch,
         }
     if name == "partition":
-        return {"partition": partition_config(config), "towers_version": Towers.VERSION}
+        return {"partition": covered_settings(config), "towers_version": Towers.VERSION}
     if name == "train":
         train = {key: value for key, value in full["train"].items() if key not in NOT_IN_TRAIN_KEY}
         exchange = {} if config.partition.exchange == "fp32" else {"exchange": config.partition.exchange}
         return {"model": full["model"], "train": train, "seed": config.seed, **exchange}
     return {"evaluate": full["evaluate"]}
-
-
-def partition_config(config: Config) -> dict[str, Any]:
-    """What the towers depend on; of a flat partition its name alone. How they talk belongs to the training."""
-    if config.partition.name == "flat":
-        return {"name": "flat"}
-    from pipeline.towers import tower_count
-
-    settings = dataclasses.asdict(config.partition)
-    del settings["exchange"]
-    return {**settings, "towers": tower_count(config)}
 
 
 def _path(name: str, key: str, config: Config) -> str:
@@ -213,7 +205,7 @@ def continuation_key(config: Config, train_config: Mapping[str, Any], input_keys
     Rows are stored by table and row number and the batches do not depend on the ranks, so a run that lost its
     machines goes on with others.
     """
-    covered = {**train_config, "partition": partition_config(config)}
+    covered = {**train_config, "partition": covered_settings(config)}
     return artifact_key("checkpoints", covered, {"ingest": input_keys["ingest"]})
 
 
@@ -262,26 +254,29 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
 
 def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
-    from pipeline.towers import flat_towers, render_towers, strided, tower_count, towers_of
+    from pipeline.report.towers import TOWERS_PAGE, towers_page, towers_text
+    from pipeline.towers import flat_towers, towers_of
 
     schema, profile = read_dataset(store, inputs["ingest"])
     features = [column.name for column in schema.sparse]
-    part = config.partition
-    if part.name == "flat":
+    if config.partition.name == "flat":
         towers, plan = flat_towers(config, features), None
     else:
-        assigned = strided(features, tower_count(config), part.pins, part.groups)
-        towers = towers_of(config, assigned, features)
+        flat = read_plan(store, inputs["plan"])
+        assigned, evidence = assign(config, store, inputs["ingest"], schema, flat, io.say)
+        towers = dataclasses.replace(towers_of(config, assigned, features), evidence=evidence)
         plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("towers.json", towers.to_json())
         if plan is not None:
             draft.write_json("plan.json", plan.to_json())
-        summary = {"partition": part.name, "towers": len(towers.towers), "features": len(features)}
+            with draft.open(TOWERS_PAGE) as sink:
+                sink.write(towers_page(towers).encode())
+        summary = {"partition": config.partition.name, "towers": len(towers.towers), "features": len(features)}
         artifact = draft.commit(summary)
     if plan is not None:
-        io.say(render_towers(towers))
+        io.say(towers_text(towers))
     return artifact
 
 

@@ -1,12 +1,14 @@
 """Synthetic click logs: Criteo-shaped, with a planted logistic truth, so that the best reachable NE is known.
 
 A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs).
+The pairs are a few drawn ones, or all within planted blocks of features (``data.synthetic.blocks``).
 Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
 into blocks. It holds strings, as a log does, and takes the same path as a real one.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -78,6 +80,9 @@ def _truth(config: SyntheticConfig, seed: int) -> _Truth:
     first = [_draw(rng, first_scale, size) for size in sizes]
     dense = _draw(rng, config.dense_effect / np.sqrt(DENSE), DENSE)
     pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * config.latent_dim)) ** 0.5
+    if config.blocks:
+        pairs = _block_pairs(config, sizes, seed)
+        return _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
     pairs = []
     # Pairs of the smaller half of the features: each combination of ids is seen often enough to be learnt.
     small = np.argsort(sizes)[: SPARSE // 2]
@@ -86,6 +91,22 @@ def _truth(config: SyntheticConfig, seed: int) -> _Truth:
         latent = config.latent_dim
         pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
     return _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+
+
+def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
+    """The features of each of the ``blocks`` planted blocks: C1..C26 shuffled by ``seed``, as even as they divide."""
+    order = np.random.default_rng([seed, 3]).permutation(SPARSE)
+    return [[f"C{i + 1}" for i in sorted(order[block :: config.blocks])] for block in range(config.blocks)]
+
+
+def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, _Effects, _Effects]]:
+    """All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block."""
+    blocks = [[int(name[1:]) - 1 for name in block] for block in planted_blocks(config, seed)]
+    within = [(a, b) for block in blocks for a, b in itertools.combinations(block, 2)]
+    rng = np.random.default_rng([seed, 4])
+    scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
+    latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
+    return [(a, b, latent[a], latent[b]) for a, b in within]
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,8 @@ svg.plot { display: block; width: 100%; height: auto; margin-top: 6px; }
   opacity: .5; }
 .plot .reference { stroke: var(--note); stroke-dasharray: 4 3; }
 .plot .hover { fill: transparent; } .plot .hover:hover { fill: var(--accent); fill-opacity: .35; }
+.plot .cell { fill: var(--accent); } .plot .cut { stroke: var(--ink); stroke-width: 1.2; }
+.plot text.inside { fill: var(--card); font-size: 10px; font-weight: 600; }
 svg.bar { display: block; width: 100%; height: 26px; border-radius: 6px; margin-bottom: 12px;
   background: var(--idle-back); }
 .stacks { display: grid; grid-template-columns: max-content minmax(60px, 1fr) max-content; gap: 7px 12px;

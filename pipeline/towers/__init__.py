@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from pipeline.towers.layout import Layout, Site, layout_of
 from pipeline.towers.plans import site_config, united_plan
-from pipeline.towers.report import render_towers
 from pipeline.towers.settings import check_partition, flat_towers, module_of, tower_count, tower_hosts, towers_of
 from pipeline.towers.strided import strided
 
@@ -18,7 +17,6 @@ __all__ = [
     "flat_towers",
     "layout_of",
     "module_of",
-    "render_towers",
     "site_config",
     "strided",
     "tower_count",

@@ -74,6 +74,7 @@ def check_partition(config: Config, features: Sequence[str]) -> None:
         )
     _check_names(config, features)
     _check_together(config, count)
+    _check_enough(config, features, count)
     if part.module == "dlrm" and part.c == part.p == 0:
         raise ConfigError("partition.c and partition.p are both 0: towers would put nothing out", hint="partition.c=1")
 
@@ -110,3 +111,19 @@ def _check_together(config: Config, count: int) -> None:
                 f"partition.groups keeps {', '.join(group)} together, but partition.pins sends {shown}",
                 hint=f"~partition.pins.{next(iter(wanted))}",
             )
+
+
+def _check_enough(config: Config, features: Sequence[str], count: int) -> None:
+    """Every tower must get a feature: those without a pin, groups counted once, fill the towers that no pin names."""
+    group_of = {name: tuple(group) for group in config.partition.groups for name in group}
+    units = {group_of.get(name, (name,)) for name in features}
+    pinned = {unit for unit in units if any(name in config.partition.pins for name in unit)}
+    empty = sorted(set(range(count)) - set(config.partition.pins.values()))
+    free = [", ".join(unit) for unit in units - pinned]
+    if len(free) < len(empty):
+        left = f"only {'; '.join(sorted(free))} can go there" if free else "every feature is pinned elsewhere"
+        raise ConfigError(
+            f"towers {', '.join(map(str, empty))} of {count} would get no feature: {left} "
+            f"(groups stay together, and each tower needs a feature)",
+            hint=f"partition.towers={count - len(empty) + len(free)}, or fewer partition.pins and partition.groups",
+        )

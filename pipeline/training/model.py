@@ -116,6 +116,12 @@ class Head(nn.Module):
         with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
             return self.ranking(dense, embeddings)
 
+    @property
+    def embeddings(self) -> Tensor:
+        """The pooled embeddings [B, F, D] of the last forward pass, in the order of the schema, detached."""
+        assert self._seen is not None, "no forward pass yet"
+        return self._seen[1]
+
     def first_fault(self) -> tuple[int, str]:
         """What was found when the loss first was not finite, else what the last forward pass shows now."""
         return self.fault or (self._passes, self._find_fault())

@@ -95,3 +95,32 @@ def test_fingerprint_and_unknown_columns(run_ingest):
     assert raw_fingerprint(small()) == synthetic.VERSION
     with pytest.raises(DataError, match="the synthetic log has no column 'C99'"):
         run_ingest(small("+data.sparse.C99.column=C99".lstrip("+")))
+
+
+def test_planted_blocks_hold_every_feature_once_and_all_pairs_within_interact():
+    config = small("data.synthetic.blocks=4").data.synthetic
+    blocks = synthetic.planted_blocks(config, 1)
+    assert sorted(len(block) for block in blocks) == [6, 6, 7, 7]
+    assert sorted(sum(blocks, [])) == sorted(f"C{i + 1}" for i in range(26))
+    home = {name: number for number, block in enumerate(blocks) for name in block}
+    pairs = [(f"C{a + 1}", f"C{b + 1}") for a, b, _, _ in synthetic._truth(config, 1).pairs]
+    assert all(home[a] == home[b] for a, b in pairs)
+    assert len(set(pairs)) == 2 * 21 + 2 * 15
+    assert synthetic.planted_blocks(config, 2) != blocks
+
+
+def test_the_pairs_of_blocks_add_the_asked_spread_to_the_log_odds():
+    settings = ("data.synthetic.first_order_effect=0", "data.synthetic.dense_effect=0", "data.synthetic.zipf=0")
+    config = small("data.synthetic.blocks=4", "data.synthetic.pairwise_effect=1.5", *settings).data.synthetic
+    spreads = []
+    for seed in range(3):
+        truth = synthetic._truth(config, seed)
+        chunk = synthetic._draw_chunk(truth, np.random.default_rng(seed), np.zeros(8192, int))
+        spreads.append(synthetic._logits(truth, chunk, 0.0).std())
+    assert np.mean(spreads) == pytest.approx(1.5, rel=0.25)
+
+
+def test_a_log_without_blocks_is_what_it_was_before_there_were_any():
+    frame = next(synthetic.chunks(small().data.synthetic, 1))
+    assert frame.row(0)[14:18] == ("6220b55c", "785416ac", "95c05919", "5b828c1d")
+    assert frame["true_probability"].head(3).to_list() == pytest.approx([0.79366809, 0.07236996, 0.58245659], rel=1e-6)

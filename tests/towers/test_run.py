@@ -22,7 +22,8 @@ def run(store, *overrides):
 
 
 def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):
-    done = run(tmp_path, "partition=dmt", "partition.module=dlrm", "partition.c=0", "partition.p=2", "partition.dim=8")
+    module = ["partition.module=dlrm", "partition.c=0", "partition.p=2", "partition.dim=8"]
+    done = run(tmp_path, "partition=dmt", "partition.strategy=strided", *module)
     assert done.returncode == 0, done.stderr
     assert "2 towers, module dlrm" in done.stdout
     assert "tower 0 on host 0: 13 features: C1, C3, C5" in done.stdout

@@ -1,0 +1,124 @@
+"""``make bench-partition``: does the partitioner find planted feature blocks, and are its towers the better ones.
+
+For every seed a synthetic log whose features interact within blocks only is ingested, and the stage's own probe and
+partitioner assign its features. ``ari``: adjusted Rand index of the towers and the blocks; ``ari_signed``: the same
+from |mean cosine| of the embeddings as they are, which is what the paper describes. Then, unless ``--no-train``, the
+model is trained with these towers and with strided ones, compressed alike by the dlrm tower module (c=0), and
+``ne_gain`` is the relative difference of test NE, held against none by a one-sided paired t-test over the seeds.
+``ratio``: the lowest ``ari``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+from scipy.stats import ttest_rel
+
+from benchmarks.ari import adjusted_rand_index
+from benchmarks.common import finish
+from pipeline.artifacts import Artifact, Store
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.ingest.synthetic import planted_blocks
+from pipeline.stages import StageIO, read_dataset, run_stage, steps
+from pipeline.training import probe as probing
+
+SILENT = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
+
+
+def main() -> None:
+    """Run the benchmark and print its JSON line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=10)
+    options.add_argument("--first", type=int, default=1, help="the first seed")
+    options.add_argument("--blocks", type=int, default=4, help="planted blocks, and towers")
+    options.add_argument("--rows", type=int, default=450_000, help="rows of each log, a fifth of them to test on")
+    options.add_argument("--probe-steps", type=int, default=400)
+    options.add_argument("--no-train", action="store_true", help="only the adjusted Rand index")
+    given = options.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    began, found = time.monotonic(), []
+    for seed in range(given.first, given.first + given.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(_seed(given, seed, Store(folder)))
+        print(f"seed {seed}: {', '.join(f'{k} {v:.4f}' for k, v in found[-1].items())}", flush=True)
+    figures = {name: [one[name] for one in found] for name in found[0]}
+    summary: dict[str, Any] = {"ari_mean": float(np.mean(figures["ari"])), "seconds": time.monotonic() - began}
+    summary["ari_signed_mean"] = float(np.mean(figures["ari_signed"]))
+    if not given.no_train:
+        test = ttest_rel(figures["ne_coherent"], figures["ne_strided"], alternative="less")
+        gain = 1 - np.array(figures["ne_coherent"]) / np.array(figures["ne_strided"])
+        summary |= {
+            "ne_gain_mean": float(gain.mean()),
+            "p_one_sided": float(test.pvalue),
+            "wins": int((gain > 0).sum()),
+        }
+    finish("towers_partition", min(figures["ari"]), seeds=given.seeds, blocks=given.blocks, **summary)
+
+
+def config_of(given: argparse.Namespace, seed: int, store: Store, strategy: str) -> Config:
+    """One host whose ranks hold all towers: what leaves a tower is the same as on as many hosts."""
+    return compose(
+        [
+            "data=synthetic", "partition=dmt", f"seed={seed}", f"store={store.url}", f"run={strategy}",
+            f"data.synthetic.rows={given.rows}", f"data.synthetic.blocks={given.blocks}", "data.synthetic.days=1",
+            "data.synthetic.ids_per_feature=30", "data.synthetic.zipf=0.5", "data.synthetic.pairwise_effect=2.0",
+            "data.synthetic.first_order_effect=0.5", "data.synthetic.dense_effect=0.5",
+            f"partition.towers={given.blocks}", f"partition.strategy={strategy}",
+            f"partition.probe_steps={given.probe_steps}", "partition.module=dlrm", "partition.c=0", "partition.p=2",
+            "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]",
+            "train.global_batch=1024", "train.sparse_lr=0.2", "train.threads_per_rank=1", "train.warmup_steps=20",
+            "train.epochs=1", "train.precision=fp32", "train.log_every_steps=200", "train.guard.collapse=false",
+        ]
+    )  # fmt: skip
+
+
+def _seed(given: argparse.Namespace, seed: int, store: Store) -> dict[str, float]:
+    """The figures of one log."""
+    config = config_of(given, seed, store, "coherent")
+    made = {step.name: step for step in steps(config, store)}
+    for name in ("ingest", "plan"):
+        run_stage(made[name], config, store, SILENT)
+    figures = _recovery(config, store, store.get(made["ingest"].path, "ingest"))
+    if not given.no_train:
+        for strategy in ("coherent", "strided"):
+            figures[f"ne_{strategy}"] = _test_ne(config_of(given, seed, store, strategy), store)
+    return figures
+
+
+def _recovery(config: Config, store: Store, dataset: Artifact) -> dict[str, float]:
+    """Both adjusted Rand indices, from one probe."""
+    from pipeline.towers.interaction import Interaction
+    from pipeline.towers.partitioner import partition
+
+    schema, _ = read_dataset(store, dataset)
+    features = [column.name for column in schema.sparse]
+    home = {name: k for k, block in enumerate(planted_blocks(config.data.synthetic, config.seed)) for name in block}
+    truth = np.array([home[name] for name in features])
+    signed = Interaction(len(features), signed=True)
+    similarity, source = probing.probe(config, store, dataset, None, SILENT.say, also=signed)
+    found = {}
+    for name, matrix in (("ari", similarity), ("ari_signed", signed.matrix())):
+        towers, _ = partition(features, len(set(truth)), config.partition, matrix, {}, source=source)
+        place = {feature: k for k, tower in enumerate(towers) for feature in tower}
+        found[name] = adjusted_rand_index(np.array([place[feature] for feature in features]), truth)
+    return found
+
+
+def _test_ne(config: Config, store: Store) -> float:
+    """Test NE of the whole chain in this process."""
+    for step in steps(config, store):
+        if store.find(step.path) is None:
+            run_stage(step, config, store, SILENT)
+    return float(store.get(steps(config, store)[-1].path, "evaluate").summary["ne"])
+
+
+if __name__ == "__main__":
+    main()

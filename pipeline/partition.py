@@ -1,0 +1,86 @@
+"""What the partition stage does for towers: loads from the plan, similarities from a probe, and the assignment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config
+from pipeline.contracts import DatasetSchema, Plan, TowerEvidence
+from pipeline.errors import ArtifactError, ConfigError
+
+STRIDED = "strided"
+# Settings of partition that say how features are compared; strided compares none.
+_PROBE = ("probe", "probe_steps", "probe_rows", "imbalance")
+# Settings of train that reach the probe.
+_TRAIN = ("global_batch", "lr", "sparse_lr", "dense_optimizer", "weight_decay", "warmup_steps", "precision")
+
+
+def covered_settings(config: Config) -> dict[str, Any]:
+    """What the towers depend on; of a flat partition its name alone. How they talk belongs to the training."""
+    from pipeline.towers import tower_count
+
+    if config.partition.name == "flat":
+        return {"name": "flat"}
+    settings = dataclasses.asdict(config.partition)
+    unused = ("exchange", *(_PROBE if config.partition.strategy == STRIDED else ()))
+    return {**{name: value for name, value in settings.items() if name not in unused}, "towers": tower_count(config)}
+
+
+def covered_probe(config: Config, store: Store) -> dict[str, Any]:
+    """What the stage's key covers of the probe, {} where there is none; ArtifactError where its checkpoint is missing.
+
+    A checkpoint is meant by its key and step: the run it is of may have newer ones tomorrow.
+    """
+    if config.partition.name == "flat" or config.partition.strategy == STRIDED:
+        return {}
+    if (artifact := _checkpoint(config, store)) is not None:
+        return {"key": artifact.key, "step": artifact.summary["step"]}
+    train = dataclasses.asdict(config.train)
+    training = {name: train[name] for name in _TRAIN}
+    return {"train": training, "model": dataclasses.asdict(config.model), "seed": config.seed}
+
+
+def assign(
+    config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan, say: Callable[[str], None]
+) -> tuple[list[list[str]], TowerEvidence]:
+    """The features of every tower, and what that rests on, by ``partition.strategy``."""
+    from pipeline.towers import strided, tower_count
+
+    features, part = [column.name for column in schema.sparse], config.partition
+    if part.strategy == STRIDED:
+        towers = strided(features, tower_count(config), part.pins, part.groups)
+        evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
+        return towers, evidence
+    if not schema.rows.get("train"):
+        raise ConfigError(
+            f"partition.strategy={part.strategy} compares features by their rows, and dataset {dataset.path} has none",
+            hint="partition.strategy=strided",
+        )
+    from pipeline.towers.partitioner import partition
+    from pipeline.training.probe import probe
+
+    checkpoint = _checkpoint(config, store)
+    similarity, source = probe(config, store, dataset, checkpoint, say)
+    return partition(
+        features, tower_count(config), part, similarity, _loads(features, plan), source=source, seed=config.seed
+    )
+
+
+def _checkpoint(config: Config, store: Store) -> Artifact | None:
+    from pipeline.checkpoint import find_checkpoint
+
+    return find_checkpoint(store, config.partition.probe) if config.partition.probe is not None else None
+
+
+def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:
+    """Predicted ms and bytes of every feature's table."""
+    from pipeline.report.tables import table_bytes
+
+    missing = [name for name in features if name not in plan.tables]
+    if missing:
+        raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
+    tables = [plan.tables[name] for name in features]
+    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table_bytes(table)) for table in tables]}

@@ -1,0 +1,69 @@
+"""Every feature as a point of the plane, so that Euclidean distances come near the given ones.
+
+The same objective as DMT's partitioner, the sum of (||X_i - X_j|| - D_ij)^2 over all pairs. The paper descends it with
+Adam from a random start; here it is majorised (SMACOF: de Leeuw 1977), which needs no step size and never rises, from
+classical scaling (Torgerson 1952), so that the same matrix always gives the same picture.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.towers.distances import Matrix
+
+PLANE = 2
+MOST_ITERATIONS = 500
+LEAST_GAIN = 1e-7  # of the stress, by iteration
+
+
+def place(distances: Matrix, dimensions: int = PLANE) -> NDArray[np.float64]:
+    """Positions [F, dimensions] that minimise the stress for ``distances`` [F, F] locally, centred at 0."""
+    positions = _classical(distances, dimensions)
+    last = stress(positions, distances)
+    for _ in range(MOST_ITERATIONS):
+        positions = _majorise(positions, distances)
+        now = stress(positions, distances)
+        if last - now <= LEAST_GAIN * max(last, 1e-12):
+            break
+        last = now
+    return positions
+
+
+def stress(positions: NDArray[np.float64], distances: Matrix) -> float:
+    """Sum over pairs of the squared difference between distances in ``positions`` and the given ones."""
+    return float(np.square(between(positions, positions) - distances)[np.triu_indices(len(distances), 1)].sum())
+
+
+def between(left: NDArray[np.float64], right: NDArray[np.float64]) -> Matrix:
+    """Euclidean distances [n, m] of two sets of points."""
+    square = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
+    return np.sqrt(np.maximum(square, 0.0))
+
+
+def _classical(distances: Matrix, dimensions: int) -> NDArray[np.float64]:
+    """Torgerson's scaling: the leading eigenvectors of the doubly centred squared distances."""
+    size = len(distances)
+    centre = np.eye(size) - 1.0 / max(size, 1)
+    values, vectors = np.linalg.eigh(-0.5 * centre @ np.square(distances) @ centre)
+    order = np.argsort(values)[::-1][:dimensions]
+    lead = vectors[:, order]
+    # An eigenvector's sign is free; its largest entry is made positive so that every library draws the same picture.
+    lead = lead * np.where(lead[np.abs(lead).argmax(0), np.arange(lead.shape[1])] < 0, -1.0, 1.0)
+    positions = np.zeros((size, dimensions))
+    positions[:, : lead.shape[1]] = lead * np.sqrt(np.maximum(values[order], 0.0))
+    # Points that coincide repel nobody: a spiral, too small to see, lets them part.
+    angle = 2.4 * np.arange(size)
+    positions[:, 0] += 1e-4 * np.cos(angle)
+    positions[:, 1 % dimensions] += 1e-4 * np.sin(angle)
+    return positions
+
+
+def _majorise(positions: NDArray[np.float64], distances: Matrix) -> NDArray[np.float64]:
+    """One Guttman transform."""
+    now = between(positions, positions)
+    ratio = np.divide(distances, now, out=np.zeros_like(now), where=now > 1e-12)
+    step = -ratio
+    np.fill_diagonal(step, 0.0)
+    np.fill_diagonal(step, -step.sum(1))
+    return step @ positions / len(positions)

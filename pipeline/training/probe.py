@@ -1,0 +1,145 @@
+"""The probe of the tower partitioner: a short training of the flat model, or a checkpoint, and how features interact.
+
+One process, without the plan: tables are cut to ``partition.probe_rows`` rows. Those are the hottest of a vocabulary;
+the ids of the others share them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint import Target, warm_start
+from pipeline.checkpoint.changes import check_changes
+from pipeline.config import Config
+from pipeline.contracts import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
+from pipeline.errors import GuardError
+from pipeline.towers.distances import Matrix
+from pipeline.towers.interaction import Interaction
+from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.distributed import connect
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
+
+LARGEST_BATCH = 4096
+LOOKED_AT = 16  # batches whose embeddings are compared
+
+
+def probe(
+    config: Config,
+    store: Store,
+    dataset: Artifact,
+    checkpoint: Artifact | None,
+    say: Callable[[str], None],
+    also: Interaction | None = None,
+) -> tuple[Matrix, str]:
+    """Interactions [F, F] of the dataset's sparse features, in the order of its schema, and in words of what.
+
+    ``checkpoint``: whose tables are compared; None: those of ``partition.probe_steps`` steps. ``also``: another measure
+    that sees the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
+    GuardError where the probe diverged.
+    """
+    alone, outside = _alone(config), dist.is_initialized()
+    device = connect(alone)
+    try:
+        split = SplitReader(store, dataset, "train")
+        limit = config.partition.probe_rows
+        trainer = Trainer(alone, _cut(split.schema, limit), _plan(alone, split.schema, limit), device)
+        steps, batch = (0 if checkpoint else config.partition.probe_steps), alone.train.global_batch
+        source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
+        say(f"comparing features by {source}, in this process")
+        if checkpoint is not None:
+            _load(alone, store, checkpoint, dataset, trainer)
+        order = Order(key=dataset.key, seed=config.seed, global_batch=batch)
+        epochs = math.ceil((steps + LOOKED_AT) / -(-split.rows // batch))
+        with BatchReader(split, order, epochs=epochs) as reader:
+            batches = _folded(reader, limit)
+            for _ in range(steps):
+                trainer.step(batches)
+            measures = [Interaction(len(split.schema.sparse)), *([also] if also is not None else [])]
+            _look(trainer, batches, measures, device)
+    finally:
+        if not outside:
+            dist.destroy_process_group()
+    found = measures[0].matrix()
+    if not np.isfinite(found).all():
+        raise GuardError(
+            f"{source} left embeddings that are not finite: features cannot be compared",
+            hint=f"train.sparse_lr={config.train.sparse_lr / 10:g}, or partition.strategy=strided",
+        )
+    return found, source
+
+
+def _load(config: Config, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: Trainer) -> None:
+    """The rows of ``checkpoint``'s tables, as many as the trainer's have; its dense part does not matter here."""
+    wanted = dataclasses.replace(config.checkpoint, init_tables_only=True, rename={})
+    check_changes(checkpoint, dataclasses.replace(config, checkpoint=wanted), dataset.key)
+    warm_start(store, checkpoint, Target(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
+
+
+@torch.no_grad()
+def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction], device: torch.device) -> None:
+    """Show the embeddings of the next batches to every one of ``measures``."""
+    model = trainer.finished()
+    for _, batch in zip(range(LOOKED_AT), batches, strict=False):
+        model(batch.to(device))
+        real = batch.weights > 0
+        for measure in measures:
+            measure.add(trainer.head.embeddings[real])
+
+
+def _alone(config: Config) -> Config:
+    """The settings of the flat model on one CPU rank, in batches that one process can take."""
+    hardware = dataclasses.replace(config.hardware, device="cpu", hosts=1, ranks_per_host=1)
+    steps = max(1, config.partition.probe_steps)
+    train = dataclasses.replace(
+        config.train,
+        compile=False,
+        global_batch=min(config.train.global_batch, LARGEST_BATCH),
+        warmup_steps=min(config.train.warmup_steps, steps // 10),
+        epochs=1,
+        max_steps=steps,
+    )
+    return dataclasses.replace(config, hardware=hardware, train=train)
+
+
+def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
+    """``schema`` with tables of at most ``limit`` rows."""
+    sparse = tuple(dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse)
+    return dataclasses.replace(schema, sparse=sparse)
+
+
+def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
+    """``batches`` with the rows from ``limit`` on folded onto the first ones, the reserved rows apart."""
+    for batch in batches:
+        values = batch.sparse.values()
+        if values.numel() and int(values.max()) >= limit:
+            values[:] = torch.where(
+                values < limit, values, RESERVED_ROWS + (values - RESERVED_ROWS) % (limit - RESERVED_ROWS)
+            )
+        yield batch
+
+
+def _plan(config: Config, schema: DatasetSchema, limit: int) -> Plan:
+    """Every table whole on the one rank."""
+    dim = config.model.embedding_dim
+    return Plan(
+        hardware="probe",
+        device="cpu",
+        world_size=1,
+        ranks_per_host=1,
+        global_batch=config.train.global_batch,
+        tables={
+            column.name: TablePlan(
+                rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused",
+                shards=(ShardPlan(rank=0, row=0, rows=column.rows, column=0, columns=dim),), cost_ms=0.0, reason="",
+            )
+            for column in _cut(schema, limit).sparse
+        },
+    )  # fmt: skip

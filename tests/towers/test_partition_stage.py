@@ -1,0 +1,140 @@
+"""``nightjar partition``: the stage in one process, what it leaves in the store, what it says, when it runs again."""
+
+import re
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.cli import main
+from pipeline.compose import compose
+from pipeline.contracts import Towers
+from pipeline.errors import ArtifactError, ConfigError
+from pipeline.stages import StageIO, run_stage, steps
+from pipeline.towers import check_partition
+
+SMALL = (
+    "data=synthetic", "data.synthetic.rows=4000", "data.synthetic.days=1", "data.synthetic.ids_per_feature=20",
+    "train.global_batch=256", "train.threads_per_rank=1", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
+    "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
+)  # fmt: skip
+DMT = ("partition=dmt", "partition.towers=2", "partition.probe_steps=4", "run=r")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    return Store(str(tmp_path_factory.mktemp("store")))
+
+
+def config(store: Store, *overrides: str):
+    return compose([*SMALL, *DMT, *overrides, f"store={store.url}"])
+
+
+def run(store: Store, *overrides: str, last: str = "partition"):
+    """(artifact, towers, lines) of the stage after what it needs."""
+    settings, lines = config(store, *overrides), []
+    io = StageIO(say=lines.append, interval=lambda record: None, close=lambda: None)
+    for step in steps(settings, store):
+        artifact = store.find(step.path)
+        artifact = artifact or run_stage(step, settings, store, io)
+        if step.name == last:
+            break
+    return artifact, Towers.from_json(store.read_json(f"{artifact.path}/towers.json")), "\n".join(lines)
+
+
+def test_a_probe_gives_towers_with_matrix_places_loads_and_a_page(store):
+    artifact, towers, said = run(store)
+    evidence = towers.evidence
+    features = [f"C{i + 1}" for i in range(26)]
+    assert sorted(name for tower in towers.towers for name in tower.features) == sorted(features)
+    assert list(evidence.features) == features
+    assert [len(row) for row in evidence.similarity] == [26] * 26
+    assert [len(point) for point in evidence.placement] == [2] * 26
+    assert set(evidence.loads) == {"ms", "bytes"} and min(evidence.loads["bytes"]) > 0
+    assert evidence.source == "a probe of 4 steps of 256 rows"
+    assert "comparing features by a probe of 4 steps of 256 rows" in said
+    assert re.search(r"coherent: features that interact share a tower; similarity 0\.\d\d within towers", said)
+    assert "tower 1 on host 0: " in said and "% of the bytes" in said
+    with store.open(f"{artifact.path}/towers.html") as source:
+        page = source.read().decode()
+    assert page.count('<svg class="plot"') == 2 and "http" not in page.replace("http-equiv", "")
+    assert "similarity 0." in page
+
+
+def test_the_same_settings_give_the_same_bytes(store, tmp_path):
+    first, _, _ = run(store)
+    other = Store(str(tmp_path))
+    again, _, _ = run(other)
+    assert again.key == first.key
+    assert other.read_json(f"{again.path}/towers.json") == store.read_json(f"{first.path}/towers.json")
+
+
+def test_strided_compares_nothing_and_its_key_knows_no_probe(store):
+    artifact, towers, said = run(store, "partition.strategy=strided")
+    assert towers.towers[0].features[:2] == ("C1", "C3")
+    assert towers.evidence.similarity == [] and "comparing" not in said
+    assert run(store, "partition.strategy=strided", "partition.probe_steps=9")[0].key == artifact.key
+    with store.open(f"{artifact.path}/towers.html") as source:
+        assert b"What interacts" not in source.read()
+
+
+def test_what_the_probe_learns_from_is_in_the_key(store):
+    key = {step.name: step.key for step in steps(config(store), store)}["partition"]
+    for override in ("seed=3", "train.sparse_lr=0.2", "partition.probe_steps=5", "partition.strategy=diverse"):
+        assert {step.name: step.key for step in steps(config(store, override), store)}["partition"] != key
+    other = steps(config(store, "train.epochs=3", "partition.exchange=fp16"), store)
+    assert {step.name: step.key for step in other}["partition"] == key
+
+
+def test_a_flat_checkpoint_is_a_probe_and_its_tables_may_be_cut(store):
+    flat = ["partition=flat", "run=flat"]
+    settings = compose([*SMALL, *flat, f"store={store.url}"])
+    io = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
+    for step in steps(settings, store)[:4]:
+        if store.find(step.path) is None:
+            run_stage(step, settings, store, io)
+    _, towers, _ = run(store, "partition.probe=flat")
+    assert re.fullmatch(r"the tables of runs/flat/checkpoints/.*/step-\d{8}", towers.evidence.source)
+    _, cut, _ = run(store, "partition.probe=flat", "partition.probe_rows=8")
+    assert cut.evidence.similarity != towers.evidence.similarity
+    with pytest.raises(ConfigError, match=r"dataset was .*checkpoint\.allow=\[dataset\]|must be allowed: dataset"):
+        run(store, "partition.probe=flat", "seed=77")
+
+
+def test_a_probe_that_is_not_there_is_named(store):
+    with pytest.raises(ArtifactError, match="no checkpoint 'nowhere'"):
+        steps(config(store, "partition.probe=nowhere"), store)
+
+
+def test_pins_and_groups_are_kept_by_the_stage(store):
+    _, towers, said = run(store, "+partition.pins.C5=1", "partition.groups=[[C1,C2,C3]]")
+    assert "C5" in towers.towers[1].features
+    assert any({"C1", "C2", "C3"} <= set(tower.features) for tower in towers.towers)
+    assert "C5 pinned to tower 1" in said and "C2 stays with C1, C3" in said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+partition.pins.C55=0"], "partition.pins names 'C55', which is no feature; the nearest is 'C5'"),
+        (["partition.towers=27"], "27 towers for 26 features"),
+        (
+            ["partition.groups=[[C1,C2]]", "+partition.pins.C1=0", "+partition.pins.C2=1"],
+            "keeps C1, C2 together, but partition.pins sends C1 to 0, C2 to 1",
+        ),
+        (["partition.strategy=sorted"], "partition.strategy is 'sorted', expected one of: strided, coherent, diverse"),
+        (["partition.imbalance=-1"], "partition.imbalance is -1"),
+    ],
+)
+def test_bad_settings_are_exit_2_before_anything_starts(store, tmp_path, capsys, overrides, message):
+    assert main(["partition", *SMALL, *DMT, *overrides, f"store={tmp_path}"]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "datasets").exists()
+
+
+def test_groups_and_pins_that_leave_a_tower_empty_name_what_is_free():
+    settings = compose([*SMALL, *DMT, "partition.towers=3", "partition.groups=[[a,b,c]]"])
+    with pytest.raises(ConfigError, match=r"towers 0, 1, 2 of 3 would get no feature: only a, b, c; d can go there"):
+        check_partition(settings, ["a", "b", "c", "d"])
+    pinned = compose([*SMALL, *DMT, "+partition.pins.a=0", "+partition.pins.b=0"])
+    with pytest.raises(ConfigError, match="towers 1 of 2 would get no feature: every feature is pinned elsewhere"):
+        check_partition(pinned, ["a", "b"])
