@@ -20,6 +20,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.contracts import Plan, TablePlan
 from pipeline.embeddings.optimizer import DenseTableAdagrad
+from pipeline.embeddings.ssd.buffers import kept_buffers
+from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import PlanError
 
@@ -34,6 +36,8 @@ def _check_table(name: str, table: TablePlan, plan: Plan) -> None:
             f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
             hint=f"plan.tables.{name}=ddr",
         )
+    if table.tier == SSD:
+        _check_ssd(name, table, plan)
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return
     cells = sum(shard.rows * shard.columns for shard in table.shards)
@@ -54,6 +58,19 @@ def _check_table(name: str, table: TablePlan, plan: Plan) -> None:
         raise PlanError(
             f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {plan.world_size} in order",
             hint=_REPLAN,
+        )
+
+
+def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
+    if table.sharding not in (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value):
+        raise PlanError(
+            f"table {name!r} on tier ssd is sharded {table.sharding}, expected table_wise or row_wise",
+            hint="plan.sharding_types=[table_wise,row_wise]",
+        )
+    if plan.device != "cpu":
+        raise PlanError(
+            f"table {name!r} is on tier ssd, which needs device cpu; the plan is for {plan.device}",
+            hint=f"plan.tables.{name}=ddr, or hardware.device=cpu",
         )
 
 
@@ -119,23 +136,34 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
     return collection
 
 
-def shard_model(model: nn.Module, plan: Plan, module_path: str, device: torch.device) -> DistributedModelParallel:
+def shard_model(
+    model: nn.Module, plan: Plan, module_path: str, device: torch.device, ssd: SsdStore | None = None
+) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
 
     Call ``apply_fused_optimizer`` on the collection before. TorchRec fills the shards anew on CPU:
     call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one rank DDP is left out.
+    ``ssd``: the files of the plan's tables on tier ssd; must stay open as long as the model.
     PlanError where plan, model and world do not match.
     """
     collection = _check_model(model, plan, module_path, device)
+    if ssd_tables(plan) and ssd is None:
+        raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     lr = float(next(collection.parameters())._optimizer_kwargs[0]["lr"])  # type: ignore[attr-defined]
-    dmp = DistributedModelParallel(
-        module=model,
-        device=device,
-        plan=to_sharding_plan(plan, module_path),
-        # A net under check_rows: the kernels' default answers a wrong row number with row 0.
-        sharders=[EmbeddingBagCollectionSharder(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})],  # type: ignore[list-item]
-        init_data_parallel=plan.world_size > 1,
-    )
+    if ssd is not None:
+        ssd.give(collection)
+    with kept_buffers():
+        dmp = DistributedModelParallel(
+            module=model,
+            device=device,
+            plan=to_sharding_plan(plan, module_path),
+            # A net under check_rows: the kernels' default answers a wrong row number with row 0.
+            sharders=[EmbeddingBagCollectionSharder(fused_params={"bounds_check_mode": BoundsCheckMode.FATAL})],  # type: ignore[list-item]
+            init_data_parallel=plan.world_size > 1,
+        )
+    if ssd is not None:
+        dmp.ssd = ssd
+        ssd.attach(dmp)
     dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
     dmp.dense_table_adagrad = DenseTableAdagrad(dense, lr) if dense else None
     return dmp
