@@ -153,6 +153,8 @@ class HardwareConfig:
     per second and rank at depth 32. ``*_latency_us``: a small collective within a host and between hosts.
     ``dense_gflop_per_s``: rate of the dense part, forward and backward. ``table_overhead_us``: fixed cost of
     one table's lookup and update in a step; ``step_overhead_ms``: of a step. ``nightjar calibrate`` measures them.
+    ``ssd_paths``: directories on local disks for the scratch files of tables on tier ssd, a disk each (none: directory
+    ``scratch`` of a local store); they decide nothing of the plan.
     """
 
     name: str = MISSING
@@ -174,6 +176,7 @@ class HardwareConfig:
     dense_gflop_per_s: float = 100.0
     table_overhead_us: float = 20.0
     step_overhead_ms: float = 1.0
+    ssd_paths: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

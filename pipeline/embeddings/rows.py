@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,11 @@ class RowAccess:
                 shard.weight[start - shard.row : stop - shard.row].copy_(values)
             for state in shard.state.values():
                 state.zero_()
+
+    @property
+    def scratch(self) -> Callable[[int], Tensor] | None:
+        """Makes float32 [n] on the disk of the tables on SSD, for copies that memory has no room for; None: no disk."""
+        return None if self._ssd is None else self._ssd.scratch
 
     def filled(self) -> None:
         """Every row has been written through the views of ``local_shards``: none waits for its initial value."""

@@ -19,13 +19,14 @@ from pipeline.config import Config
 from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.training.checkpoints import Checkpoints
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import Announce, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
 from pipeline.training.signals import STOP, Agreement
+from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store
 from pipeline.training.trainer import Trainer
 
 OnInterval = Callable[[dict[str, Any]], None]
@@ -57,9 +58,9 @@ def train(
     """
     device = connect(config)
     torch.manual_seed(config.seed + dist.get_rank())
-    with shared_failure():
+    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(config, store, plan) as ssd:
         split = SplitReader(store, dataset, "train")
-        trainer = Trainer(config, split.schema, plan, device)
+        trainer = Trainer(config, split.schema, plan, device, ssd)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
@@ -88,6 +89,9 @@ class _Run:
     on_interval: OnInterval
     on_phase: OnPhase
 
+    def __post_init__(self) -> None:
+        self.ssd = SsdMeter(self.trainer.ssd)
+
     @property
     def per_epoch(self) -> int:
         """Global batches in an epoch."""
@@ -105,6 +109,7 @@ class _Run:
             epochs=self.config.train.epochs,
             start=divmod(self.first, self.per_epoch),
             prefetch=self.config.train.prefetch_batches,
+            announce=Announce(ssd.tables, ssd.prefetch) if (ssd := self.trainer.ssd) is not None else None,
         )
 
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
@@ -147,6 +152,7 @@ class _Run:
         steps = self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
         check_finite(sums, step, train, self.trainer.head.first_fault)
+        ssd = self.ssd.interval(steps)
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -163,6 +169,7 @@ class _Run:
                     "seconds": elapsed,
                     "step_ms": 1000 * seconds / steps,
                     "resumed_step": self.first,
+                    **ssd,
                 }
             )
         check_collapse(self.meter, step, train)
@@ -185,6 +192,7 @@ class _Run:
             "data_wait_share": waited / dist.get_world_size() / seconds,
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
+            **self.ssd.summary(self.trainer.steps - self.first),
         }
         return {"train": figures, "checkpoint": self.saver.figures(seconds), "final": self.saver.final}
 

@@ -17,6 +17,7 @@ from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure
 from pipeline.training.model import TABLES, build
 from pipeline.training.parquet import SplitReader
+from pipeline.training.ssd import ssd_store
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ def predict(config: Config, store: Store, dataset: Artifact, plan: Plan, checkpo
             key=dataset.key, seed=config.seed, global_batch=config.evaluate.global_batch, shuffle=False,
             rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        with BatchReader(split, order) as reader:
-            model = shard_model(build(config, split.schema, device, trained=False), plan, TABLES, device)
+        with BatchReader(split, order) as reader, ssd_store(config, store, plan) as ssd:
+            model = shard_model(build(config, split.schema, device, trained=False), plan, TABLES, device, ssd)
             load_weights(store, checkpoint, RowAccess(model), dense_parameters(model))
             logits = _run(model, reader, device)
         gathered = _gather(logits)

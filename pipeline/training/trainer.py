@@ -9,7 +9,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipeline
 
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan
-from pipeline.embeddings import RowAccess, dense_parameters, shard_model
+from pipeline.embeddings import RowAccess, SsdStore, dense_parameters, shard_model
 from pipeline.training.data import Batch
 from pipeline.training.model import TABLES, Head, Output, build
 from pipeline.training.optimizers import Optimizers
@@ -18,13 +18,17 @@ from pipeline.training.optimizers import Optimizers
 class Trainer:
     """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters.
 
-    Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks.
+    Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks. ``ssd``: the files of the
+    plan's tables on tier ssd.
     """
 
-    def __init__(self, config: Config, schema: DatasetSchema, plan: Plan, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, schema: DatasetSchema, plan: Plan, device: torch.device, ssd: SsdStore | None = None
+    ) -> None:
         model = build(config, schema, device, trained=True)
         self.head: Head = model.head
-        self.model = shard_model(model, plan, TABLES, device)
+        self.ssd = ssd
+        self.model = shard_model(model, plan, TABLES, device, ssd)
         self.rows = RowAccess(self.model)
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
@@ -36,6 +40,8 @@ class Trainer:
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
+        if self.ssd is not None:
+            self.ssd.check()
         self.lr = self.optimizers.set_step(self.steps)
         output: Output = self._pipeline.progress(batches)
         self.steps += 1

@@ -1,7 +1,5 @@
 """Tables on SSD train bit for bit like tables in memory, leave nothing behind, and fail with one message."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -11,18 +9,10 @@ from safetensors.torch import load_file, save_file
 from pipeline.embeddings import SsdStore, TableSpec, TouchedRows, initial_rows
 from pipeline.embeddings.ssd.lazy import rows_at
 from tests.embeddings.cases import make, shards_to_tensors, train
-from tests.embeddings.ranks import plan_for, spawn
+from tests.embeddings.ranks import on_tier, plan_for, spawn
 
 STEPS = 24
 KINDS = {"rw": "row_wise", "tw": "table_wise", "mixed": ["row_wise", "table_wise", "data_parallel"]}
-
-
-def on_ssd(plan, cache_rows=0):
-    tables = {
-        name: table if table.kernel == "dense" else dataclasses.replace(table, tier="ssd", cache_rows=cache_rows)
-        for name, table in plan.tables.items()
-    }
-    return dataclasses.replace(plan, tables=tables)
 
 
 def outcome(dmp, access):
@@ -40,9 +30,9 @@ def compare_tiers(folder):
         path.mkdir(exist_ok=True)
     for name, kind in KINDS.items():
         plan = plan_for(kind, world)
-        ssd = SsdStore(on_ssd(plan), [str(path) for path in paths], rank)
+        ssd = SsdStore(on_tier(plan, "ssd"), [str(path) for path in paths], rank)
         save_file(outcome(*make(plan)), folder / f"{name}-ddr-{rank}.safetensors")
-        save_file(outcome(*make(on_ssd(plan), ssd=ssd)), folder / f"{name}-ssd-{rank}.safetensors")
+        save_file(outcome(*make(on_tier(plan, "ssd"), ssd=ssd)), folder / f"{name}-ssd-{rank}.safetensors")
         assert [list(path.iterdir()) for path in paths] == [[], []]
         ssd.close()
 

@@ -53,7 +53,9 @@ def _cover(address: int, size: int) -> None:
         mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, ctypes.c_long(0),
     )  # fmt: skip
     if found != address:
-        raise OSError(ctypes.get_errno(), f"no memory for {size} bytes of pinned rows: {os.strerror(ctypes.get_errno())}")
+        raise OSError(
+            ctypes.get_errno(), f"no memory for {size} bytes of pinned rows: {os.strerror(ctypes.get_errno())}"
+        )
 
 
 class HostBuffers(dict[str, Tensor]):

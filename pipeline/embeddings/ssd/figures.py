@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,8 @@ from pipeline.embeddings.ssd.files import PAGE
 _LIBC = ctypes.CDLL(None, use_errno=True)
 # Lookups looked at per table and batch; each costs a microsecond.
 SAMPLE = 32
+# Numbers that ``Figures.take`` gives.
+FIGURES = 7
 
 
 def resident(address: int, pages: NDArray[np.int64]) -> int:
@@ -85,9 +86,3 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
         "ssd_read_bytes": read / steps,
         "ssd_written_bytes": written / steps,
     }
-
-
-def show(record: Mapping[str, Any]) -> str:
-    """A short form of ``named`` for people."""
-    hit = record["ssd_hit_rate"]
-    return f"ssd {hit:.1%} hit, {record['ssd_faults']:.0f} faults" if hit is not None else ""

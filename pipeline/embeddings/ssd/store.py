@@ -65,7 +65,7 @@ class SsdStore:
     """
 
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int) -> None:
-        directories = check_paths(paths)
+        self._directories = check_paths(paths)
         self.figures = Figures()
         self._names = ssd_tables(plan)
         self._shards: dict[str, _Shard] = {}
@@ -75,7 +75,7 @@ class SsdStore:
             table = plan.tables[name]
             for shard in table.shards:
                 if shard.rank == rank and shard.rows:
-                    directory = directories[(index + rank) % len(directories)]
+                    directory = self._directories[(index + rank) % len(self._directories)]
                     self._shards[name] = _open(directory, name, shard, table.cache_rows)
 
     @property
@@ -131,6 +131,15 @@ class SsdStore:
         """All rows have values: none waits for its initial one."""
         for shard in self._shards.values():
             shard.lazy, shard.fresh = None, False
+
+    def scratch(self, count: int) -> Tensor:
+        """float32 [count] on disk, lasting as long as the tensor. GuardError where there is no room."""
+        if not count:
+            return torch.empty(0)
+        file = ScratchFile(self._directories[0], count * _VALUE_BYTES, "a copy of the rows for a checkpoint")
+        values = Buffer(file, count).values
+        file.close()
+        return values
 
     def prefetch(self, ids: Ids, depth: int = 2) -> None:
         """Bring the rows of a batch to come into memory. ``ids``: row numbers by table, of the whole global batch.
