@@ -182,6 +182,8 @@ class HardwareConfig:
     else it does, as float32 bytes of its activations. ``lookup_ns``, ``update_ns``: fixed cost of one id in lookup and
     update, beside its bytes; ``table_overhead_us``: of one table, both together; ``step_overhead_ms``: of a step.
     ``nightjar calibrate`` measures them.
+    ``ssd_paths``: directories on local disks for the scratch files of tables on tier ssd, a disk each (none: directory
+    ``scratch`` of a local store); they decide nothing of the plan.
     """
 
     name: str = MISSING
@@ -206,6 +208,7 @@ class HardwareConfig:
     update_ns: float = 18.0
     table_overhead_us: float = 20.0
     step_overhead_ms: float = 4.0
+    ssd_paths: list[str] = field(default_factory=list)
 
 
 @dataclass(kw_only=True)

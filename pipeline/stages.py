@@ -173,6 +173,7 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         del data["synthetic"]  # real logs depend neither on the generator's settings nor on the seed
         return {"data": data, "ingest": ingest}
     if name == "plan":
+        del full["hardware"]["ssd_paths"]  # where scratch files lie changes no plan
         return {
             "plan": full["plan"],
             "hardware": full["hardware"],

@@ -198,7 +198,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]])
 
 
 def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: Report) -> None:
-    shards = target.rows.local_shards()
+    shards = target.rows.local_shards(fill=False)
     for shard in shards:
         for state in shard.state.values():
             state.zero_()
@@ -219,6 +219,7 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
             target.on_phase(Phase.RESTORE)
         report.checkpoints.append(artifact.path)
+    target.rows.filled()  # a baseline covers every row
 
 
 def meets(extent: dict[str, Any], shard: LocalShard) -> bool:

@@ -8,6 +8,7 @@ continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from s
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,14 +27,20 @@ _PIECE_VALUES = 1 << 18
 
 @dataclass
 class HostBuffers:
-    """One growing piece of host memory that snapshots are cut from, one after the other."""
+    """One growing piece of host memory that snapshots are cut from, one after the other.
 
+    ``scratch``: gets it on disk instead, where tables too large for the memory live.
+    """
+
+    scratch: Callable[[int], Tensor] | None = None
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
     used: int = 0
     _filling: threading.Thread | None = None
 
     def prepare(self, values: int) -> None:
         """Get room for ``values`` float32 behind the caller: fresh memory costs four times a copy's time to touch."""
+        if self.scratch is not None:
+            return
         self.memory = _host_memory(values)
         self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
         self._filling.start()
@@ -45,7 +52,7 @@ class HostBuffers:
             self._filling = None
         self.used = 0
         if values > self.memory.numel():
-            self.memory = _host_memory(values)
+            self.memory = (self.scratch or _host_memory)(values)
 
     def cut(self, *shape: int) -> Tensor:
         """The next float32 tensor of ``shape``."""
@@ -62,7 +69,7 @@ def _host_memory(values: int) -> Tensor:
 
 def full_values(access: RowAccess) -> int:
     """float32 values of a snapshot of all rows this rank owns."""
-    return sum(_values(shard, None) for shard in access.local_shards() if shard.owner)
+    return sum(_values(shard, None) for shard in access.local_shards(fill=False) if shard.owner)
 
 
 @torch.no_grad()

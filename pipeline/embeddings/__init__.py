@@ -7,6 +7,7 @@ from pipeline.embeddings.collection import apply_fused_optimizer, build_collecti
 from pipeline.embeddings.optimizer import DenseTableAdagrad, dense_table_optimizer, set_sparse_lr
 from pipeline.embeddings.rows import LocalShard, RowAccess, RowValues, initial_rows
 from pipeline.embeddings.sharding import TableRanks, shard_model, to_sharding_plan
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import ADAGRAD_SUM, TableSpec, dense_parameters, dense_table_parameters
 from pipeline.embeddings.touched import TouchedRows, shard_key
 
@@ -16,6 +17,7 @@ __all__ = [
     "LocalShard",
     "RowAccess",
     "RowValues",
+    "SsdStore",
     "TableRanks",
     "TableSpec",
     "TouchedRows",

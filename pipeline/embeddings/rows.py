@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.tables import ADAGRAD_SUM, Kernel, TableSpec, kernels, sharded_collections, table_group
+
+if TYPE_CHECKING:
+    from pipeline.embeddings.ssd.store import SsdStore
 
 INIT_BLOCK_ROWS = 8192
 
@@ -55,8 +59,7 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
     bound = 1.0 / math.sqrt(table.rows)
     parts = []
     for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
-        digest = hashlib.blake2b(f"{seed}|{table.name}|{block}".encode(), digest_size=16).digest()
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(block_key(seed, table, block), "little")))
         first = block * INIT_BLOCK_ROWS
         size = min(INIT_BLOCK_ROWS, table.rows - first)
         values = generator.random((size, table.dim), dtype=np.float32)
@@ -68,23 +71,33 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
     return torch.from_numpy(flat)
 
 
+def block_key(seed: int, table: TableSpec, block: int) -> bytes:
+    """The 128-bit key of the generator of a block of ``INIT_BLOCK_ROWS`` rows, little-endian."""
+    return hashlib.blake2b(f"{seed}|{table.name}|{block}".encode(), digest_size=16).digest()
+
+
 class RowAccess:
-    """The rows of a sharded model that lie on this rank. ``tables``: all of the model's, wherever they lie.
+    """The rows of a sharded model that lie on this rank, of any tier. ``tables``: all of the model's, wherever they lie.
 
     Where only some ranks hold a table, ``tables`` is given; else it is read from the collections.
     """
 
     def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
         self._dmp = dmp
+        self._ssd: SsdStore | None = getattr(dmp, "ssd", None)
         configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
         specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs]
         self.tables = {spec.name: spec for spec in specs}
 
-    def local_shards(self) -> list[LocalShard]:
+    def local_shards(self, *, fill: bool = True) -> list[LocalShard]:
         """Every non-empty shard of this rank, ordered by (table, row, column).
 
-        Views stay valid as long as the model; a table with a device cache is flushed first.
+        Views stay valid as long as the model; a table with a device cache is flushed first. Rows on SSD get their
+        initial values when they are first used; ``fill`` gives them to all that have none yet. Without it, write
+        every row and call ``filled``, or read no values.
         """
+        if fill and self._ssd is not None:
+            self._ssd.fill()
         shards = [shard for kernel in kernels(self._dmp) for shard in self._shards_of(kernel)]
         return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
 
@@ -111,8 +124,10 @@ class RowAccess:
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
-        for shard in self.local_shards():
+        for shard in self.local_shards(fill=False):
             spec = self.tables[shard.table]
+            if self._ssd is not None and self._ssd.begin(spec, seed):
+                continue
             for start in range(shard.row, shard.row + shard.rows, INIT_BLOCK_ROWS):
                 stop = min(start + INIT_BLOCK_ROWS, shard.row + shard.rows)
                 values = initial_rows(seed, spec, start, stop)[:, shard.column : shard.column + shard.columns]
@@ -120,13 +135,25 @@ class RowAccess:
             for state in shard.state.values():
                 state.zero_()
 
+    @property
+    def scratch(self) -> Callable[[int], Tensor] | None:
+        """Makes float32 [n] on the disk of the tables on SSD, for copies that memory has no room for; None: no disk."""
+        return None if self._ssd is None else self._ssd.scratch
+
+    def filled(self) -> None:
+        """Every row has been written through the views of ``local_shards``: none waits for its initial value."""
+        if self._ssd is not None:
+            self._ssd.filled()
+
     def _holding(self, table: str, rows: Tensor) -> list[tuple[LocalShard, Tensor]]:
         """Local shards that hold all of ``rows`` and the rows' places in them; ValueError where there is none."""
         holders = []
-        for shard in self.local_shards():
+        for shard in self.local_shards(fill=False):
             if shard.table == table:
                 places = rows.to(shard.weight.device) - shard.row
                 if bool(((places >= 0) & (places < shard.rows)).all()):
+                    if self._ssd is not None:
+                        self._ssd.touch(table, places)
                     holders.append((shard, places))
         if not holders:
             raise ValueError(f"this rank does not hold all the asked rows of table {table!r}")

@@ -25,6 +25,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.contracts import Plan, TablePlan
 from pipeline.embeddings.optimizer import DenseTableAdagrad
+from pipeline.embeddings.ssd.buffers import kept_buffers
+from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import PlanError
 
@@ -51,6 +53,8 @@ def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[i
             f"table {name!r} is planned with kernel {table.kernel!r}, expected fused or dense on CPU",
             hint=f"+plan.tables.{name}.tier=ddr",
         )
+    if table.tier == SSD:
+        _check_ssd(name, table, plan)
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return
     cells = sum(shard.rows * shard.columns for shard in table.shards)
@@ -71,6 +75,19 @@ def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[i
         raise PlanError(
             f"row-wise table {name!r} has shards on ranks {ranks}, expected one on each of {len(ranks_here)} in order",
             hint=_REPLAN,
+        )
+
+
+def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
+    if table.sharding not in (ShardingType.TABLE_WISE.value, ShardingType.ROW_WISE.value):
+        raise PlanError(
+            f"table {name!r} on tier ssd is sharded {table.sharding}, expected table_wise or row_wise",
+            hint="plan.sharding_types=[table_wise,row_wise]",
+        )
+    if plan.device != "cpu":
+        raise PlanError(
+            f"table {name!r} is on tier ssd, which needs device cpu; the plan is for {plan.device}",
+            hint=f"+plan.tables.{name}.tier=ddr, or hardware.device=cpu",
         )
 
 
@@ -145,6 +162,7 @@ def shard_model(
     device: torch.device,
     among: TableRanks | None = None,
     codecs: dict[str, QuantizedCommCodecs] | None = None,
+    ssd: SsdStore | None = None,
 ) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
 
@@ -152,9 +170,12 @@ def shard_model(
     TorchRec's name of a collective, what makes its embeddings smaller on their way.
     Call ``apply_fused_optimizer`` on the collection before. TorchRec fills the shards anew on CPU:
     call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one rank DDP is left out.
+    ``ssd``: the files of the plan's tables on tier ssd; must stay open as long as the model.
     PlanError where plan, model and world do not match.
     """
     collection = _check_model(model, plan, module_path, device)
+    if ssd_tables(plan) and ssd is None:
+        raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     lr = float(next(collection.parameters())._optimizer_kwargs[0]["lr"])  # type: ignore[attr-defined]
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
@@ -162,15 +183,21 @@ def shard_model(
         fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
         qcomm_codecs_registry=codecs,
     )
-    dmp = DistributedModelParallel(
-        module=model,
-        device=device,
-        plan=to_sharding_plan(plan, module_path, among.ranks if among else None),
-        sharders=[sharder],  # type: ignore[list-item]
-        env=_env(among) if among else None,
-        init_data_parallel=plan.world_size > 1,
-        data_parallel_wrapper=_wrapper(model, among) if among else None,
-    )
+    if ssd is not None:
+        ssd.give(collection)
+    with kept_buffers():
+        dmp = DistributedModelParallel(
+            module=model,
+            device=device,
+            plan=to_sharding_plan(plan, module_path, among.ranks if among else None),
+            sharders=[sharder],  # type: ignore[list-item]
+            env=_env(among) if among else None,
+            init_data_parallel=plan.world_size > 1,
+            data_parallel_wrapper=_wrapper(model, among) if among else None,
+        )
+    if ssd is not None:
+        dmp.ssd = ssd
+        ssd.attach(dmp)
     dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
     dmp.dense_table_adagrad = DenseTableAdagrad(dense, lr) if dense else None
     return dmp

@@ -70,6 +70,11 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
+    if "ssd_hit_rate" in record:
+        hit, covered = (units.percent(record.get(key)) for key in ("ssd_hit_rate", "ssd_prefetch_coverage"))
+        read, written = (units.size(record.get(key)) for key in ("ssd_read_bytes", "ssd_written_bytes"))
+        faults = units.count(record.get("ssd_faults"))
+        parts.insert(-1, f"ssd hit {hit} ahead {covered} faults {faults} read {read} written {written} a step")
     return "  ".join(parts)
 
 

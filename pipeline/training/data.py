@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -109,15 +109,35 @@ class Order:
         return positions, own, stop - start
 
 
+@dataclass(frozen=True)
+class Announce:
+    """Who wants to know ids ahead of their batch: ``tell`` gets {feature: ids int64}, for ``features`` alone.
+
+    Every rank decodes whole windows, so it knows the ids of the whole global batch, those of other ranks too: a rank
+    can prepare the rows of its shards for all of them without a word between the ranks. Called in the reading thread.
+    """
+
+    features: tuple[str, ...]
+    tell: Callable[[dict[str, np.ndarray]], None]
+
+
 class BatchReader:
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
     ``epochs`` is the number of the epoch to stop before. ``wait_seconds`` adds up the time the consumer waited.
+    ``announce`` is told the ids of every batch before the batch is put in line.
     Use it as a context manager, or call ``close``. Errors of the reading thread are raised where the batch is taken.
     """
 
     def __init__(
-        self, split: SplitReader, order: Order, *, epochs: int = 1, start: tuple[int, int] = (0, 0), prefetch: int = 4
+        self,
+        split: SplitReader,
+        order: Order,
+        *,
+        epochs: int = 1,
+        start: tuple[int, int] = (0, 0),
+        prefetch: int = 4,
+        announce: Announce | None = None,
     ) -> None:
         if not split.rows:
             raise DataError(
@@ -127,6 +147,7 @@ class BatchReader:
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
         self.batches_per_epoch = -(-split.rows // order.global_batch)
         self.wait_seconds = 0.0
+        self._announce = announce
         self._builder = _Builder(split, order)
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
@@ -198,11 +219,25 @@ class BatchReader:
             mine = take(columns, order[np.concatenate([cut.positions[cut.inside] - start for cut in cuts])])
             at = 0
             for cut in cuts:
+                self._tell(columns, order, start, start + rows, batch)
                 parts.append((cut.inside, mine.slice(at, at + len(cut.inside))))
                 at += len(cut.inside)
                 if cut.complete:
                     yield self._builder.build(parts, cut.own, cut.total)
                     parts, batch = [], batch + 1
+
+    def _tell(self, columns: Columns, order: np.ndarray, start: int, stop: int, batch: int) -> None:
+        """Announce the ids of all ranks' rows of a batch, as far as they lie in the window [start, stop)."""
+        if self._announce is None:
+            return
+        low = max(batch * self.order.global_batch, start)
+        rows = order[low - start : min((batch + 1) * self.order.global_batch, stop) - start]
+        self._announce.tell({name: self._ids(columns, name, rows) for name in self._announce.features})
+
+    def _ids(self, columns: Columns, name: str, rows: np.ndarray) -> np.ndarray:
+        if name in columns.ragged:
+            return columns.ragged[name].take(rows).values.astype(np.int64)
+        return columns.single[self.split.single.index(name)][rows].astype(np.int64)
 
     def _cuts(self, batch: int, start: int, stop: int) -> list[_Cut]:
         """What this rank's batches from ``batch`` on take of the stream positions [start, stop)."""

@@ -19,7 +19,7 @@ from pipeline.errors import ArtifactError, LaunchError
 from pipeline.towers.links import LinkBytes
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import Announce, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.memory import MemoryMeter, peak_rss
@@ -27,6 +27,7 @@ from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
 from pipeline.training.signals import STOP, Agreement
+from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store
 from pipeline.training.trainer import Trainer
 
 OnInterval = Callable[[dict[str, Any]], None]
@@ -61,10 +62,10 @@ def train(
     """
     device = connect(config)
     torch.manual_seed(config.seed + dist.get_rank())
-    with shared_failure():
+    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(config, store, plan) as ssd:
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
-        trainer = Trainer(config, split.schema, plan, device, towers)
+        trainer = Trainer(config, split.schema, plan, device, towers, ssd)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
@@ -97,6 +98,9 @@ class _Run:
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.ssd = SsdMeter(self.trainer.ssd, self.config.hardware.ddr_gib)
+
     @property
     def per_epoch(self) -> int:
         """Global batches in an epoch."""
@@ -114,6 +118,7 @@ class _Run:
             epochs=self.config.train.epochs,
             start=divmod(self.first, self.per_epoch),
             prefetch=self.config.train.prefetch_batches,
+            announce=Announce(ssd.tables, ssd.prefetch) if (ssd := self.trainer.ssd) is not None else None,
         )
 
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
@@ -160,6 +165,7 @@ class _Run:
         sent = self._sent()
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
         self.rows += sums.rows
+        ssd = self.ssd.interval(steps)
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -178,6 +184,7 @@ class _Run:
                     "resumed_step": self.first,
                     "intra_host_bytes_per_sample": sent[0] / sums.rows,
                     "inter_host_bytes_per_sample": sent[1] / sums.rows,
+                    **ssd,
                 }
             )
         check_collapse(self.meter, step, train)
@@ -209,6 +216,7 @@ class _Run:
             "data_wait_share": waited / dist.get_world_size() / seconds,
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
+            **self.ssd.summary(self.trainer.steps - self.first),
         }
         if self.rows:
             names = (field.name for field in fields(LinkBytes))

@@ -17,13 +17,15 @@ from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Towers
 from pipeline.embeddings import (
     RowAccess,
+    SsdStore,
     TableSpec,
     apply_fused_optimizer,
     build_collection,
     pooled_stack,
     shard_model,
 )
-from pipeline.errors import ConfigError
+from pipeline.embeddings.ssd import ssd_tables
+from pipeline.errors import ConfigError, PlanError
 from pipeline.models import build_model
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
@@ -234,13 +236,28 @@ class Sharded:
 
 
 def assemble(
-    config: Config, schema: DatasetSchema, plan: Plan, towers: Towers | None, device: torch.device, *, trained: bool
+    config: Config,
+    schema: DatasetSchema,
+    plan: Plan,
+    towers: Towers | None,
+    device: torch.device,
+    *,
+    trained: bool,
+    ssd: SsdStore | None = None,
 ) -> Sharded:
-    """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit."""
+    """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit.
+
+    ``ssd``: the files of the plan's tables on tier ssd; a flat model's only.
+    """
     if towers is None or towers.is_flat:
         flat = build(config, schema, device, trained=trained)
-        model = shard_model(flat, plan, TABLES, device, codecs=flat_codecs(config.partition.exchange, plan))
+        model = shard_model(flat, plan, TABLES, device, codecs=flat_codecs(config.partition.exchange, plan), ssd=ssd)
         return Sharded(model, flat.head, RowAccess(model))
+    if ssd is not None:
+        raise PlanError(
+            f"tables {', '.join(ssd_tables(plan))} are on tier ssd, which towers cannot use",
+            hint="hardware.ssd_gib=0, or partition=flat",
+        )
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     built = build_towers(config, schema, layout, device, trained=trained)

@@ -17,6 +17,7 @@ from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure
 from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
+from pipeline.training.ssd import ssd_store
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ def predict(
             key=dataset.key, seed=config.seed, global_batch=config.evaluate.global_batch, shuffle=False,
             rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        with BatchReader(split, order) as reader:
-            sharded = assemble(config, split.schema, plan, towers, device, trained=False)
+        with BatchReader(split, order) as reader, ssd_store(config, store, plan) as ssd:
+            sharded = assemble(config, split.schema, plan, towers, device, trained=False, ssd=ssd)
             load_weights(store, checkpoint, sharded.rows, dense_parameters(sharded.model))
             logits = _run(sharded.model, reader, device)
         gathered = _gather(logits)

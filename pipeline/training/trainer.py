@@ -11,7 +11,7 @@ from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipeline
 
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Towers
-from pipeline.embeddings import dense_parameters, dense_table_parameters
+from pipeline.embeddings import SsdStore, dense_parameters, dense_table_parameters
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import Output, Sharded, assemble
@@ -24,14 +24,22 @@ class Trainer:
     """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters,
     ``clock`` knows where the time of its steps went.
 
-    Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks.
+    Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks. ``ssd``: the files of the
+    plan's tables on tier ssd.
     """
 
     def __init__(
-        self, config: Config, schema: DatasetSchema, plan: Plan, device: torch.device, towers: Towers | None = None
+        self,
+        config: Config,
+        schema: DatasetSchema,
+        plan: Plan,
+        device: torch.device,
+        towers: Towers | None = None,
+        ssd: SsdStore | None = None,
     ) -> None:
-        sharded = assemble(config, schema, plan, towers, device, trained=True)
+        sharded = assemble(config, schema, plan, towers, device, trained=True, ssd=ssd)
         self.model, self.head, self.rows, self._towers = sharded.model, sharded.head, sharded.rows, sharded.towers
+        self.ssd = ssd
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
         self.optimizers = Optimizers(self.model, config.train)
@@ -52,6 +60,8 @@ class Trainer:
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
+        if self.ssd is not None:
+            self.ssd.check()
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         output: Output

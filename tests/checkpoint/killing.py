@@ -26,7 +26,7 @@ from pipeline.checkpoint import Phase
 from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
 from pipeline.contracts import SparseColumn
 from pipeline.training import train
-from tests.embeddings.ranks import join_ranks, plan_for
+from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.training.dataset import KEY, write_dataset
 
 TABLES = {"a": 40, "b": 23, "c": 11}
@@ -119,12 +119,12 @@ def log_rows(folder):
     loop.Trainer = Logged
 
 
-def rank_main(rank, world, root, folder, checkpoint, kill):
+def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr"):
     """One rank of an attempt; exit code 0 only where training ended."""
     join_ranks(rank, world, world, folder)
     log_rows(folder)
     store = Store(str(root))
-    plan = plan_for(SHARDING, world, rows=TABLES, dim=8)
+    plan = on_tier(plan_for(SHARDING, world, rows=TABLES, dim=8), tier)
     said = []
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     train(
@@ -135,12 +135,15 @@ def rank_main(rank, world, root, folder, checkpoint, kill):
     dist.destroy_process_group()
 
 
-def attempt(root: Path, folder: Path, world: int, checkpoint: dict, kill: Kill | None = None) -> Attempt:
+def attempt(
+    root: Path, folder: Path, world: int, checkpoint: dict, kill: Kill | None = None, tier: str = "ddr"
+) -> Attempt:
     """Run ``world`` ranks to their end. As soon as one dies the others are killed too, as a launcher does."""
     folder.mkdir(parents=True)
     context = multiprocessing.get_context("forkserver")
     ranks = [
-        context.Process(target=rank_main, args=(rank, world, root, folder, checkpoint, kill)) for rank in range(world)
+        context.Process(target=rank_main, args=(rank, world, root, folder, checkpoint, kill, tier))
+        for rank in range(world)
     ]
     for process in ranks:
         process.start()

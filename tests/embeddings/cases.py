@@ -54,10 +54,10 @@ def rate(step):
     return LR / (step + 1)
 
 
-def make(plan, seed=SEED):
+def make(plan, seed=SEED, ssd=None):
     model = Toy()
     apply_fused_optimizer(model.collection, 123.0)
-    dmp = shard_model(model, plan, "collection", torch.device("cpu"))
+    dmp = shard_model(model, plan, "collection", torch.device("cpu"), ssd)
     access = RowAccess(dmp)
     access.initialise(seed)
     return dmp, access

@@ -1,5 +1,6 @@
 """Real gloo ranks for tests, forked from a server that has imported TorchRec once: a rank starts in milliseconds."""
 
+import dataclasses
 import multiprocessing
 import os
 import sys
@@ -67,6 +68,15 @@ def plan_for(shardings, world, local=None, rows=ROWS, dim=DIM):
             cost_ms=0.0, reason="",
         )  # fmt: skip
     return Plan(hardware="test", device="cpu", world_size=world, ranks_per_host=local, global_batch=8, tables=tables)
+
+
+def on_tier(plan, tier, cache_rows=0):
+    """``plan`` with every table that is not data-parallel on ``tier``."""
+    tables = {
+        name: table if table.kernel == "dense" else dataclasses.replace(table, tier=tier, cache_rows=cache_rows)
+        for name, table in plan.tables.items()
+    }
+    return dataclasses.replace(plan, tables=tables)
 
 
 def join_ranks(rank, world, local, folder):

@@ -1,0 +1,8 @@
+"""Tables on SSD: file-backed storage under the CPU kernels, with rows brought in ahead of their use."""
+
+from __future__ import annotations
+
+from pipeline.embeddings.ssd.figures import FIGURES, Figures, named, pss_bytes
+from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
+
+__all__ = ["FIGURES", "SSD", "Figures", "SsdStore", "named", "pss_bytes", "ssd_tables"]

@@ -1,0 +1,117 @@
+"""Initial values of rows on SSD, given when a row is first used: a table of any size starts at once.
+
+The values are those of ``initial_rows``, whose generator is counter-based: the numbers of any row can be had without
+those before it. NumPy has no call for scattered counters, so Philox4x64-10 (Salmon et al., "Parallel Random Numbers:
+As Easy as 1, 2, 3", SC'11, section 3.3) is computed here for all wanted rows at once.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.embeddings.rows import INIT_BLOCK_ROWS, block_key, initial_rows
+from pipeline.embeddings.tables import TableSpec
+
+U64 = NDArray[np.uint64]
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
+_WEYL = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+# A block of the generator: four 64-bit numbers, two float32 of each.
+_FLOATS = 8
+# Rows computed at a time: the intermediate numbers stay in the second-level cache.
+_PIECE_FLOATS = 1 << 17
+
+
+def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """What ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
+    blocks, places = np.divmod(rows, INIT_BLOCK_ROWS)
+    unique, inverse = np.unique(blocks, return_inverse=True)
+    words = b"".join(block_key(seed, table, int(block)) for block in unique)
+    keys = np.frombuffer(words, dtype="<u8").astype(np.uint64).reshape(-1, 2)[inverse]
+    first, skip = np.divmod(places * table.dim, _FLOATS)
+    count = -(-(table.dim + int(skip.max(initial=0))) // _FLOATS)
+    # NumPy counts before it computes: its first block has counter 1.
+    counters = (first[:, None] + np.arange(1, count + 1)).astype(np.uint64)
+    flat = _floats(counters, keys).reshape(len(rows), count * _FLOATS)
+    if skip.any():
+        flat = np.take_along_axis(flat, skip[:, None] + np.arange(table.dim), axis=1)
+    bound = 1.0 / math.sqrt(table.rows)
+    flat = flat[:, : table.dim] * np.float32(2 * bound)
+    flat -= np.float32(bound)
+    return flat
+
+
+def _floats(counters: U64, keys: U64) -> NDArray[np.float32]:
+    """Uniform float32 in [0, 1) of generator blocks: ``counters`` [n, k] under ``keys`` [n, 2] -> [n, k, 8]."""
+    words = np.stack(_philox(counters, keys[:, :1], keys[:, 1:]), axis=-1)
+    halves = np.stack([words & _LOW, words >> _HALF], axis=-1).astype(np.uint32)
+    return (halves >> np.uint32(8)).astype(np.float32).reshape(*counters.shape, _FLOATS) * np.float32(2**-24)
+
+
+def _philox(counters: U64, low: U64, high: U64) -> tuple[U64, U64, U64, U64]:
+    zero = np.zeros_like(counters)
+    a, b, c, d = counters, zero, zero, zero
+    for turn in range(_ROUNDS):
+        if turn:
+            low, high = low + _WEYL[0], high + _WEYL[1]
+        (top0, low0), (top1, low1) = _product(_MULTIPLIERS[0], a), _product(_MULTIPLIERS[1], c)
+        a, b, c, d = top1 ^ b ^ low, low1, top0 ^ d ^ high, low0
+    return a, b, c, d
+
+
+def _product(factor: np.uint64, values: U64) -> tuple[U64, U64]:
+    """High and low 64 bits of the 128-bit products."""
+    f0, f1 = factor & _LOW, factor >> _HALF
+    v0, v1 = values & _LOW, values >> _HALF
+    middle = v1 * f0 + (v0 * f0 >> _HALF)
+    other = v0 * f1 + (middle & _LOW)
+    return v1 * f1 + (middle >> _HALF) + (other >> _HALF), values * factor
+
+
+class LazyRows:
+    """Which rows of a shard have their values; gives them to the others. Safe to use from several threads.
+
+    ``weights`` [rows, dim] is the live storage of rows [first, first + rows) of ``table``, zeros at the start.
+    """
+
+    def __init__(self, weights: Tensor, first: int, table: TableSpec, seed: int) -> None:
+        self._weights: NDArray[np.float32] = weights.numpy()
+        self._first, self._table, self._seed = first, table, seed
+        self._bits = np.zeros(-(-len(weights) // 8), np.uint8)
+        self._lock = threading.Lock()
+
+    def touch(self, places: NDArray[np.int64]) -> None:
+        """Give the rows at ``places`` (relative to the shard, any order, repeated or not) values if they have none."""
+        if not self._missing(places).any():
+            return
+        with self._lock:
+            fresh = np.unique(places[self._missing(places)])
+            step = max(1, _PIECE_FLOATS // self._table.dim)
+            for start in range(0, len(fresh), step):
+                part = fresh[start : start + step]
+                self._weights[part] = rows_at(self._seed, self._table, part + self._first)
+            np.bitwise_or.at(self._bits, fresh >> 3, np.uint8(1) << (fresh & 7).astype(np.uint8))
+
+    def _missing(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return (self._bits[places >> 3] >> (places & 7).astype(np.uint8) & 1) == 0
+
+    def fill(self) -> None:
+        """Give values to all rows that have none, in the order of the file."""
+        rows = len(self._weights)
+        for start in range(0, rows, INIT_BLOCK_ROWS):
+            with self._lock:
+                places = np.arange(start, min(start + INIT_BLOCK_ROWS, rows))
+                missing = self._missing(places)
+                values = initial_rows(self._seed, self._table, self._first + start, self._first + start + len(places))
+                if missing.all():
+                    torch.from_numpy(self._weights[start : start + len(places)]).copy_(values)
+                elif missing.any():
+                    self._weights[places[missing]] = values.numpy()[missing]
+                self._bits[start >> 3 : (start + len(places) + 7) >> 3] = 0xFF

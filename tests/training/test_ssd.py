@@ -1,0 +1,191 @@
+"""Whole training runs with tables on SSD: the same bytes as in memory, figures, kills, and disks that fail."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint import Phase
+from pipeline.config import CheckpointConfig
+from pipeline.contracts import SparseColumn
+from pipeline.errors import NightjarError
+from pipeline.report.progress import plain_line
+from pipeline.training import predict, train
+from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
+from tests.checkpoint.test_kill import final
+from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.training.dataset import KEY, write_dataset
+from tests.training.test_train import config, digests
+
+ROWS = {"a": 3000, "b": 2300, "c": 1100}
+COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
+RAGGED = (*COLUMNS[:2], SparseColumn(name="c", rows=1100, multi=True))
+LARGEST = -(-3000 * 8 * 4 // 4096) * 4096  # bytes of the file of table a on one rank
+EVERY = CheckpointConfig(every_steps=3, keep_last=9)
+CASES = {
+    "ddr": {"tier": "ddr"},
+    "ssd": {},
+    "default path": {"paths": None},
+    "pinned": {"cache_rows": 700},
+    "stopped": {"then": True, "max_steps": 7},
+    "quick checkpoints": {"checkpoint": EVERY},
+    "table-wise": {"sharding": "table_wise"},
+    "ragged ddr": {"tier": "ddr", "sparse": RAGGED},
+    "ragged": {"sparse": RAGGED},
+    "missing": {"paths": ["nowhere"]},
+    "cut": {"cut": 8, "checkpoint": EVERY},
+}
+MESSAGES = {
+    "missing": ("ConfigError", "hardware.ssd_paths names .*nowhere.* not a directory"),
+    "cut": ("GuardError", "scratch file of .* was cut from .* the last checkpoint, .*step-0000000[36], is intact"),
+}
+
+
+def cut_files(folder):
+    """Truncate the nameless files of this rank's tables; a checkpoint's copy of all rows is larger than each."""
+    for link in Path("/proc/self/fd").iterdir():
+        if link.is_symlink() and str(link.readlink()).startswith(str(folder)) and link.stat().st_size <= LARGEST:
+            with link.open("r+b") as file:
+                file.truncate(0)
+
+
+def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, sharding="row_wise", sparse=COLUMNS,
+             then=False, cut=None, **changes):  # fmt: skip
+    rank, world = dist.get_rank(), dist.get_world_size()
+    if rank == 0:
+        write_dataset(root, train=2110, test=700, sparse=sparse)
+        for name in ("disk0", "disk1"):
+            (root / name).mkdir()
+    dist.barrier()
+    store = Store(str(root))
+    plan = on_tier(plan_for(sharding, world, rows=ROWS, dim=8), tier, cache_rows)
+    records, passed = [], []
+
+    def look(phase):
+        passed.append(phase)
+        if phase == Phase.BATCH and passed.count(phase) == cut and rank == world - 1:
+            cut_files(root)
+
+    try:
+        for steps in [changes.pop("max_steps", None), *([None] if then else [])]:
+            current = config(world, max_steps=steps, **changes)
+            current.hardware.ssd_paths = [str(root / path) for path in paths or ()]
+            dataset = store.get(f"datasets/t/{KEY}", "ingest")
+            directory = "runs/r/checkpoints/k"
+            summary = train(current, store, dataset, plan, directory, "key", records.append, on_phase=look)
+        predictions = predict(current, store, dataset, plan, summary["final"])
+    except NightjarError as error:
+        return {"error": type(error).__name__, "message": str(error)}
+    left = [path.name for name in ("disk0", "disk1", "scratch") for path in (root / name).glob("*")]
+    return {
+        "summary": summary, "records": records, "digests": digests(store, store.get(summary["final"], "train")),
+        "logits": predictions.logits.tolist() if predictions else None, "left": left,
+    }  # fmt: skip
+
+
+def run_cases(folder):
+    for name, case in CASES.items():
+        (folder / f"{name}-{dist.get_rank()}.json").write_text(json.dumps(run_case(folder / name, **case)))
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def outcomes(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(f"world{request.param}")
+    spawn(run_cases, request.param, folder)
+    return {
+        name: [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(request.param)]
+        for name in CASES
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged"]
+)
+def test_the_bytes_are_those_of_a_run_in_memory(outcomes, name):
+    found, expected = outcomes[name][0], outcomes["ragged ddr" if name == "ragged" else "ddr"][0]
+    assert found["logits"] == expected["logits"]
+    if name != "table-wise":  # its checkpoint's files are cut otherwise
+        # TorchRec draws numbers for tables in memory that nobody uses: torch's generator stands elsewhere.
+        assert {**found["digests"], "rng": ""} == {**expected["digests"], "rng": ""}
+    assert found["left"] == []
+
+
+def test_figures_reach_the_records_and_the_log_line(outcomes):
+    outcome = outcomes["ssd"][0]
+    record, figures = outcome["records"][-1], outcome["summary"]["train"]
+    assert 0 < record["ssd_hit_rate"] <= 1 and 0 <= outcome["records"][0]["ssd_prefetch_coverage"] <= 1
+    assert record["pss_bytes"] > 50e6 and figures["peak_pss_bytes"] >= record["pss_bytes"]
+    assert figures["ssd"]["ssd_written_bytes"] > 0 and figures["ssd"]["ssd_faults"] >= 0
+    assert " ssd hit " in plain_line(record)
+    plain = outcomes["ddr"][0]
+    assert not any("ssd" in key for key in [*plain["records"][-1], *plain["summary"]["train"]])
+    assert "ssd" not in plain_line(plain["records"][-1])
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_a_disk_that_fails_is_one_message_on_every_rank(outcomes, name):
+    kind, message = MESSAGES[name]
+    assert {outcome["error"] for outcome in outcomes[name]} == {kind}
+    assert len({outcome["message"] for outcome in outcomes[name]}) == 1
+    assert re.search(message, outcomes[name][0]["message"])
+
+
+def test_a_killed_run_leaves_no_file_and_resumes_to_the_same_bytes(tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for root in (whole, killed):
+        make_dataset(root)
+    assert attempt(whole, whole / "a", 2, {}).codes == [0, 0]
+    for number, kill in enumerate([Kill(Phase.STAGE, 1, 5), Kill(Phase.BATCH, 0, 3)]):
+        assert attempt(killed, killed / f"a{number}", 2, {}, kill, tier="ssd").codes[kill.rank] == -9
+        assert list((killed / "scratch").iterdir()) == []
+    assert attempt(killed, killed / "last", 2, {}, tier="ssd").codes == [0, 0]
+    expected, found = final(whole), final(killed)
+    assert STEPS > 10 and sorted(expected) == sorted(found)
+    assert {name for name in expected if not torch.equal(expected[name], found[name])} <= {"rng"}
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a disk of 64 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount a small disk (it takes root and the right to mount)")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill_disk(folder, root, small):
+    outcome = run_case(root, max_steps=4, checkpoint=EVERY)
+    assert "summary" in outcome
+    full = run_again(root, small)
+    (folder / "full.json").write_text(json.dumps(full))
+
+
+def run_again(root, small):
+    """The same run with its SSD path on the ``small`` disk."""
+    store, current = Store(str(root)), config(1, checkpoint=EVERY)
+    current.hardware.ssd_paths = [str(small)]
+    plan = on_tier(plan_for("row_wise", 1, rows=ROWS, dim=8), "ssd")
+    dataset = store.get(f"datasets/t/{KEY}", "ingest")
+    with pytest.raises(NightjarError) as caught:
+        train(current, store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
+    names = store.names("runs/r/checkpoints/k")
+    return {"exit": caught.value.exit_code, "message": str(caught.value), "names": names}
+
+
+def test_a_full_disk_stops_before_the_first_step_and_names_the_checkpoint(tmp_path, small_disk):
+    spawn(fill_disk, 1, tmp_path, tmp_path / "store", small_disk)
+    full = json.loads((tmp_path / "full.json").read_text())
+    assert full["exit"] == 5
+    assert re.search("the disk of .*small is full: the weights of table 'a' needs .* free; the last checkpoint, "
+                     "runs/r/checkpoints/k/step-00000004, is intact", full["message"])  # fmt: skip
+    assert "hint: free space there, or hardware.ssd_paths=" in full["message"]
+    assert full["names"] == ["step-00000003", "step-00000004"]
+    assert list(small_disk.iterdir()) == []
