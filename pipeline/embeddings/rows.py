@@ -77,7 +77,7 @@ def block_key(seed: int, table: TableSpec, block: int) -> bytes:
 
 
 class RowAccess:
-    """The rows of a sharded model that lie on this rank, of any tier. ``tables``: all of the model's, wherever they lie.
+    """The rows of a sharded model on this rank, of any tier. ``tables``: all of the model's, wherever they lie.
 
     Where only some ranks hold a table, ``tables`` is given; else it is read from the collections.
     """

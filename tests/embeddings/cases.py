@@ -57,7 +57,7 @@ def rate(step):
 def make(plan, seed=SEED, ssd=None):
     model = Toy()
     apply_fused_optimizer(model.collection, 123.0)
-    dmp = shard_model(model, plan, "collection", torch.device("cpu"), ssd)
+    dmp = shard_model(model, plan, "collection", torch.device("cpu"), ssd=ssd)
     access = RowAccess(dmp)
     access.initialise(seed)
     return dmp, access
