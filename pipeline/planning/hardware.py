@@ -86,7 +86,7 @@ def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
 
 def figures(hardware: HardwareConfig) -> dict[str, float]:
     """Every figure of the hardware by its name, for ``plan.json``."""
-    return {name: float(value) for name, value in asdict(hardware).items() if not isinstance(value, str)}
+    return {name: float(value) for name, value in asdict(hardware).items() if isinstance(value, (int, float))}
 
 
 def check_hardware(hardware: HardwareConfig) -> None:
