@@ -1,6 +1,6 @@
 """The checkpoints of one training run: which are committed, what each rests on, which may be removed.
 
-A checkpoint is an artifact in ``<directory>/step-<8 digits>``; its summary names ``step``, ``type`` (baseline |
+A checkpoint is an artifact in ``<directory>/step-<8 digits or more>``; its summary names ``step``, ``type`` (baseline |
 difference) and ``parents`` (names of the checkpoints it is restored on top of, baseline first).
 """
 

@@ -9,8 +9,8 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.index import committed
 from pipeline.errors import ArtifactError
 
-PATH = re.compile(r"runs/[^/\s]+/checkpoints/[^/\s]+/step-\d{8}")
-_STEP = re.compile(r"step-\d{8}")
+PATH = re.compile(r"runs/[^/\s]+/checkpoints/[^/\s]+/step-\d{8,}")
+_STEP = re.compile(r"step-\d{8,}")
 
 
 def directories(store: Store, run: str | None = None) -> list[str]:

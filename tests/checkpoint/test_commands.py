@@ -211,3 +211,14 @@ def test_listing_needs_no_torch(store):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_step_of_nine_digits_is_named_and_pinned_by_its_whole_number(store, capsys):
+    put(store, 100_000_000)
+    put(store, 100_000_001)
+    path = f"{DIRECTORY}/step-100000000"
+    assert ckpt_json(store, capsys, "show", "r/step-100000000")["path"] == path
+    store.write_json("models/m/1/manifest.json", {"inputs": {"checkpoint": path}})
+    result = ckpt_json(store, capsys, "gc", "--keep-last", "1")
+    assert {each["path"]: each["reason"] for each in result["kept"]}[path] == "named by models/m/1/manifest.json"
+    assert store.names(DIRECTORY) == ["step-100000000", "step-100000001"]
