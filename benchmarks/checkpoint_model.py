@@ -31,13 +31,13 @@ def config_of(dim: int, batch: int, ranks: int = 1, threads: int | None = None) 
     )
 
 
-def plan_of(schema: DatasetSchema, config: Config) -> Plan:
-    """Whole tables, dealt to the ranks in turn."""
+def plan_of(schema: DatasetSchema, config: Config, tier: str = "ddr", cache_rows: int = 0) -> Plan:
+    """Whole tables, dealt to the ranks in turn; ``cache_rows`` of each stay in memory on tier ssd."""
     world, dim = config.world_size, config.model.embedding_dim
     tables = {
         column.name: TablePlan(
-            rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused", cost_ms=0.0,
-            shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),), reason="",
+            rows=column.rows, dim=dim, pooling=1.0, tier=tier, sharding="table_wise", kernel="fused", cost_ms=0.0,
+            cache_rows=cache_rows, shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),), reason="",
         )
         for i, column in enumerate(schema.sparse)
     }  # fmt: skip
@@ -47,10 +47,14 @@ def plan_of(schema: DatasetSchema, config: Config) -> Plan:
     )  # fmt: skip
 
 
-def zipf_ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Row numbers with P(row) about 1 / (row ln rows): Zipf with exponent 1, the most frequent row first. int32."""
-    drawn = np.exp(rng.random(shape, dtype=np.float32) * np.float32(np.log(rows))).astype(np.int32) - 1
-    return np.minimum(drawn, rows - 1)
+def zipf_ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...], exponent: float = 1.0) -> np.ndarray:
+    """Row numbers with P(row) about row ** -exponent, the most frequent row first. int32."""
+    if exponent == 1.0:
+        drawn = np.exp(rng.random(shape, dtype=np.float32) * np.float32(np.log(rows)))
+    else:
+        # The inverse of the distribution of x ** -exponent on [1, rows]; float32 would leave gaps between late rows.
+        drawn = (1 - rng.random(shape) * (1 - rows ** (1 - exponent))) ** (1 / (1 - exponent))
+    return np.minimum(drawn.astype(np.int32) - 1, rows - 1)
 
 
 def lookups_for(rows: int, share: float) -> int:
@@ -64,7 +68,7 @@ def lookups_for(rows: int, share: float) -> int:
     return int(high)
 
 
-def batches(schema: DatasetSchema, batch: int, seed: int) -> Iterator[Batch]:
+def batches(schema: DatasetSchema, batch: int, seed: int, exponent: float = 1.0) -> Iterator[Batch]:
     """Endless batches: Zipf ids, normal dense values, labels drawn at 25 %."""
     rng, names = np.random.default_rng(seed), [column.name for column in schema.sparse]
     rows = schema.sparse[0].rows
@@ -73,5 +77,5 @@ def batches(schema: DatasetSchema, batch: int, seed: int) -> Iterator[Batch]:
     dense = torch.from_numpy(rng.normal(size=(batch, DENSE)).astype(np.float32))
     labels = (torch.rand(batch, generator=torch.Generator().manual_seed(seed)) < 0.25).float()
     while True:
-        ids = torch.from_numpy(zipf_ids(rng, rows, (batch * len(names),)))
+        ids = torch.from_numpy(zipf_ids(rng, rows, (batch * len(names),), exponent))
         yield Batch(dense, KeyedJaggedTensor(names, ids, lengths=lengths), labels, ones)
