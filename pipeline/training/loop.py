@@ -90,7 +90,7 @@ class _Run:
     on_phase: OnPhase
 
     def __post_init__(self) -> None:
-        self.ssd = SsdMeter(self.trainer.ssd)
+        self.ssd = SsdMeter(self.trainer.ssd, self.config.hardware.ddr_gib)
 
     @property
     def per_epoch(self) -> int:

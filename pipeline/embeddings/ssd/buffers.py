@@ -1,8 +1,8 @@
 """File-backed storage under TorchRec's fused CPU kernels: mappings, the pinned prefix, and how a kernel gets them.
 
-FBGEMM's kernel takes its host memory from ``preallocated_host_buffers`` where it is given. Two things are in the way:
-TorchRec puts a kernel's arguments into a grouping key (``HostBuffers``), and its kernel fills every table with random
-numbers when built, whatever ``init_fn`` says (``kept_buffers``).
+FBGEMM's kernel takes its host memory from ``preallocated_host_buffers`` where it is given. Three things are in the way:
+TorchRec puts a kernel's arguments into a grouping key (``HostBuffers``), its kernel fills every table with random
+numbers when built (``kept_buffers``), and its sharded collection fills them once more by ``init_fn``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIBC.mmap.restype = ctypes.c_void_p
 
 
 class Buffer:
-    """float32 ``values`` [n] mapped from ``file``; its first ``file`` pages below ``pinned`` bytes are plain memory.
+    """float32 ``values`` [n] mapped from ``file``; the whole pages of its first ``pinned`` bytes are plain memory.
 
     Memory over the prefix is the pin: it is never written to the disk nor evicted, and needs no right to lock pages.
     """
@@ -44,6 +44,10 @@ class Buffer:
         self.address = self.values.data_ptr()
         if self.pinned:
             _cover(self.address, self.pinned)
+
+    def write_back(self, low: int, high: int) -> None:
+        """Have bytes [low, high), whole pages, on the disk; waits for it."""
+        self._map.flush(low, high - low)
 
 
 def _cover(address: int, size: int) -> None:
@@ -81,6 +85,13 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostB
         weight: Any = collection.embedding_bags[name].weight
         own = {"use_one_tbe_per_table": True, "preallocated_host_buffers": table}
         weight._optimizer_kwargs = [{**weight._optimizer_kwargs[0], **own}]
+    for config in collection.embedding_bag_configs():
+        if config.name in buffers:
+            config.init_fn = _keep
+
+
+def _keep(weight: Tensor) -> Tensor:
+    return weight
 
 
 @contextmanager

@@ -27,11 +27,9 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 
 def pages_of(places: NDArray[np.int64], width: int, pinned: int) -> NDArray[np.int64]:
     """Sorted numbers of the pages that hold the rows at ``places``, each ``width`` bytes, ``pinned`` bytes left out."""
-    starts = places * width
-    pages = starts // PAGE
-    if PAGE % width:
-        pages = np.concatenate([pages, (starts + width - 1) // PAGE])
-    pages = np.unique(pages)
+    first, last = places * width // PAGE, (places * width + width - 1) // PAGE
+    most = 1 if PAGE % width == 0 else (width + PAGE - 2) // PAGE + 1
+    pages = np.unique(np.concatenate([np.minimum(first + step, last) for step in range(most)]))
     return pages[np.searchsorted(pages, pinned // PAGE) :]
 
 

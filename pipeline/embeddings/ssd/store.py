@@ -14,6 +14,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.contracts import Plan, ShardPlan
+from pipeline.embeddings.ssd.budget import trim
 from pipeline.embeddings.ssd.buffers import Buffer, HostBuffers, give_buffers
 from pipeline.embeddings.ssd.figures import SAMPLE, Figures, resident
 from pipeline.embeddings.ssd.files import PAGE, ScratchFile, check_paths
@@ -164,6 +165,11 @@ class SsdStore:
             lazy = shard.lazy
             if lazy is not None:
                 lazy.touch(places)
+
+    def trim(self, excess: int) -> int:
+        """Drop about ``excess`` bytes of mapped rows from memory, coldest first; the bytes dropped. Takes disk time."""
+        buffers = [buffer for shard in self._shards.values() for buffer in (shard.weights, shard.state)]
+        return trim(sorted(buffers, key=lambda buffer: -buffer.file.size), excess)
 
     def check(self) -> None:
         """Call before a step: GuardError for a file that was cut, and what the prefetching thread met."""
