@@ -37,7 +37,8 @@ def plan_of(schema: DatasetSchema, config: Config, tier: str = "ddr", cache_rows
     tables = {
         column.name: TablePlan(
             rows=column.rows, dim=dim, pooling=1.0, tier=tier, sharding="table_wise", kernel="fused", cost_ms=0.0,
-            cache_rows=cache_rows, shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),), reason="",
+            shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),), reason="",
+            cache_rows=cache_rows,
         )
         for i, column in enumerate(schema.sparse)
     }  # fmt: skip

@@ -104,30 +104,35 @@ class _Model:
                 os.fsync(int(link.name))
                 os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def run(self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int) -> dict[str, Any]:
-        """Train for ``warm_seconds``, then ``steps`` by the clock, on ids of exponent ``zipf``."""
+    def run(
+        self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float
+    ) -> dict[str, Any]:
+        """Train ``warm_seconds``, then ``steps`` by the clock (at most ``max_seconds``), ids of exponent ``zipf``."""
         names = [column.name for column in self.schema.sparse]
         source = batches(self.schema, self.batch, seed, zipf)
         reader = _Reader(source, names, self.ssd if prefetch else None)
         warmed, until = 0, time.perf_counter() + warm_seconds
-        while time.perf_counter() < until or warmed < 4:
+        while time.perf_counter() < until:
             self.trainer.step(reader)
             warmed += 1
         if self.ssd is not None:
             self.ssd.figures.take()
         began, spent = time.perf_counter(), time.process_time()
-        for _ in range(steps):
+        taken = 0
+        while taken < steps and (taken < 4 or time.perf_counter() < began + max_seconds):
             self.trainer.step(reader)
+            taken += 1
         seconds = time.perf_counter() - began
         answer: dict[str, Any] = {
-            "samples_per_s": steps * self.batch / seconds,
-            "step_ms": 1000 * seconds / steps,
-            "cpu_ms": 1000 * (time.process_time() - spent) / steps,
+            "samples_per_s": taken * self.batch / seconds,
+            "step_ms": 1000 * seconds / taken,
+            "cpu_ms": 1000 * (time.process_time() - spent) / taken,
+            "steps": taken,
             "warm_steps": warmed,
         }
         if self.ssd is not None:
             sums = self.ssd.figures.take()
-            answer |= named(sums, steps)
+            answer |= named(sums, taken)
             answer["cold_share"] = 1 - sums[3] / sums[2] if sums[2] else None
             answer["pss_bytes"] = pss_bytes()
         reader.close()
