@@ -31,13 +31,14 @@ def config_of(dim: int, batch: int, ranks: int = 1, threads: int | None = None) 
     )
 
 
-def plan_of(schema: DatasetSchema, config: Config) -> Plan:
-    """Whole tables, dealt to the ranks in turn."""
+def plan_of(schema: DatasetSchema, config: Config, tier: str = "ddr", cache_rows: int = 0) -> Plan:
+    """Whole tables, dealt to the ranks in turn; ``cache_rows`` of each stay in memory on tier ssd."""
     world, dim = config.world_size, config.model.embedding_dim
     tables = {
         column.name: TablePlan(
-            rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused", cost_ms=0.0,
+            rows=column.rows, dim=dim, pooling=1.0, tier=tier, sharding="table_wise", kernel="fused", cost_ms=0.0,
             shards=(ShardPlan(rank=i % world, row=0, rows=column.rows, column=0, columns=dim),), reason="",
+            cache_rows=cache_rows,
         )
         for i, column in enumerate(schema.sparse)
     }  # fmt: skip
@@ -53,12 +54,17 @@ class ZipfIds:
     _CELLS = 1 << 20
 
     def __init__(self, rows: int, exponent: float) -> None:
-        self.weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-        self.weights /= self.weights.sum()
-        self._ends = np.cumsum(self.weights)
+        self._rows, self._exponent = rows, exponent
         # The row at each cell's start: a draw within a cell of the head is exact, in the tail some rows share a cell.
-        self._starts = np.searchsorted(self._ends, np.arange(self._CELLS) / self._CELLS).astype(np.int32)
+        self._starts = np.searchsorted(np.cumsum(self._weights()), np.arange(self._CELLS) / self._CELLS).astype(
+            np.int32
+        )
         self._spans = np.diff(np.append(self._starts, rows)).astype(np.float32)
+
+    def _weights(self) -> np.ndarray:
+        """P(row) of every row, float64; not kept, for benchmarks measure memory."""
+        weights = np.arange(1, self._rows + 1, dtype=np.float64) ** -self._exponent
+        return weights / weights.sum()
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """int32 [count]."""
@@ -67,10 +73,11 @@ class ZipfIds:
 
     def lookups_for(self, share: float) -> int:
         """Lookups until ``share`` of the rows are expected to be touched at least once."""
-        low, high = 1.0, 1e4 * len(self.weights)
+        weights = self._weights()
+        low, high = 1.0, 1e4 * self._rows
         while high / low > 1.001:
             middle = (low * high) ** 0.5
-            low, high = (low, middle) if -np.expm1(-middle * self.weights).mean() > share else (middle, high)
+            low, high = (low, middle) if -np.expm1(-middle * weights).mean() > share else (middle, high)
         return int(high)
 
 

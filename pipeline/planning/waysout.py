@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Place = Callable[[Config], Placement | None]
 TRIES = 8
 NAMED_TABLES = 4
+SMALLEST_GIB = 0.5
 GROWTHS = (1.0, 1.05, 1.5, 2.0, 2.5)
 
 
@@ -108,8 +109,11 @@ def _memory(config: Config, extra: Mapping[str, int], place: Place) -> Iterator[
     for memory, missing in sorted(extra.items(), key=lambda item: item[1]):
         reserve = 1.0 - float(getattr(config.plan, f"{memory}_reserve"))
         path = f"hardware.{memory}_gib"
-        for factor in GROWTHS:  # a larger memory also stages larger checkpoints: the tables may get half of it
-            gib = _round_up(memory_gib(config.hardware, memory) + factor * missing / GIB / reserve)
+        # A larger memory also stages larger checkpoints: the tables may get half of it. A tiny one lacks more than it
+        # is short by, for even what a rank needs besides tables is not there.
+        sizes = [memory_gib(config.hardware, memory) + factor * missing / GIB / reserve for factor in GROWTHS]
+        sizes += [max(sizes[-1], SMALLEST_GIB) * 2**k for k in range(1, TRIES)]
+        for gib in map(_round_up, sizes):
             ways = list(_tried(config, place, path, gib, f"{gib:g}"))
             yield from ways
             if ways:

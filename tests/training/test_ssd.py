@@ -26,6 +26,7 @@ ROWS = {"a": 3000, "b": 2300, "c": 1100}
 COLUMNS = tuple(SparseColumn(name=name, rows=rows) for name, rows in ROWS.items())
 RAGGED = (*COLUMNS[:2], SparseColumn(name="c", rows=1100, multi=True))
 LARGEST = -(-3000 * 8 * 4 // 4096) * 4096  # bytes of the file of table a on one rank
+LONG = 500  # steps
 EVERY = CheckpointConfig(every_steps=3, keep_last=9)
 CASES = {
     "ddr": {"tier": "ddr"},
@@ -189,3 +190,27 @@ def test_a_full_disk_stops_before_the_first_step_and_names_the_checkpoint(tmp_pa
     assert "hint: free space there, or hardware.ssd_paths=" in full["message"]
     assert full["names"] == ["step-00000003", "step-00000004"]
     assert list(small_disk.iterdir()) == []
+
+
+def train_long(folder):
+    """500 steps from either tier over the same data; what the last checkpoint holds."""
+    if dist.get_rank() == 0:
+        write_dataset(folder, train=2110, test=700, sparse=COLUMNS)
+    dist.barrier()
+    world, store, found = dist.get_world_size(), Store(str(folder)), {}
+    dataset = store.get(f"datasets/t/{KEY}", "ingest")
+    for tier in ("ddr", "ssd"):
+        current = config(world, epochs=1000, max_steps=LONG)
+        plan = on_tier(plan_for("row_wise", world, rows=ROWS, dim=8), tier)
+        summary = train(current, store, dataset, plan, f"runs/{tier}/checkpoints/k", "key", lambda record: None)
+        found[tier] = {"steps": summary["train"]["steps"], **digests(store, store.get(summary["final"], "train"))}
+    (folder / f"long-{dist.get_rank()}.json").write_text(json.dumps(found))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_500_steps_end_in_the_same_bytes(tmp_path, world):
+    spawn(train_long, world, tmp_path)
+    found = json.loads((tmp_path / "long-0.json").read_text())
+    assert found["ddr"]["steps"] == found["ssd"]["steps"] == LONG
+    assert {**found["ddr"], "rng": ""} == {**found["ssd"], "rng": ""}

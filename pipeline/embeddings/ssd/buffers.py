@@ -45,6 +45,17 @@ class Buffer:
         if self.pinned:
             _cover(self.address, self.pinned)
 
+    def write(self, first: int, values: Tensor) -> None:
+        """Put ``values`` [n] at ``first``; call it from low to high. What lies beyond the pin goes to the disk at once.
+
+        Through the mapping every page would fault, and dirty pages would fill a limited memory before they are written:
+        eight times slower.
+        """
+        pinned = max(0, min(self.pinned // 4 - first, len(values)))
+        self.values[first : first + pinned] = values[:pinned]
+        place, data = (first + pinned) * 4, memoryview(values[pinned:].numpy()).cast("B")
+        self.file.write(place, data)
+
     def write_back(self, low: int, high: int) -> None:
         """Have bytes [low, high), whole pages, on the disk; waits for it."""
         self._map.flush(low, high - low)

@@ -8,6 +8,7 @@ sparse file would kill the process (SIGBUS); one that is too small says so befor
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import shutil
@@ -19,6 +20,11 @@ from pathlib import Path
 from pipeline.errors import ConfigError, GuardError
 
 PAGE = 4096
+# Bytes of a file being written in order that may wait for the disk.
+_BEHIND = 16 << 20
+# sync_file_range(2): wait for pages being written, before and after; start writing the others.
+_WAIT, _WRITE = 1 | 4, 2
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -66,6 +72,17 @@ class ScratchFile:
         """The open file."""
         return self._file.fileno()
 
+    def write(self, place: int, data: memoryview) -> None:
+        """Write ``data`` at byte ``place``, and let go of what was written before it: little stays in memory."""
+        while data:
+            done = os.pwrite(self.fd, data, place)
+            place, data = place + done, data[done:]
+        behind = max(0, place - _BEHIND)
+        _sync(self.fd, behind, place, _WRITE)
+        before = max(0, behind - _BEHIND)
+        _sync(self.fd, before, behind, _WAIT | _WRITE)
+        os.posix_fadvise(self.fd, before, behind - before, os.POSIX_FADV_DONTNEED)
+
     def check(self) -> None:
         """GuardError where the file is shorter than its mapping: touching what is gone would kill the process."""
         size = os.fstat(self.fd).st_size
@@ -79,6 +96,12 @@ class ScratchFile:
     def close(self) -> None:
         """Close the file; its space is freed once no mapping is left."""
         self._file.close()
+
+
+def _sync(fd: int, low: int, high: int, how: int) -> None:
+    """sync_file_range(2); where it does not work the kernel writes when it sees fit."""
+    if high > low:
+        _LIBC.sync_file_range(ctypes.c_int(fd), ctypes.c_int64(low), ctypes.c_int64(high - low), ctypes.c_uint(how))
 
 
 def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:

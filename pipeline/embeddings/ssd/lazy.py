@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS, block_key, initial_rows
 from pipeline.embeddings.tables import TableSpec
 
+Write = Callable[[int, Tensor], None]
 U64 = NDArray[np.uint64]
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
@@ -78,11 +79,13 @@ def _product(factor: np.uint64, values: U64) -> tuple[U64, U64]:
 class LazyRows:
     """Which rows of a shard have their values; gives them to the others. Safe to use from several threads.
 
-    ``weights`` [rows, dim] is the live storage of rows [first, first + rows) of ``table``, zeros at the start.
+    ``weights`` [rows, dim] is the live storage of rows [first, first + rows) of ``table``, zeros at the start;
+    ``write`` puts values into it from a place on, in order.
     """
 
-    def __init__(self, weights: Tensor, first: int, table: TableSpec, seed: int) -> None:
+    def __init__(self, weights: Tensor, write: Write, first: int, table: TableSpec, seed: int) -> None:
         self._weights: NDArray[np.float32] = weights.numpy()
+        self._write = write
         self._first, self._table, self._seed = first, table, seed
         self._bits = np.zeros(-(-len(weights) // 8), np.uint8)
         self._lock = threading.Lock()
@@ -110,8 +113,8 @@ class LazyRows:
                 places = np.arange(start, min(start + INIT_BLOCK_ROWS, rows))
                 missing = self._missing(places)
                 values = initial_rows(self._seed, self._table, self._first + start, self._first + start + len(places))
-                if missing.all():
-                    torch.from_numpy(self._weights[start : start + len(places)]).copy_(values)
-                elif missing.any():
-                    self._weights[places[missing]] = values.numpy()[missing]
+                if missing.any():
+                    kept = places[~missing]
+                    values.numpy()[~missing] = self._weights[kept]
+                    self._write(start * self._table.dim, values.flatten())
                 self._bits[start >> 3 : (start + len(places) + 7) >> 3] = 0xFF

@@ -112,7 +112,7 @@ class SsdStore:
             return False
         fresh, shard.fresh = shard.fresh, False
         weights = shard.weights.values.view(shard.rows, table.dim)
-        shard.lazy = LazyRows(weights, shard.first, table, seed) if fresh else None
+        shard.lazy = LazyRows(weights, shard.weights.write, shard.first, table, seed) if fresh else None
         return fresh
 
     def touch(self, table: str, places: Tensor) -> None:
@@ -195,12 +195,14 @@ def _open(directory: Any, name: str, shard: ShardPlan, cache_rows: int) -> _Shar
     width = shard.columns * _VALUE_BYTES
     pinned = min(max(cache_rows - shard.row, 0), shard.rows)
 
-    def buffer(what: str, row_bytes: int) -> Buffer:
+    def buffer(what: str, row_bytes: int, pinned: int) -> Buffer:
         prefix = pinned * row_bytes // PAGE * PAGE
         file = ScratchFile(directory, shard.rows * row_bytes, f"{what} of table {name!r}", prefix)
         return Buffer(file, shard.rows * row_bytes // _VALUE_BYTES, prefix)
 
-    weights, state = buffer("the weights", width), buffer("the optimizer state", _VALUE_BYTES)
+    # A page of state holds the sums of a thousand rows: each cold row would change one and have it written.
+    whole = -(-shard.rows * _VALUE_BYTES // PAGE) * PAGE // _VALUE_BYTES
+    weights, state = buffer("the weights", width, pinned), buffer("the optimizer state", _VALUE_BYTES, whole)
     return _Shard(shard.row, shard.rows, width, weights, state)
 
 

@@ -1,0 +1,148 @@
+"""The training process of ``benchmarks.ssd``: builds a model on one tier, then takes steps as it is told.
+
+It reads one JSON object a line and answers with one; its parent puts it under a memory limit before the first.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
+from pipeline.contracts import DatasetSchema
+from pipeline.embeddings import SsdStore
+from pipeline.embeddings.ssd import named, pss_bytes
+from pipeline.training import Batch, Trainer
+from pipeline.training.distributed import connect
+
+AHEAD = 4
+
+
+def main() -> None:
+    """Answer the parent until it hangs up."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    model: _Model | None = None
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if model is None:
+            model = _Model(**asked)
+            answer = {"pss_bytes": pss_bytes()}
+        else:
+            answer = model.run(**asked)
+        print(json.dumps(answer), flush=True)
+    if model is not None:
+        model.close()
+
+
+class _Reader:
+    """Batches made and announced ahead by a thread, as the training's reader does."""
+
+    def __init__(self, source: Iterator[Batch], names: list[str], ssd: SsdStore | None) -> None:
+        self._source, self._names, self._ssd = source, names, ssd
+        self._queue: queue.Queue[Batch] = queue.Queue(maxsize=AHEAD)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._make, daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._queue.get()
+
+    def close(self) -> None:
+        self._stop.set()
+        while self._thread.is_alive():
+            try:
+                self._queue.get(timeout=0.01)
+            except queue.Empty:
+                continue
+
+    def _make(self) -> None:
+        while not self._stop.is_set():
+            batch = next(self._source)
+            if self._ssd is not None:
+                ids = batch.sparse.values().numpy().reshape(len(self._names), -1).astype(np.int64)
+                self._ssd.prefetch(dict(zip(self._names, ids, strict=True)))
+            self._queue.put(batch)
+
+
+class _Model:
+    """A DLRM with its tables in memory, or on SSD in ``folder``."""
+
+    def __init__(
+        self, tables: int, rows: int, dim: int, batch: int, folder: str | None, cache_rows: int, lazy: bool
+    ) -> None:
+        self.batch = batch
+        self.schema: DatasetSchema = schema_of(tables, rows)
+        config = config_of(dim, batch)
+        device = connect(config)
+        plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
+        self.ssd = SsdStore(plan, [folder], rank=0) if folder else None
+        self.trainer = Trainer(config, self.schema, plan, device, self.ssd)
+        if self.ssd is not None and not lazy:
+            self.ssd.fill()
+            self._forget(Path(folder or ""))
+
+    def _forget(self, folder: Path) -> None:
+        """No row of the files is in the page cache any more."""
+        for link in Path("/proc/self/fd").iterdir():
+            if link.is_symlink() and str(link.readlink()).startswith(str(folder)):
+                os.fsync(int(link.name))
+                os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def run(
+        self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float
+    ) -> dict[str, Any]:
+        """Train ``warm_seconds``, then ``steps`` by the clock (at most ``max_seconds``), ids of exponent ``zipf``."""
+        names = [column.name for column in self.schema.sparse]
+        source = batches(self.schema, self.batch, seed, ZipfIds(self.schema.sparse[0].rows, zipf))
+        reader = _Reader(source, names, self.ssd if prefetch else None)
+        warmed, until = 0, time.perf_counter() + warm_seconds
+        while time.perf_counter() < until:
+            self.trainer.step(reader)
+            warmed += 1
+        if self.ssd is not None:
+            self.ssd.figures.take()
+        began, spent = time.perf_counter(), time.process_time()
+        taken = 0
+        while taken < steps and (taken < 4 or time.perf_counter() < began + max_seconds):
+            self.trainer.step(reader)
+            taken += 1
+        seconds = time.perf_counter() - began
+        answer: dict[str, Any] = {
+            "samples_per_s": taken * self.batch / seconds,
+            "step_ms": 1000 * seconds / taken,
+            "cpu_ms": 1000 * (time.process_time() - spent) / taken,
+            "steps": taken,
+            "warm_steps": warmed,
+        }
+        if self.ssd is not None:
+            sums = self.ssd.figures.take()
+            answer |= named(sums, taken)
+            answer["cold_share"] = 1 - sums[3] / sums[2] if sums[2] else None
+            answer["pss_bytes"] = pss_bytes()
+        reader.close()
+        return answer
+
+    def close(self) -> None:
+        if self.ssd is not None:
+            self.ssd.close()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
