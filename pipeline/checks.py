@@ -169,6 +169,10 @@ def _check_stages(config: Config) -> None:
 
 
 def _check_checkpoint(config: Config) -> None:
+    for name in ("init_tables_only", "allow", "rename"):
+        if config.checkpoint.init_from is None and getattr(config.checkpoint, name):
+            message = f"checkpoint.{name} is set, but nothing to start from: checkpoint.init_from is null"
+            raise ConfigError(message, hint="checkpoint.init_from=<run>")
     choices = _CHOICES["checkpoint.quantise"]
     for table, coding in config.checkpoint.tables.items():
         if table not in config.data.sparse:

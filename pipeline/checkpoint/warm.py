@@ -94,13 +94,13 @@ def match_tables(
             raise ConfigError(
                 f"checkpoint.rename names table {then!r}, which the checkpoint does not have; "
                 f"it has: {', '.join(stored)}",
-                hint=f"checkpoint.rename={{...}} without {then}",
+                hint=_without(rename, then),
             )
         if now not in tables:
             raise ConfigError(
                 f"checkpoint.rename gives table {then!r} the name {now!r}, which the model does not have; "
                 f"it has: {', '.join(tables)}",
-                hint=f"checkpoint.rename={{{then}: {next(iter(tables))}}}",
+                hint=_rename_hint({**rename, then: next(iter(tables))}),
             )
     pairs: dict[str, str] = {}
     for then in sorted(stored, key=lambda name: name not in rename):
@@ -110,7 +110,7 @@ def match_tables(
         if now in pairs:
             raise ConfigError(
                 f"checkpoint.rename gives {pairs[now]!r} and {then!r} the same name {now!r}",
-                hint=f"checkpoint.rename={{...}} without {then}",
+                hint=_without(rename, then),
             )
         if stored[then]["dim"] != tables[now].dim:
             raise ConfigError(
@@ -119,6 +119,15 @@ def match_tables(
             )
         pairs[now] = then
     return pairs
+
+
+def _without(rename: dict[str, str], then: str) -> str:
+    return _rename_hint({old: new for old, new in rename.items() if old != then})
+
+
+def _rename_hint(rename: dict[str, str]) -> str:
+    """``rename`` as it is typed in a shell: braces and spaces need the quotes."""
+    return f"'checkpoint.rename={{{', '.join(f'{old}: {new}' for old, new in rename.items())}}}'"
 
 
 def _read_rows(store: Store, chain: list[Artifact], target: Target, names: dict[str, str]) -> None:

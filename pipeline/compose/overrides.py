@@ -48,11 +48,15 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
     """The overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
 
-    OmegaConf refuses to add an entry to a typed dictionary, but merges a dictionary into it.
+    OmegaConf refuses to add an entry to a typed dictionary, but merges a dictionary into it. So ``rename={a: b}``,
+    which gives entries of a dictionary, is written as ``++rename={a: b}``.
     """
     texts = []
     for override in overrides:
         text = override.input_line or ""
+        plain = not (override.is_add() or override.is_force_add() or override.is_sweep_override())
+        if plain and _is_mapping(override) and typing.get_origin(field_type(override.key_or_group)) is dict:
+            text = f"++{text}"
         parts = override.key_or_group.split(".")
         for depth in range(1, len(parts)) if override.is_add() or override.is_force_add() else ():
             kind = field_type(".".join(parts[:depth]))
@@ -190,7 +194,8 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         return ConfigError(f"{key} is unknown{meant}", hint=near or "nightjar run --cfg job lists every key")
     given = [o for o in overrides if o.key_or_group == key and not o.is_delete()]
     if not given and "not in struct" in str(error).lower():
-        return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={{}} adds it")
+        value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
+        return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
     if given and "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given[0].is_add():
         return ConfigError(f"{key} does not exist here yet", hint=f"+{given[0].input_line} adds it")
     if re.fullmatch(r"plan\.tables\.[^.]+", key):

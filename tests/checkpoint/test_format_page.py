@@ -122,7 +122,14 @@ def changed(place, index, table):
 
 # ------------------------------------------------------------------------------------ end of the reader
 
+SCHEMA = re.compile(r"\| `schema_version` \| (\d+)")
 PAGE = (Path(__file__).parents[2] / "docs/checkpoint-format.md").read_text()
+
+
+def test_the_page_says_the_schema_version_that_manifests_hold(tmp_path):
+    from tests.checkpoint.built import new_store, put
+
+    assert SCHEMA.search(PAGE).group(1) == str(put(new_store(tmp_path), 1).schema_version)
 
 
 def compare(store, artifact):

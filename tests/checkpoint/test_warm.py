@@ -1,6 +1,7 @@
 """Starting from another checkpoint: which tables and rows are taken, which settings may differ, what is said."""
 
 import dataclasses
+import shlex
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from pipeline.checkpoint.changes import check_changes, classify
 from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
+from pipeline.compose import compose
 from pipeline.config import SparseFeature
 from pipeline.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new_store, put, restored
@@ -77,6 +79,14 @@ def test_tables_may_be_renamed_even_into_another_ones_name(chain):
 def test_a_rename_that_cannot_be_is_refused(chain, rename, message):
     with pytest.raises(ConfigError, match=message):
         start(chain, ROWS, rename=rename)
+
+
+def test_the_hint_of_a_rename_can_be_typed(chain):
+    with pytest.raises(ConfigError) as caught:
+        start(chain, ROWS, rename={"a": "b/c", "x": "a"})
+    assert caught.value.hint == "'checkpoint.rename={a: b/c}'"
+    (override,) = shlex.split(caught.value.hint)
+    assert compose([override, "checkpoint.init_from=r"]).checkpoint.rename == {"a": "b/c"}
 
 
 def test_another_dimension_or_dense_part_is_refused(chain):

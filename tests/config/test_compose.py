@@ -72,6 +72,10 @@ MISTAKES = [
     ("model.top_mlp=[1", "the override 'model.top_mlp=[1' cannot be read", "quote"),
     ("train.lr=${nope}", "train.lr: Interpolation key 'nope' not found", "train.lr="),
     ("data=csv", "data.", ""),
+    ("checkpoint.rename.C1=C2", "checkpoint.rename.C1 does not exist here yet", "+checkpoint.rename.C1=C2 adds it"),
+    ("checkpoint.init_tables_only=true", "init_tables_only is set, but nothing to start from", "init_from=<run>"),
+    ("checkpoint.allow=[train]", "checkpoint.allow is set, but nothing to start from", "checkpoint.init_from=<run>"),
+    ("checkpoint.rename={C1: C2}", "checkpoint.rename is set, but nothing to start from", "checkpoint.init_from=<run>"),
 ]
 
 
@@ -89,6 +93,12 @@ def test_features_can_be_added_and_taken_away_on_the_command_line() -> None:
     assert config.data.dense["extra"].transform == "log1p"
     assert config.data.sparse["more"].rows == 77
     assert "C1" not in config.data.sparse
+
+
+def test_entries_of_a_group_can_be_given_as_one_dictionary() -> None:
+    config = compose(["checkpoint.init_from=a", "checkpoint.rename={C1: C2}", "checkpoint.tables={C1: auto, C2: fp16}"])
+    assert config.checkpoint.rename == {"C1": "C2"}
+    assert config.checkpoint.tables == {"C1": "auto", "C2": "fp16"}
 
 
 def test_a_users_own_directory_adds_options(tmp_path: Path) -> None:
