@@ -61,9 +61,10 @@ class Assignment:
     gap: float
 
 
-def assign(problem: Problem) -> Assignment | None:
+def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | None:
     """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
 
+    ``tolerance``: share above the bound at which a search of a large problem ends; infinite: any assignment will do.
     Equal problems give equal assignments: searches are bounded by nodes and trials, not by time.
     Raises: ValueError where a place names one rank for two pieces.
     """
@@ -76,15 +77,17 @@ def assign(problem: Problem) -> Assignment | None:
     relaxed = relax(model, flat)
     if relaxed.infeasible:
         return None
-    best, bound = _search(model, flat, relaxed)
-    if best is not None and exact_columns(model) > EXACT_COLUMNS:
-        best = refine(best, bound * (1 + EXACT_GAP))
-    elif best is None or best.ms > bound * (1 + EXACT_GAP):
+    large = exact_columns(model) > EXACT_COLUMNS
+    tolerance = tolerance if large or np.isinf(tolerance) else EXACT_GAP
+    best, bound = _search(model, flat, relaxed, tolerance)
+    if best is not None and large:
+        best = refine(best, bound * (1 + tolerance)) if best.ms > bound * (1 + tolerance) else best
+    elif best is None or best.ms > bound * (1 + tolerance):
         best, bound = _exact(model, best, bound)
     return None if best is None else _assignment(model, best, bound)
 
 
-def _search(model: Model, flat: Flat, relaxed: Relaxed) -> tuple[State | None, float]:
+def _search(model: Model, flat: Flat, relaxed: Relaxed, tolerance: float) -> tuple[State | None, float]:
     """The best assignment that placing and local search find, and the averaged problem's bound.
 
     Bisects the ms between the two: what cannot be faster even on average raises the bound, and what the average says
@@ -94,7 +97,7 @@ def _search(model: Model, flat: Flat, relaxed: Relaxed) -> tuple[State | None, f
     best = _first(model, flat, relaxed, bound)
     low = bound
     for _ in range(ROUNDS):
-        if best is None or best.ms <= max(low, bound) * (1 + EXACT_GAP):
+        if best is None or best.ms <= max(low, bound) * (1 + tolerance):
             break
         middle = (low + best.ms) / 2
         sharper = relax(model, flat, below=middle)

@@ -1,10 +1,11 @@
-"""The search: our assignment at several blends of the two cost models, TorchRec's own searches, and the choice between.
+"""The search: our assignment for both cost models, TorchRec's own searches with both, and the choice between.
 
 The rule: best in our model among the plans that neither model rates worse than what TorchRec's planner finds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,12 +19,10 @@ from pipeline.planning.placement import Placement
 # Of a step counts its phases' sum or what goes on beside it, whichever is longer. The assignment minimises
 # (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short without SSD.
 BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.5, 0.99)
-# Weight of TorchRec's model beside ours, each scaled to its own best plan.
-BLEND = 0.5
-# A mixture is looked for where TorchRec's best plan takes this much longer than ours, in our model.
-WORTH_A_MIXTURE = 1.02
 # A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
 STOCK_SLACK = 1.08
+# How far above its bound the assignment of a large problem may stay: for our model, and for TorchRec's.
+TOLERANCE, STOCK_TOLERANCE = 0.01, 0.03
 ROUNDING = 1 + 1e-9
 
 
@@ -50,7 +49,7 @@ class Space:
         return Placement(offers=offers, ranks=ranks, world_size=self.config.world_size, fixed=self.fixed)
 
     def problem(self, weights: Weights) -> Problem:
-        """The assignment problem with shard costs blended by ``weights``."""
+        """The assignment problem with shard costs weighted by ``weights``."""
         world = self.config.world_size
         beside = self.fixed.get(BESIDE, 0.0)
         base = weights.step * (sum(self.fixed.values()) - beside) + weights.beside * beside
@@ -92,7 +91,7 @@ class Weights(NamedTuple):
 
 def anywhere(space: Space) -> Placement | None:
     """The assignment's plan, None where it finds none: the quick answer to whether the tables fit."""
-    found = _assigned(space, Weights(0.5, 0.5, 0.0))
+    found = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf)
     return found[0] if found else None
 
 
@@ -105,7 +104,8 @@ def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if known:
-        plans += [*known, *_blended(space, min(plans, key=_step), known[0])]
+        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE)
+        plans += [*known, *([stock[0]] if stock else [])]
     placement, remark = _choose(plans, known)
     return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1), remark=remark)
 
@@ -116,29 +116,15 @@ def _ours(space: Space) -> list[tuple[Placement, float]]:
     shares = BESIDE_SHARES_SSD if ssd else BESIDE_SHARES
     found = []
     for share in shares:
-        plan = _assigned(space, Weights(1 - share, share, 0.0))
+        plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE)
         if plan is None:
             break
         found.append(plan)
     return found
 
 
-def _blended(space: Space, ours: Placement, default: Placement) -> list[Placement]:
-    """The assignment for TorchRec's model alone, and for a mixture with ours where ours alone will not do."""
-    stock = _assigned(space, Weights(0.0, 0.0, 1.0))
-    if stock is None:
-        return []
-    plans = [stock[0]]
-    allowed = ours.stock_ms <= min(default.stock_ms, STOCK_SLACK * stock[0].stock_ms)
-    if not allowed and stock[0].step_ms > WORTH_A_MIXTURE * ours.step_ms:
-        weights = Weights((1 - BLEND) / ours.step_ms, 0.01 / ours.step_ms, BLEND / max(stock[0].stock_ms, 1e-9))
-        mixed = _assigned(space, weights)
-        plans += [mixed[0]] if mixed else []
-    return plans
-
-
-def _assigned(space: Space, weights: Weights) -> tuple[Placement, float] | None:
-    found = assign(space.problem(weights))
+def _assigned(space: Space, weights: Weights, tolerance: float) -> tuple[Placement, float] | None:
+    found = assign(space.problem(weights), tolerance=tolerance)
     if found is None:
         return None
     offers = {name: space.offers[name][index] for name, index in found.chosen.items()}

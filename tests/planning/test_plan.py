@@ -174,7 +174,7 @@ def test_equal_inputs_give_equal_plans_whatever_the_hash_seed():
     assert runs[0].stderr == runs[1].stderr == ""
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     rows=st.lists(st.integers(3, 3_000_000), min_size=1, max_size=6),
     dim=st.sampled_from([4, 16, 60, 256]),
