@@ -39,12 +39,11 @@ def predicted_phases(plan: Plan) -> dict[str, float]:
 
 
 def predicted_bytes(plan: Plan) -> int | None:
-    """Bytes of the fullest rank: its tables in the device's own memory, and what is kept free for everything else."""
+    """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None without those."""
     tier = "hbm" if plan.device == "cuda" else "ddr"
-    tables = [used.get(tier, 0) for used in plan.memory]
-    reserved = [sum(rank.values()) for rank in plan.reserved] if plan.reserved_tier == tier else []
-    reserved += [0] * (len(tables) - len(reserved))
-    return max((a + b for a, b in zip(tables, reserved, strict=True)), default=None)
+    if not plan.reserved or plan.reserved_tier != tier:
+        return None
+    return max(used.get(tier, 0) + sum(kept.values()) for used, kept in zip(plan.memory, plan.reserved, strict=True))
 
 
 def _beside(unit: str, predicted: float | None, measured: float) -> dict[str, float]:

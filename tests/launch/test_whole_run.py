@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.contracts import PHASES
+
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",
@@ -56,6 +58,17 @@ def test_one_and_two_ranks_agree(store: Path) -> None:
     assert two["stages"]["ingest"] == {**one["stages"]["ingest"], "status": "skipped", "seconds": 0.0}
     assert two["eval"]["ne"] == pytest.approx(one["eval"]["ne"], rel=1e-3)
     assert two["eval"]["samples"] == one["eval"]["samples"]
+
+
+@pytest.mark.parametrize("run", ["one", "two"])
+def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: str) -> None:
+    train = result(store, run)["train"]
+    assert tuple(train["phases"]) == PHASES
+    assert min(part["measured_ms"] for part in train["phases"].values()) >= 0
+    assert train["step"]["measured_ms"] > 0 < train["memory"]["measured_bytes"]
+    page = (store / "runs" / run / "report.html").read_text()
+    assert "<h2>Predicted and measured</h2>" in page
+    assert f"{train['phases']['dense']['measured_ms']:.3f} ms" in page
 
 
 @pytest.mark.parametrize("ranks", [2, 1])
