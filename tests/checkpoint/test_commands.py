@@ -222,3 +222,17 @@ def test_a_step_of_nine_digits_is_named_and_pinned_by_its_whole_number(store, ca
     result = ckpt_json(store, capsys, "gc", "--keep-last", "1")
     assert {each["path"]: each["reason"] for each in result["kept"]}[path] == "named by models/m/1/manifest.json"
     assert store.names(DIRECTORY) == ["step-100000000", "step-100000001"]
+
+
+def test_gc_removes_nothing_where_a_pinning_manifest_differs_from_its_seal(store, capsys, tmp_path):
+    with store.draft("models/ads/v1", kind="model", key="k", config={}, inputs={}) as draft:
+        draft.commit({"checkpoint": f"{DIRECTORY}/step-00000002"})
+    put(store, 4)
+    going = ckpt_json(store, capsys, "gc", "--keep-last", "1", "--dry-run")["removed"]
+    assert [each["path"][-1] for each in going] == ["3"]
+    manifest = tmp_path / "store/models/ads/v1/manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"step-00000002", b"step-00000003"))
+    assert "models/ads/v1/manifest.json" in ckpt(store, capsys, "gc", "--keep-last", "1", code=7).err
+    manifest.write_bytes(b"[]")
+    assert "models/ads/v1/manifest.json is not a manifest" in ckpt(store, capsys, "gc", code=7).err
+    assert len(store.names(DIRECTORY)) == 4
