@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
-from pipeline.checkpoint.index import committed, entry_of, kept, remove
+from pipeline.checkpoint.index import committed, entry_of, kept, remove, rested_on
 from pipeline.checkpoint.naming import PATH, directories
 from pipeline.errors import ArtifactError
 
@@ -110,7 +110,13 @@ def collect(
             else:
                 size = sum(entry.bytes for entry in artifact.files.values())
                 going.append(Removal(artifact.path, size, "outside retention"))
-        going += _remains(store, directory, by_name, {each.path for each in going}, min_age_seconds)
+        named = {f"{directory}/{name}": f"{by} rests on it" for name, by in rested_on(artifacts).items()}
+        named |= {path: f"named by {by}" for path, by in pins.items()}
+        for each in _remains(store, directory, by_name, {each.path for each in going}, min_age_seconds):
+            if each.path in named:
+                staying.append({"path": each.path, "reason": f"{named[each.path]}, though its manifest is gone"})
+            else:
+                going.append(each)
     return going, staying
 
 

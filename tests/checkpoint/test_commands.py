@@ -236,3 +236,16 @@ def test_gc_removes_nothing_where_a_pinning_manifest_differs_from_its_seal(store
     manifest.write_bytes(b"[]")
     assert "models/ads/v1/manifest.json is not a manifest" in ckpt(store, capsys, "gc", code=7).err
     assert len(store.names(DIRECTORY)) == 4
+
+
+def test_gc_keeps_a_checkpoint_that_lost_its_manifest_but_is_rested_on_or_named(store, capsys, tmp_path):
+    put(store, 4)
+    store.write_json("runs/r/train/k/manifest.json", {"summary": {"final": f"{DIRECTORY}/step-00000004"}})
+    for step in (1, 4):
+        (tmp_path / "store" / DIRECTORY / f"step-{step:08d}/manifest.json").unlink()
+    result = ckpt_json(store, capsys, "gc", "--min-age", "0")
+    assert result["removed"] == []
+    reasons = {each["path"][-1]: each["reason"] for each in result["kept"]}
+    assert "rests on it, though its manifest is gone" in reasons["1"]
+    assert reasons["4"] == "named by runs/r/train/k/manifest.json, though its manifest is gone"
+    assert len(store.names(DIRECTORY)) == 4
