@@ -1,14 +1,18 @@
 """``nightjar ckpt``: what each command returns, prints and leaves behind, through the command line itself."""
 
+import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file
 
+from pipeline.artifacts import FileEntry
 from pipeline.cli import main
 from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, ROWS, new_store, put, restored
 
@@ -249,3 +253,20 @@ def test_gc_keeps_a_checkpoint_that_lost_its_manifest_but_is_rested_on_or_named(
     assert "rests on it, though its manifest is gone" in reasons["1"]
     assert reasons["4"] == "named by runs/r/train/k/manifest.json, though its manifest is gone"
     assert len(store.names(DIRECTORY)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("index.json", b"{}"), ("index.json", b"[]"), ("index.json", b"\xff"), ("state.json", b"{}"),
+     ("state.json", b"[]"), ("dense.safetensors", pickle.dumps({"a": 1}))],
+)  # fmt: skip
+def test_content_that_is_not_a_checkpoints_is_damage_though_its_checksum_holds(store, capsys, name, content):
+    artifact = store.get(f"{DIRECTORY}/step-00000003", "train")
+    store.write_bytes(f"{artifact.path}/{name}", content)
+    entry = FileEntry(len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}")
+    store.write_manifest(dataclasses.replace(artifact, files={**artifact.files, name: entry}))
+    (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
+    assert damage["file"] == name
+    assert f"{name} is not a" in damage["problem"]
+    if name != "dense.safetensors":
+        assert f"{name} is not a" in ckpt(store, capsys, "show", "r", code=7).err
