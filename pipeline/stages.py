@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
-from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError
+from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 from pipeline.partition import assign, covered_probe, covered_settings
 
@@ -317,6 +317,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
 
 def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
+    from pipeline.checkpoint.reader import OTHER_MODEL
     from pipeline.evaluation import evaluate, reliability
     from pipeline.training import predict
 
@@ -324,7 +325,15 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     if not final:
         raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
     plan, towers = read_towers(store, inputs)
-    predictions = predict(config, store, inputs["ingest"], plan, final, towers)
+    try:
+        predictions = predict(config, store, inputs["ingest"], plan, final, towers)
+    except UnreachableError:
+        raise
+    except ArtifactError as error:
+        if error.hint == OTHER_MODEL:
+            raise
+        hint = f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
+        raise ArtifactError(error.message, hint=hint) from error
     if predictions is None:
         return None
     figures = evaluate(predictions.labels, predictions.logits, predictions.true_probability)

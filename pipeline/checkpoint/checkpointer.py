@@ -101,9 +101,7 @@ class Checkpointer:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model = self.model
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_phase=self.on_phase)
-        together(
-            "sweeping uncommitted checkpoints", lambda: sweep(self.store, self.directory) if this_rank() == 0 else None
-        )
+        together("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None)
         found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
         if found is None:
             return None
@@ -116,6 +114,11 @@ class Checkpointer:
         self.newest = artifact.path
         self.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
+
+    def _sweep(self) -> None:
+        pins = self._pins()
+        for line in sweep(self.store, self.directory, pins) if pins is not None else []:
+            self.say(line)
 
     def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).

@@ -82,12 +82,11 @@ def show(store: Store, name: str) -> dict[str, Any]:
 
 
 def _state(store: Store, artifact: Artifact) -> Any:
-    import json
-
+    from pipeline.checkpoint.parse import parse_state
     from pipeline.checkpoint.reader import read_verified
     from pipeline.checkpoint.writer import STATE
 
-    return json.loads(read_verified(store, artifact, STATE))
+    return parse_state(read_verified(store, artifact, STATE), f"{store.url_of(artifact.path)}/{STATE}")
 
 
 def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:

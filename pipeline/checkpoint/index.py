@@ -132,12 +132,28 @@ def needed(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
     return names
 
 
-def sweep(store: Store, directory: str) -> None:
-    """Remove what writers and pruners that were killed left: directories of checkpoints without a manifest."""
+def rested_on(artifacts: Iterable[Artifact]) -> dict[str, str]:
+    """What checkpoints name as their parents, with or without a manifest: {name: path of one that rests on it}."""
+    return {parent: each.path for each in artifacts for parent in each.summary["parents"]}
+
+
+def sweep(store: Store, directory: str, pinned: Iterable[str] = ()) -> list[str]:
+    """Remove what writers and pruners that were killed left, checkpoints without a manifest; says in lines what.
+
+    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest.
+    """
+    stay = set(pinned) | set(rested_on(committed(store, directory)))
+    lines = []
     for name in store.names(directory):
         path = f"{directory}/{name}"
-        if name.startswith("step-") and not store.exists(f"{path}/{MANIFEST}"):
+        if not name.startswith("step-") or store.exists(f"{path}/{MANIFEST}"):
+            continue
+        if name in stay:
+            lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
+        else:
             store.fs.rm(store.full(path), recursive=True)
+            lines.append(f"removed {path}, which has no manifest: it was never committed")
+    return lines
 
 
 def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:

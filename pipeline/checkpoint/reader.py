@@ -7,7 +7,6 @@ never half applied and called good: the caller falls back to an older checkpoint
 from __future__ import annotations
 
 import errno
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -23,10 +22,11 @@ from pipeline.artifacts import Artifact, FileEntry, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.parse import parse_index, parse_state
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import together
 from pipeline.checkpoint.state import TrainState, load_optimizer
-from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, KIND, STATE
+from pipeline.checkpoint.writer import DENSE, INDEX, KIND, STATE
 from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
 from pipeline.errors import ArtifactError, NightjarError, UnreachableError
 
@@ -169,11 +169,8 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
 
 def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:
     """The parsed, verified index of a checkpoint: {"format", "tables", "files"}."""
-    index: dict[str, Any] = json.loads(read_verified(store, artifact, artifact.summary.get("index", INDEX)))
-    if index["format"] != FORMAT:
-        where = store.url_of(artifact.path)
-        raise ArtifactError(f"checkpoint {where} has format {index['format']}, expected {FORMAT}", hint="force=true")
-    return index
+    name = artifact.summary.get("index", INDEX)
+    return parse_index(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
 
 
 def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]]) -> Iterator[RowBlock]:
@@ -310,7 +307,7 @@ def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainStat
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
-    record = json.loads(read_verified(store, artifact, STATE))
+    record = parse_state(read_verified(store, artifact, STATE), f"{where}/{STATE}")
     stored = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
     complaints = []
     for name in [*target.dense, *(name for name in stored if name not in target.dense)]:

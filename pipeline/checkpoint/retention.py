@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
-from pipeline.checkpoint.index import committed, entry_of, kept, remove
+from pipeline.checkpoint.index import committed, entry_of, kept, remove, rested_on
 from pipeline.checkpoint.naming import PATH, directories
+from pipeline.errors import ArtifactError
 
 
 @dataclass(frozen=True)
@@ -29,15 +30,28 @@ class Removal:
 def pinned_paths(store: Store) -> dict[str, str]:
     """Checkpoints that a published model or a finished training names: {path: manifest that names it}.
 
-    Raises ArtifactError for a manifest that does not parse: what it names is not known, so nothing may be removed.
+    Raises ArtifactError for a manifest that is damaged: what it names is not known, so nothing may be removed.
     """
     found: dict[str, str] = {}
     for manifest in _manifests(store):
-        record = store.read_json(manifest)
+        record = _record(store, manifest)
         for text in _texts([record.get("inputs"), record.get("summary")]):
             for path in PATH.findall(text):
                 found.setdefault(path, manifest)
     return found
+
+
+def _record(store: Store, manifest: str) -> dict[str, Any]:
+    """The content of a ``manifest``, its seal checked where it is of this pipeline (other writers have none)."""
+    record = store.read_json(manifest)
+    if not isinstance(record, dict):
+        raise ArtifactError(
+            f"{store.url_of(manifest)} is not a manifest, so it is not known which checkpoints it names",
+            hint="restore or remove that file; until then no checkpoint is removed",
+        )
+    if "seal" in record or "schema_version" in record:
+        store.find(manifest.removesuffix(f"/{MANIFEST}"))  # ArtifactError where seal and content differ
+    return record
 
 
 def _manifests(store: Store) -> Iterator[str]:
@@ -96,7 +110,13 @@ def collect(
             else:
                 size = sum(entry.bytes for entry in artifact.files.values())
                 going.append(Removal(artifact.path, size, "outside retention"))
-        going += _remains(store, directory, by_name, {each.path for each in going}, min_age_seconds)
+        named = {f"{directory}/{name}": f"{by} rests on it" for name, by in rested_on(artifacts).items()}
+        named |= {path: f"named by {by}" for path, by in pins.items()}
+        for each in _remains(store, directory, by_name, {each.path for each in going}, min_age_seconds):
+            if each.path in named:
+                staying.append({"path": each.path, "reason": f"{named[each.path]}, though its manifest is gone"})
+            else:
+                going.append(each)
     return going, staying
 
 

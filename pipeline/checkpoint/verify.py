@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import xxhash
 
 from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
+from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import BASELINE
-from pipeline.checkpoint.writer import FORMAT, INDEX
+from pipeline.checkpoint.parse import parse_state
+from pipeline.checkpoint.reader import read_index, read_verified
+from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.errors import ArtifactError
 
 _BLOCK = 4 << 20
@@ -42,7 +43,7 @@ def verify(
                 bad.add(name)
             files, done = files + 1, done + entry.bytes
             progress(done, total)
-        damage += _index_damage(store, each, bad)
+        damage += _index_damage(store, each, bad) + _content_damage(store, each, bad)
     return damage, files, done
 
 
@@ -91,9 +92,22 @@ def _index_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Damag
         return [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
     if name in bad:
         return []
-    with store.open(f"{artifact.path}/{name}") as source:
-        index: dict[str, Any] = json.load(source)
-    if index["format"] != FORMAT:
-        return [Damage(artifact.path, name, f"has format {index['format']}, expected {FORMAT}")]
+    try:
+        index = read_index(store, artifact)
+    except ArtifactError as error:
+        return [Damage(artifact.path, name, error.message)]
     chunks = [extent["file"] for extent in index["files"]]
     return [Damage(artifact.path, MANIFEST, f"does not name {c}") for c in chunks if c not in artifact.files]
+
+
+def _content_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Damage]:
+    """Damage of the dense part and the state whose checksums hold: content that no restore could read."""
+    found = []
+    for name, parse in ((DENSE, read_tensors), (STATE, parse_state)):
+        if name in bad:
+            continue
+        try:
+            parse(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
+        except ArtifactError as error:
+            found.append(Damage(artifact.path, name, error.message))
+    return found

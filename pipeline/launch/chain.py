@@ -18,6 +18,7 @@ from pipeline.launch.logs import Tail, cause_of, collect, exit_hint, killed_rank
 from pipeline.launch.result import Outcome, assemble
 from pipeline.launch.runner import LocalRunner
 from pipeline.launch.signals import Interrupted, deadline, handled
+from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.step import Step, run_directory
 
@@ -128,15 +129,23 @@ class Chain:
             step = self.all[name]
             if name in made or name in self.outcomes:
                 continue
-            self._skip(step, self.store.get(step.path, name))
+            found = self.store.get(step.path, name)
+            if problem := final_problem(self.store, found):
+                raise ArtifactError(problem, hint="nightjar train with the same overrides makes it again")
+            self._skip(step, found)
             wanted.extend(n for n in step.inputs if self.store.find(self.all[n].path) is not None)
 
     def _run_step(self, step: Step) -> None:
         if self.config.force:
             self._discard(step)
         found = self.store.find(step.path)
-        if found is not None:
-            self._check_sizes(found)
+        problem = final_problem(self.store, found) if found is not None else ""
+        if found is not None and problem:
+            self.console.say(f"{step.name:<10} again, from the newest whole checkpoint: {problem}")
+        elif found is not None:
+            if damage := size_problem(self.store, found):
+                hint = f"stages=[{found.kind}] force=true makes the artifact again"
+                raise ArtifactError(damage, hint=hint)
             self._skip(step, found)
             self.console.say(f"{step.name:<10} skipped: {step.path} is committed")
             return
@@ -160,18 +169,6 @@ class Chain:
         for path in (step.path, *step.scratch):
             if self.store.exists(path):
                 self.store.fs.rm(self.store.full(path), recursive=True)
-
-    def _check_sizes(self, artifact: Artifact) -> None:
-        """A cheap look (no checksums) at a committed artifact before it is trusted."""
-        for name, entry in artifact.files.items():
-            path = f"{artifact.path}/{name}"
-            found = self.store.fs.info(self.store.full(path))["size"] if self.store.exists(path) else None
-            if found != entry.bytes:
-                state = "is missing" if found is None else f"has {found} bytes, expected {entry.bytes}"
-                raise ArtifactError(
-                    f"{self.store.url_of(path)} {state}",
-                    hint=f"stages=[{artifact.kind}] force=true makes the artifact again",
-                )
 
     def _inline(self, step: Step) -> Artifact:
         with deadline(step.name, self.config.launch.deadline_minutes):

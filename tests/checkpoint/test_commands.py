@@ -1,14 +1,18 @@
 """``nightjar ckpt``: what each command returns, prints and leaves behind, through the command line itself."""
 
+import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 
 import pyarrow.parquet as pq
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file
 
+from pipeline.artifacts import FileEntry
 from pipeline.cli import main
 from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, ROWS, new_store, put, restored
 
@@ -222,3 +226,47 @@ def test_a_step_of_nine_digits_is_named_and_pinned_by_its_whole_number(store, ca
     result = ckpt_json(store, capsys, "gc", "--keep-last", "1")
     assert {each["path"]: each["reason"] for each in result["kept"]}[path] == "named by models/m/1/manifest.json"
     assert store.names(DIRECTORY) == ["step-100000000", "step-100000001"]
+
+
+def test_gc_removes_nothing_where_a_pinning_manifest_differs_from_its_seal(store, capsys, tmp_path):
+    with store.draft("models/ads/v1", kind="model", key="k", config={}, inputs={}) as draft:
+        draft.commit({"checkpoint": f"{DIRECTORY}/step-00000002"})
+    put(store, 4)
+    going = ckpt_json(store, capsys, "gc", "--keep-last", "1", "--dry-run")["removed"]
+    assert [each["path"][-1] for each in going] == ["3"]
+    manifest = tmp_path / "store/models/ads/v1/manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(b"step-00000002", b"step-00000003"))
+    assert "models/ads/v1/manifest.json" in ckpt(store, capsys, "gc", "--keep-last", "1", code=7).err
+    manifest.write_bytes(b"[]")
+    assert "models/ads/v1/manifest.json is not a manifest" in ckpt(store, capsys, "gc", code=7).err
+    assert len(store.names(DIRECTORY)) == 4
+
+
+def test_gc_keeps_a_checkpoint_that_lost_its_manifest_but_is_rested_on_or_named(store, capsys, tmp_path):
+    put(store, 4)
+    store.write_json("runs/r/train/k/manifest.json", {"summary": {"final": f"{DIRECTORY}/step-00000004"}})
+    for step in (1, 4):
+        (tmp_path / "store" / DIRECTORY / f"step-{step:08d}/manifest.json").unlink()
+    result = ckpt_json(store, capsys, "gc", "--min-age", "0")
+    assert result["removed"] == []
+    reasons = {each["path"][-1]: each["reason"] for each in result["kept"]}
+    assert "rests on it, though its manifest is gone" in reasons["1"]
+    assert reasons["4"] == "named by runs/r/train/k/manifest.json, though its manifest is gone"
+    assert len(store.names(DIRECTORY)) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("index.json", b"{}"), ("index.json", b"[]"), ("index.json", b"\xff"), ("state.json", b"{}"),
+     ("state.json", b"[]"), ("dense.safetensors", pickle.dumps({"a": 1}))],
+)  # fmt: skip
+def test_content_that_is_not_a_checkpoints_is_damage_though_its_checksum_holds(store, capsys, name, content):
+    artifact = store.get(f"{DIRECTORY}/step-00000003", "train")
+    store.write_bytes(f"{artifact.path}/{name}", content)
+    entry = FileEntry(len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}")
+    store.write_manifest(dataclasses.replace(artifact, files={**artifact.files, name: entry}))
+    (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
+    assert damage["file"] == name
+    assert f"{name} is not a" in damage["problem"]
+    if name != "dense.safetensors":
+        assert f"{name} is not a" in ckpt(store, capsys, "show", "r", code=7).err

@@ -3,7 +3,17 @@
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.checkpoint.index import Entry, committed, entry_of, kept, name_of, newest_chain, remove, restore_order
+from pipeline.checkpoint.index import (
+    Entry,
+    committed,
+    entry_of,
+    kept,
+    name_of,
+    newest_chain,
+    remove,
+    restore_order,
+    sweep,
+)
 from pipeline.errors import ArtifactError
 
 
@@ -62,3 +72,15 @@ def test_a_deleted_parent_is_named(tmp_path) -> None:
     with pytest.raises(ArtifactError, match="rests on step-00000010, which is missing"):
         restore_order(store, committed(store, "ck")[0])
     assert not (tmp_path / "ck" / name_of(10)).exists()
+
+
+def test_a_sweep_says_what_it_removes_and_leaves_what_is_rested_on_or_pinned(tmp_path) -> None:
+    store = Store(str(tmp_path))
+    for step, parents in ((10, ()), (20, (10,)), (30, ()), (40, ())):
+        write(store, step, *parents)
+    for step in (10, 30, 40):
+        (tmp_path / "ck" / name_of(step) / "manifest.json").unlink()
+    lines = sweep(store, "ck", pinned=[name_of(30)])
+    assert store.names("ck") == [name_of(10), name_of(20), name_of(30)]
+    assert [line.split()[0] for line in lines] == [f"ck/{name_of(10)}", f"ck/{name_of(30)}", "removed"]
+    assert name_of(40) in lines[2]

@@ -49,6 +49,16 @@ def make_steps() -> list[Step]:
     ]
 
 
+FINAL = SUMMARIES["train"]["final"]
+
+
+def write_final(store: Store) -> None:
+    """The checkpoint that the train artifact names."""
+    with store.draft(FINAL, kind="checkpoint", key="k", config={}, inputs={}) as draft:
+        draft.write_json("state.json", {"step": 1})
+        draft.commit({"step": 1, "type": "baseline", "parents": []})
+
+
 class Stages:
     """Stands in for run_stage: commits a small artifact, or raises what it was told to."""
 
@@ -57,6 +67,8 @@ class Stages:
 
     def __call__(self, step: Step) -> Artifact:
         self.ran.append(step.name)
+        if step.name == "train":
+            write_final(self.store)
         with self.store.draft(step.path, kind=step.name, key=step.key, config={}, inputs=step.input_keys) as draft:
             draft.write_json("data.json", {"stage": step.name})
             if step.name in self.errors:
@@ -176,6 +188,24 @@ def test_a_truncated_artifact_is_not_skipped_over(store: Store, stages: Stages) 
     with pytest.raises(ArtifactError, match="has 2 bytes, expected") as caught:
         run_chain(store, stages)
     assert "stages=[ingest] force=true" in caught.value.hint
+
+
+@pytest.mark.parametrize("damaged", ["state.json", "manifest.json", ""])
+def test_a_training_whose_final_checkpoint_is_damaged_runs_again(store: Store, stages: Stages, damaged: str) -> None:
+    run_chain(store, stages)
+    if damaged:
+        Path(store.full(f"{FINAL}/{damaged}")).write_text("{")  # cut short
+    else:
+        store.fs.rm(store.full(FINAL), recursive=True)
+    with pytest.raises(ArtifactError) as caught:
+        run_chain(store, stages, "stages=[evaluate]")
+    assert FINAL in caught.value.message
+    assert caught.value.hint == "nightjar train with the same overrides makes it again"
+    stages.ran.clear()
+    said: list[str] = []
+    run_chain(store, stages, "stages=[train,evaluate]", said=said)
+    assert stages.ran == ["train"]
+    assert said[0].startswith("train      again, from the newest whole checkpoint: ")
 
 
 def test_several_hosts_cannot_be_trained_on_here_but_can_be_planned_for(store: Store, stages: Stages) -> None:

@@ -1,0 +1,39 @@
+"""A cheap look (sizes, no checksums) at committed artifacts before a run trusts them."""
+
+from __future__ import annotations
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.errors import ArtifactError
+
+
+def size_problem(store: Store, artifact: Artifact) -> str:
+    """The first file of ``artifact`` that is missing or of another size (bytes), in words; "" where there is none."""
+    for name, entry in artifact.files.items():
+        path = f"{artifact.path}/{name}"
+        found = store.fs.info(store.full(path))["size"] if store.exists(path) else None
+        if found != entry.bytes:
+            state = "is missing" if found is None else f"has {found} bytes, expected {entry.bytes}"
+            return f"{store.url_of(path)} {state}"
+    return ""
+
+
+def final_problem(store: Store, artifact: Artifact) -> str:
+    """What is wrong with the checkpoint that a training's artifact names as its ``final``; "" if nothing.
+
+    What it rests on is looked at too. Other artifacts name none.
+    """
+    final = artifact.summary.get("final")
+    if not final:
+        return ""
+    directory = final.rpartition("/")[0]
+    try:
+        checkpoint = store.get(final, "train")
+        problem = size_problem(store, checkpoint)
+        for parent in reversed(checkpoint.summary.get("parents", ())):
+            below = store.get(f"{directory}/{parent}", "train")
+            problem = problem or size_problem(store, below)
+            if not below.summary.get("parents"):  # a baseline: it holds all that lies before it
+                break
+        return problem
+    except ArtifactError as error:
+        return error.message
