@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,8 @@ def main() -> None:
     options.add_argument("--steps-only", type=int, help="train so many steps on SSD within the first limit, no more")
     options.add_argument("--folder", help="where the tables lie; a temporary folder unless given")
     given = options.parse_args()
+    # A bench that is told to stop removes its cgroup and ends its children too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         if given.steps_only:
             _train_only(given, folder)

@@ -53,7 +53,7 @@ class Buffer:
         """
         pinned = max(0, min(self.pinned // 4 - first, len(values)))
         self.values[first : first + pinned] = values[:pinned]
-        place, data = (first + pinned) * 4, memoryview(values[pinned:].contiguous().view(torch.uint8).numpy())  # type: ignore[arg-type]
+        place, data = (first + pinned) * 4, values[pinned:].numpy().data.cast("B")
         self.file.write(place, data)
 
     def write_back(self, low: int, high: int) -> None:
