@@ -101,7 +101,7 @@ def make_plan():
         for name, (rows, kind) in TABLES.items()
     }  # fmt: skip
     return {
-        "version": 1, "hardware": "laptop", "device": "cpu", "world_size": 2, "ranks_per_host": 2, "global_batch": 4096,
+        "version": 2, "hardware": "laptop", "device": "cpu", "world_size": 2, "ranks_per_host": 2, "global_batch": 4096,
         "tables": tables, "memory": [{"hbm": 0, "ddr": 20_971_520, "ssd": 0}] * 2, "predicted_step_ms": 1.2345,
     }  # fmt: skip
 
