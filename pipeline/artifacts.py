@@ -136,22 +136,25 @@ class _HashingFile(io.RawIOBase):
         return FileEntry(self.count, f"xxh3_128:{self.hash.hexdigest()}")
 
 
+_REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
+
+
 @contextmanager
-def disk_errors(what: str) -> Iterator[None]:
-    """Turn a full disk or refused write while writing ``what`` into an ArtifactError (exit code 7)."""
+def disk_errors(
+    what: str, hint: str = "store=<an fsspec URL you may write to>", *, doing: str = "writing"
+) -> Iterator[None]:
+    """Turn a full disk or a refusal while writing (or ``doing`` else with) ``what`` into an ArtifactError."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
             raise ArtifactError(
-                f"no space left on the store's disk while writing {what}",
-                hint="free space there, or store=<another fsspec URL>; nothing half-written was kept",
+                f"no space left on the store's disk while {doing} {what}",
+                hint=f"free space there, or {hint}; nothing half-written was kept",
             ) from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
-            raise ArtifactError(
-                f"the store refuses writing {what}: {os.strerror(error.errno or 0)}",
-                hint="store=<an fsspec URL you may write to>",
-            ) from error
+        if isinstance(error, PermissionError) or error.errno in _REFUSALS:  # object stores set no errno
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
         raise
 
 
@@ -171,7 +174,7 @@ class Draft:
     def open(self, name: str) -> Iterator[BinaryIO]:
         """Open file ``name`` (relative, may hold slashes) for writing; its size and checksum are recorded."""
         full = self.store.full(f"{self.path}/{name}")
-        with disk_errors(f"{self.path}/{name}"):
+        with disk_errors(f"{self.path}/{name}", self.store.elsewhere):
             self.store.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
             with self.store.fs.open(full, "wb") as inner:
                 sink = _HashingFile(inner)
@@ -203,15 +206,22 @@ class Draft:
 
 
 class Store:
-    """The one place (an fsspec URL) that holds datasets, plans, runs and models."""
+    """The one place (an fsspec URL) that holds datasets, plans, runs and models.
 
-    def __init__(self, url: str) -> None:
+    ``option``: how the user gave the URL, for hints; commands that do not compose take ``--store ``.
+    """
+
+    def __init__(self, url: str, option: str = "store=") -> None:
+        if not url.strip():
+            name = option.rstrip(" =")
+            raise ConfigError(f"{name} is empty, expected a folder or an fsspec URL", hint=f"{option}./store")
+        self.elsewhere = f"{option}<an fsspec URL you may write to>"
         self.url = url.rstrip("/") or "/"
         self.fs: AbstractFileSystem
         try:
             self.fs, self.root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
-            raise ConfigError(f"store={url} cannot be opened: {error}", hint="store=<a supported fsspec URL>") from None
+            raise ConfigError(f"{option}{url} cannot be opened: {error}", hint=f"{option}<an fsspec URL>") from None
         self.root = self.root.rstrip("/")
         self.is_local = isinstance(self.fs, LocalFileSystem)
 
@@ -248,7 +258,7 @@ class Store:
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file atomically (rename on a local disk, one put on an object store)."""
         full = self.full(path)
-        with disk_errors(path):
+        with disk_errors(path, self.elsewhere):
             self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
             if not self.is_local:
                 self.fs.pipe_file(full, data)
@@ -314,7 +324,7 @@ class Store:
         draft = Draft(self, path, kind, key, config, inputs)
         draft.discard()
         try:
-            with disk_errors(path):
+            with disk_errors(path, self.elsewhere):
                 yield draft
         finally:
             if not self.exists(f"{path}/{MANIFEST}"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pipeline.console import progress, tell
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConfigError
 
 EPILOG = """\
 A checkpoint is named by its run (the newest), as <run>/step-00000100, or by its path in the store.
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar ckpt``."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    ls = _command(commands, "ls", _ls, "the checkpoints of the store or of a run")
+    ls = _command(commands, "ls", _ls, "the checkpoints of the store or of a run; exit code 7: a damaged manifest")
     ls.add_argument("run", nargs="?", help="only this run's")
     _named(_command(commands, "show", _show, "one checkpoint: tables, position, configuration"))
     _named(_command(commands, "verify", _verify, "read every file of it and of what it rests on; exit code 7: damage"))
@@ -42,14 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     export = _named(_command(commands, "export", _export, "tables as fp32 files for other programs"))
     export.add_argument("--out", required=True, help="directory, any fsspec URL")
     export.add_argument("--format", choices=["parquet", "safetensors"], default="parquet")
-    export.add_argument("--layout", choices=["columns", "list"], default="columns", help="Parquet: e0..eN, or a list e")
+    export.add_argument("--layout", choices=["columns", "list"], help="Parquet: e0..eN (default), or a list e")
     export.add_argument("--state", action="store_true", help="the optimizer's state too")
     export.add_argument("--table", action="append", default=[], help="only this table; may be given again")
 
 
 def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.add_argument("--store", default="./store", help="the store (default: ./store)")
+    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
     parser.set_defaults(function=function)
     return parser
@@ -63,23 +63,19 @@ def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _store(options: argparse.Namespace) -> Any:
     from pipeline.artifacts import Store
 
-    return Store(options.store)
+    store = Store(options.store, "--store ")
+    if not store.fs.exists(store.root or "/"):
+        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
+    return store
 
 
 def _ls(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    store = _store(options)
-    found = commands.list_checkpoints(store, options.run)
-    if options.run is not None and not found:
-        raise ArtifactError(
-            f"run {options.run!r} has no checkpoints in store {options.store}; "
-            f"runs: {', '.join(store.names('runs')) or 'none'}",
-            hint="nightjar ckpt ls --store <URL of its store>",
-        )
+    found = commands.list_checkpoints(_store(options), options.run)
     tell(options.json, found, checkpoints.listing)
-    return 0
+    return ArtifactError.exit_code if any(each["problem"] for each in found) else 0
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -27,7 +27,8 @@ STAGE_COMMANDS = {
     "evaluate": "figures of the trained model on held-out rows",
 }
 COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate")
-COMMANDS = (*COMPOSING, "plan-diff", "ckpt", "doctor", "result")
+STORE_FLAG = ("plan-diff", "ckpt", "doctor", "result")  # these take --store
+COMMANDS = (*COMPOSING, *STORE_FLAG)
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
 stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
@@ -43,7 +44,7 @@ stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints one clear message for an expected failure."""
     parser = _parser()
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments))
     if options.command is None:
         parser.print_help()
         return 0
@@ -116,12 +117,18 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     """What argparse left over: overrides for commands that compose, an error elsewhere."""
     flags = [text for text in rest if text.startswith("-")]
     overrides = [text for text in rest if not text.startswith("-")]
-    if options.command in ("result", "plan-diff") and overrides and overrides[0].startswith("store="):
-        options.store = overrides.pop(0).removeprefix("store=")
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:
-        raise ConfigError(f"nightjar {options.command} does not know {unknown[0]}", hint="nightjar --help")
+        command = " ".join(["nightjar", options.command, *filter(None, [getattr(options, "action", None)])])
+        raise ConfigError(f"{command} does not know {unknown[0]}", hint=f"{command} --help")
     return overrides
+
+
+def _flagged(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` with ``store=URL`` as ``--store=URL`` for the commands that take it so: both may be typed."""
+    if arguments and arguments[0] in STORE_FLAG:
+        return [f"--{text}" if text.startswith("store=") else text for text in arguments]
+    return list(arguments)
 
 
 def _run(options: argparse.Namespace) -> int:

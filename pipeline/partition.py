@@ -72,7 +72,8 @@ def assign(
 def _checkpoint(config: Config, store: Store) -> Artifact | None:
     from pipeline.checkpoint import find_checkpoint
 
-    return find_checkpoint(store, config.partition.probe) if config.partition.probe is not None else None
+    wanted = config.partition.probe
+    return find_checkpoint(store, wanted, option="partition.probe=") if wanted is not None else None
 
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:

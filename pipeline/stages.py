@@ -29,6 +29,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "evaluate": ("ingest", "plan", "partition", "train"),
 }
 NEEDS_ROWS = ("train", "evaluate")
+_INIT_FROM = "checkpoint.init_from="  # as it is typed
 # Settings of train that change speed or what is shown, never the model that comes out.
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
 # Settings of data that a dataset of format tables depends on; but for the first two no other one does.
@@ -110,7 +111,7 @@ def _init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
     known = None if config.force else _recorded_init(config, store)
     use = {"tables_only": wanted.init_tables_only, "rename": dict(wanted.rename)}
     try:
-        artifact = find_checkpoint(store, str(wanted.init_from), *(known or ()))
+        artifact = find_checkpoint(store, str(wanted.init_from), *(known or ()), option=_INIT_FROM)
     except ArtifactError:
         if known is None:
             raise
@@ -150,7 +151,8 @@ def _init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
     from pipeline.checkpoint import committed, find_checkpoint
 
     try:
-        return find_checkpoint(store, str(config.checkpoint.init_from), covered["key"], covered["step"])
+        place, key, step_number = str(config.checkpoint.init_from), covered["key"], covered["step"]
+        return find_checkpoint(store, place, key, step_number, option=_INIT_FROM)
     except ArtifactError:
         if not config.force and committed(store, step.scratch[0]):
             return None

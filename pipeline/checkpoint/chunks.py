@@ -154,7 +154,7 @@ def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
 
 def _not_a_chunk(where: str, error: Exception) -> ArtifactError:
     return ArtifactError(
-        f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify names the damaged files"
+        f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify <its run> names all damage"
     )
 
 

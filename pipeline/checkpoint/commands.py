@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store
-from pipeline.checkpoint.index import committed, entry_of, needed
-from pipeline.checkpoint.naming import directories, find_checkpoint, run_of
+from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.index import committed, entry_of, needed, step_of
+from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
 from pipeline.errors import ConfigError
 
 Progress = Callable[[int, int], None]
@@ -19,17 +19,38 @@ Progress = Callable[[int, int], None]
 def list_checkpoints(store: Store, run: str | None = None) -> list[dict[str, Any]]:
     """One record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
 
-    ``bytes`` of its own files, ``share``: of a full fp32 checkpoint; ``age_seconds``; ``rests``: names that rest on it.
+    ``bytes`` of its own files, ``share``: of a full fp32 checkpoint; ``age_seconds``; ``rests``: names that rest on it;
+    ``problem``: what is wrong with its manifest ("": nothing); what only a manifest says is None then. Raises
+    ConfigError for an unknown run.
     """
+    _check_run(store, run)
     found = []
     for directory in directories(store, run):
-        artifacts = committed(store, directory)
+        damaged: dict[str, str] = {}
+        artifacts = committed(store, directory, damaged)
         entries = {entry.name: entry for entry in map(entry_of, artifacts)}
-        for artifact in artifacts:
-            name = artifact.path.rpartition("/")[2]
-            rests = [each.name for each in entries.values() if name in needed(each, entries)]
-            found.append({**_record(artifact), "rests": rests})
+        records = [{**_record(artifact), "problem": ""} for artifact in artifacts]
+        records += [_damaged_record(path, problem) for path, problem in damaged.items()]
+        for record in sorted(records, key=lambda record: record["step"]):
+            rests = [each.name for each in entries.values() if record["name"] in needed(each, entries)]
+            found.append({**record, "rests": rests})
     return found
+
+
+def _check_run(store: Store, run: str | None) -> None:
+    """ConfigError where the store has no such run."""
+    known = store.names("runs")
+    if run is not None and run not in known:
+        raise ConfigError(
+            f"no run {run!r} in store {store.url}; there are: {', '.join(known) or 'none'}",
+            hint="one of these, or --store <URL of its store>",
+        )
+
+
+def _damaged_record(path: str, problem: str) -> dict[str, Any]:
+    absent = dict.fromkeys(("rows", "bytes", "share", "created", "age_seconds"))
+    place = {"run": run_of(path), "name": path.rpartition("/")[2], "path": path, "step": step_of(path)}
+    return {**place, "type": "damaged", "parents": [], "codings": [], **absent, "problem": f"{MANIFEST} {problem}"}
 
 
 def _record(artifact: Artifact) -> dict[str, Any]:
@@ -90,21 +111,22 @@ def _state(store: Store, artifact: Artifact) -> Any:
 
 
 def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:
-    """Read a checkpoint and its chain: {"checkpoint", "whole", "files", "bytes", "damage"}."""
+    """Read a checkpoint and its chain: {"name", "checkpoint", "whole", "files", "bytes", "damage"}.
+
+    Of a run the newest whole one is read, and every manifest that is damaged counts: it may be the newest one's.
+    """
     from pipeline.checkpoint.verify import Damage
     from pipeline.checkpoint.verify import verify as look
 
-    artifact = find_checkpoint(store, name)
-    damage, files, size = look(store, artifact, progress)
-    if not name.rstrip("/").rpartition("/")[2].startswith("step-"):
-        # The newest was meant: one with a damaged manifest was passed over, and may be newer.
-        directory, broken = artifact.path.rpartition("/")[0], list[str]()
-        committed(store, directory, broken)
-        named = {each.checkpoint for each in damage}
-        others = [message for message in broken if not any(f"{path}/" in message for path in named)]
-        damage += [Damage(directory, "manifest.json of another checkpoint", message) for message in others]
+    found, damaged = candidates(store, name)
+    if not found and not damaged:
+        raise unknown(store, name)
+    damage, files, size = look(store, found[-1], progress) if found else (list[Damage](), 0, 0)
+    named = {each.checkpoint for each in damage if each.file == MANIFEST}
+    damage += [Damage(path, MANIFEST, problem) for path, problem in damaged.items() if path not in named]
     return {
-        "checkpoint": artifact.path,
+        "name": name,
+        "checkpoint": found[-1].path if found else newest(damaged),
         "whole": not damage,
         "files": files,
         "bytes": size,
@@ -214,6 +236,7 @@ def gc(
     """
     from pipeline.checkpoint.retention import collect, sweep
 
+    _check_run(store, run)
     for flag, value in (("--keep-last", keep_last), ("--keep-every", keep_every)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag} is {value}, expected at least 1", hint=f"{flag} 1")
@@ -231,15 +254,16 @@ def gc(
 
 
 def export(
-    store: Store, name: str, out: str, *, file_format: str, layout: str, state: bool, tables: Iterable[str],
+    store: Store, name: str, out: str, *, file_format: str, layout: str | None, state: bool, tables: Iterable[str],
     progress: Progress,
 ) -> dict[str, Any]:  # fmt: skip
     """Write a checkpoint's tables as fp32 files under URL ``out``: {"checkpoint", "files"}."""
     from pipeline.checkpoint.export import export as write
 
+    target = Store(out, "--out ")
     artifact = find_checkpoint(store, name)
     files = write(
-        store, artifact, Store(out), file_format=file_format, layout=layout, state=state, tables=list(tables),
+        store, artifact, target, file_format=file_format, layout=layout, state=state, tables=list(tables),
         progress=progress,
     )  # fmt: skip
     return {"checkpoint": artifact.path, "step": artifact.summary["step"], "files": files}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.artifacts import MANIFEST, Artifact, Draft, Store
 from pipeline.checkpoint.chunks import Chunk, RowBlock, TableCoding, open_chunk, write_block, write_part
-from pipeline.checkpoint.index import BASELINE, restore_order
+from pipeline.checkpoint.index import BASELINE, damage_hint, in_store, restore_order
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.reader import read_index, read_verified
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
@@ -97,7 +97,7 @@ class _Merge:
             missing = int((~taken.all(0)).sum())
             raise ArtifactError(
                 f"checkpoint {self.chain[-1].path} and what it rests on do not hold {missing} rows of table {table!r}",
-                hint="nightjar ckpt verify names all damage",
+                hint=damage_hint(self.store, self.chain[-1].path),
             )
 
     def _take(self, chunk: Chunk, taken: NDArray[np.bool_], cuts: list[int]) -> None:
@@ -164,7 +164,7 @@ def _swap(
     )  # fmt: skip
     gone = ArtifactError(
         f"checkpoint {artifact.path} was removed or replaced while it was compacted",
-        hint="nightjar ckpt ls shows what is there",
+        hint=f"nightjar ckpt ls {in_store(store)} shows what is there",
     )
     if changed_since(store, artifact):
         raise gone

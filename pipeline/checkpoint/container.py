@@ -65,7 +65,7 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
         tensors = {name: _tensor(body, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ArtifactError(
-            f"{where} is not a whole safetensors file: {error}", hint="nightjar ckpt verify names the damaged files"
+            f"{where} is not a whole safetensors file: {error}", hint="nightjar ckpt verify <its run> names all damage"
         ) from None
     return tensors, metadata
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
@@ -23,19 +24,23 @@ def export(
     out: Store,
     *,
     file_format: str = "parquet",
-    layout: str = "columns",
+    layout: str | None = None,
     state: bool = False,
     tables: list[str] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> list[dict[str, Any]]:
     """Write ``<table>.<format>`` into ``out``, rows in order; what was written. ``progress``: rows done and in all.
 
-    Parquet: column ``row`` (int64), then ``e0``..``eN`` float32, or with ``layout`` list one fixed-size list ``e``;
-    with ``state`` a float32 column for each optimizer state. Safetensors: ``weight`` [rows, dim], states by name.
-    Memory: a window of rows. Raises ConfigError for an unknown table, ArtifactError for damage.
+    Parquet: column ``row`` (int64), then ``e0``..``eN`` float32, or with ``layout`` list (Parquet only) one fixed-size
+    list ``e``; with ``state`` a float32 column for each optimizer state. Safetensors: ``weight`` [rows, dim], states
+    by name.
+    Memory: a window of rows. Raises ConfigError for an unknown table, ArtifactError for damage: then the file that was
+    being written is gone.
     """
+    if layout is not None and file_format != "parquet":
+        raise ConfigError(f"--layout {layout} is of Parquet files, got --format {file_format}", hint="--format parquet")
     reader = ChainReader(store, artifact)
-    chosen = tables or list(reader.tables)
+    chosen = list(dict.fromkeys(tables or reader.tables))
     for table in chosen:
         if table not in reader.tables:
             raise ConfigError(
@@ -48,14 +53,28 @@ def export(
     done = []
     for table in chosen:
         name = f"{quote(table, safe='')}.{file_format}"
-        full = out.full(name)
-        with disk_errors(name):
-            out.fs.makedirs(full.rpartition("/")[0], exist_ok=True)
-            with out.fs.open(full, "wb") as sink:
-                write(sink, reader, table, layout, state, counter)
-        size = int(out.fs.info(full)["size"])
+        with _whole(out, name) as sink:
+            write(sink, reader, table, layout, state, counter)
+        size = int(out.fs.info(out.full(name))["size"])
         done.append({"table": table, "file": out.url_of(name), **reader.tables[table], "bytes": size})
     return done
+
+
+@contextmanager
+def _whole(out: Store, name: str) -> Iterator[BinaryIO]:
+    """A file that has its name only once it is whole: damage met while reading leaves nothing that opens."""
+    full = out.full(name)
+    partial = f"{full}.partial"
+    with disk_errors(name, out.elsewhere):
+        out.fs.makedirs(full.rpartition("/")[0], exist_ok=True)
+        try:
+            with out.fs.open(partial, "wb") as sink:
+                yield sink
+            out.fs.mv(partial, full)
+        except BaseException:
+            if out.fs.exists(partial):
+                out.fs.rm_file(partial)
+            raise
 
 
 class _Counter:
@@ -73,7 +92,7 @@ class _Counter:
 
 
 def _write_parquet(
-    sink: BinaryIO, reader: ChainReader, table: str, layout: str, state: bool, counter: _Counter
+    sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, counter: _Counter
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -99,7 +118,7 @@ def _write_parquet(
 
 
 def _write_safetensors(
-    sink: BinaryIO, reader: ChainReader, table: str, layout: str, state: bool, counter: _Counter
+    sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, counter: _Counter
 ) -> None:
     rows, dim = reader.tables[table]["rows"], reader.tables[table]["dim"]
     shapes: dict[str, list[int]] = {"weight": [rows, dim]}

@@ -6,14 +6,18 @@ difference) and ``parents`` (names of the checkpoints it is restored on top of, 
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import ArtifactError
 
+NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
 DIFFERENCE = "difference"
 
@@ -21,6 +25,22 @@ DIFFERENCE = "difference"
 def name_of(step: int) -> str:
     """Name of the checkpoint taken after ``step`` steps."""
     return f"step-{step:08d}"
+
+
+def step_of(path: str) -> int:
+    """The step that a checkpoint's name, or path, is of."""
+    return int(path.rpartition("step-")[2])
+
+
+def in_store(store: Store) -> str:
+    """The flag of ``nightjar ckpt`` that names ``store``, as it is typed."""
+    return f"--store {shlex.quote(store.url)}"
+
+
+def damage_hint(store: Store, name: str) -> str:
+    """The command that names all damage of checkpoint ``name`` (as ``nightjar ckpt`` takes it), as it is typed."""
+    where = in_store(store)
+    return f"nightjar ckpt verify {name} {where} names all damage, nightjar ckpt ls {where} the other checkpoints"
 
 
 @dataclass(frozen=True)
@@ -49,39 +69,44 @@ def entry_of(artifact: Artifact) -> Entry:
     return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
 
 
-def committed(store: Store, directory: str, damaged: list[str] | None = None) -> list[Artifact]:
+def committed(store: Store, directory: str, damaged: dict[str, str] | None = None) -> list[Artifact]:
     """All committed checkpoints of ``directory``, oldest step first.
 
-    One whose manifest is damaged is left out; what is wrong with it is added to ``damaged``.
+    One whose manifest is damaged is left out and added to ``damaged``: {path: what is wrong with its manifest}.
     """
+    paths = [f"{directory}/{name}" for name in store.names(directory) if NAME.fullmatch(name)]
+    return sorted(readable(store, paths, damaged), key=lambda artifact: artifact.summary["step"])
+
+
+def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None = None) -> list[Artifact]:
+    """Those of ``paths`` that are committed; ``damaged`` as in ``committed``."""
     found = []
-    for name in store.names(directory):
-        if not name.startswith("step-"):
-            continue
+    for path in paths:
         try:
-            artifact = store.find(f"{directory}/{name}")
+            artifact = store.find(path)
         except ArtifactError as error:
             if damaged is not None:
-                damaged.append(error.message)
+                damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
             continue
         if artifact is not None:
             found.append(artifact)
-    return sorted(found, key=lambda artifact: artifact.summary["step"])
+    return found
 
 
 def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
     """``artifact`` and what it rests on, in the order in which they are applied (baseline first).
 
-    Raises ArtifactError naming a parent that is not there any more.
+    Raises ArtifactError naming a parent that is damaged or not there any more.
     """
     directory = artifact.path.rsplit("/", 1)[0]
     order: list[Artifact] = []
     for parent in reversed(artifact.summary["parents"]):
-        found = store.find(f"{directory}/{parent}")
+        damaged: dict[str, str] = {}
+        found = next(iter(readable(store, [f"{directory}/{parent}"], damaged)), None)
         if found is None:
+            wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
             raise ArtifactError(
-                f"checkpoint {artifact.path} rests on {parent}, which is missing",
-                hint="an older checkpoint is used if there is one; nightjar ckpt ls shows what is left",
+                f"checkpoint {artifact.path} rests on {parent}, {wrong[0]}", hint=damage_hint(store, artifact.path)
             )
         order.insert(0, found)
         if found.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
@@ -151,17 +176,27 @@ def sweep(store: Store, directory: str, pinned: Iterable[str] = ()) -> list[str]
         if name in stay:
             lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
         else:
-            store.fs.rm(store.full(path), recursive=True)
+            with removing(path):
+                store.fs.rm(store.full(path), recursive=True)
             lines.append(f"removed {path}, which has no manifest: it was never committed")
     return lines
 
 
 def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:
-    """Remove checkpoints, the ones that rest on others first; each stops existing before its files go."""
+    """Remove checkpoints, the ones that rest on others first; each stops existing before its files go.
+
+    Raises ArtifactError where the store refuses it.
+    """
     for entry in sorted(entries, key=lambda entry: -entry.step):
         path = store.full(f"{directory}/{entry.name}")
-        if store.fs.exists(f"{path}/{MANIFEST}"):
-            store.fs.rm_file(f"{path}/{MANIFEST}")
-        on_phase(Phase.PRUNE)
-        if store.fs.exists(path):
-            store.fs.rm(path, recursive=True)
+        with removing(f"{directory}/{entry.name}"):
+            if store.fs.exists(f"{path}/{MANIFEST}"):
+                store.fs.rm_file(f"{path}/{MANIFEST}")
+            on_phase(Phase.PRUNE)
+            if store.fs.exists(path):
+                store.fs.rm(path, recursive=True)
+
+
+def removing(path: str) -> AbstractContextManager[None]:
+    """Around the removal of ``path``: ArtifactError where the store refuses it."""
+    return disk_errors(path, "the same command as a user who may write in the store", doing="removing")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable
 
-from pipeline.artifacts import Artifact, Store
-from pipeline.checkpoint.index import committed
+from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint.index import NAME, committed, damage_hint, readable, step_of
 from pipeline.errors import ArtifactError
 
 PATH = re.compile(r"runs/[^/\s]+/checkpoints/[^/\s]+/step-\d{8,}")
-_STEP = re.compile(r"step-\d{8,}")
 
 
 def directories(store: Store, run: str | None = None) -> list[str]:
@@ -19,38 +18,67 @@ def directories(store: Store, run: str | None = None) -> list[str]:
     return [f"runs/{name}/checkpoints/{key}" for name in runs for key in store.names(f"runs/{name}/checkpoints")]
 
 
-def find_checkpoint(store: Store, name: str, key: str | None = None, step: int | None = None) -> Artifact:
+def find_checkpoint(
+    store: Store, name: str, key: str | None = None, step: int | None = None, *, option: str = ""
+) -> Artifact:
     """The checkpoint that ``name`` means; of several trainings of a run the one written last.
 
-    ``key`` and ``step`` narrow it to one training key and step. ArtifactError naming what there is where none is meant.
+    ``key`` and ``step`` narrow it to one training key and step. ``option``: what the user typed before the name, for
+    hints. ArtifactError naming what there is where none is meant, and naming a damaged one where that one may be meant.
     """
-    found = [
-        each
-        for each in _candidates(store, name.strip("/"))
-        if (key is None or each.key == key) and (step is None or each.summary["step"] == step)
-    ]
-    if found:
-        return max(found, key=lambda each: (each.created, each.summary["step"]))
+    found, damaged = candidates(store, name)
+    found = [each for each in found if key in (None, each.key) and step in (None, each.summary["step"])]
+    best = found[-1] if found else None
+    if key is not None and best is not None:
+        return best  # no other is meant
+    wrong = {p: text for p, text in damaged.items() if step in (None, step_of(p)) and not _older(p, best)}
+    if wrong:
+        path = newest(wrong)
+        instead = f"{option}{best.path} takes the newest whole one; " if best is not None else ""
+        raise ArtifactError(
+            f"checkpoint {path} cannot be used: its {MANIFEST} {wrong[path]}",
+            hint=f"{instead}{damage_hint(store, path)}",
+        )
+    if best is None:
+        raise unknown(store, name)
+    return best
+
+
+def candidates(store: Store, name: str) -> tuple[list[Artifact], dict[str, str]]:
+    """What ``name`` may mean: committed checkpoints, the one written last at the end, and those whose manifest is
+    damaged: {path: what is wrong with it}.
+    """
+    name, damaged = name.strip("/"), dict[str, str]()
+    run, _, last = name.rpartition("/")
+    if not NAME.fullmatch(last):
+        places = directories(store, name) if "/" not in name else [name]
+        found = [each for place in places for each in committed(store, place, damaged)]
+    else:
+        exact = "/" in run or not run
+        paths = [name] if exact else [f"{place}/{last}" for place in directories(store, run)]
+        found = readable(store, paths, damaged)
+    return sorted(found, key=lambda each: (each.created, each.summary["step"])), damaged
+
+
+def _older(path: str, than: Artifact | None) -> bool:
+    """Whether a checkpoint that cannot be read comes before another: known of those of one training only."""
+    if than is None or path.rpartition("/")[0] != than.path.rpartition("/")[0]:
+        return False
+    return step_of(path) < step_of(than.path)
+
+
+def newest(paths: Iterable[str]) -> str:
+    """That of the latest step."""
+    return max(paths, key=step_of)
+
+
+def unknown(store: Store, name: str) -> ArtifactError:
+    """The error that names the checkpoints there are."""
     known = [f"{directory.split('/')[1]}/{each}" for directory in directories(store) for each in store.names(directory)]
     text = f"there are: {', '.join(known[-8:])}" if known else "there are none in this store"
-    raise ArtifactError(
+    return ArtifactError(
         f"no checkpoint {name!r} in store {store.url}; {text}", hint="nightjar ckpt ls --store <URL of its store>"
     )
-
-
-def _candidates(store: Store, name: str) -> Iterator[Artifact]:
-    run, _, last = name.rpartition("/")
-    if not _STEP.fullmatch(last):
-        places = directories(store, name) if "/" not in name else [name]
-        for directory in places:
-            yield from committed(store, directory)
-    elif "/" in run or not run:
-        if (artifact := store.find(name)) is not None:
-            yield artifact
-    else:
-        for directory in directories(store, run):
-            if (artifact := store.find(f"{directory}/{last}")) is not None:
-                yield artifact
 
 
 def run_of(path: str) -> str:

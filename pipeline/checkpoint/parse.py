@@ -48,4 +48,4 @@ def _require(record: dict[str, Any], kind: type, *names: str) -> None:
 
 def _odd(what: str, error: Exception) -> ArtifactError:
     reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return ArtifactError(f"{what}: {reason}", hint="nightjar ckpt verify names all damage")
+    return ArtifactError(f"{what}: {reason}", hint="nightjar ckpt verify <its run> names all damage")

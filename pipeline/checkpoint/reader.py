@@ -18,10 +18,10 @@ import torch
 import xxhash
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, FileEntry, Store
+from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
-from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.index import committed, damage_hint, restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import together
@@ -31,7 +31,6 @@ from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, s
 from pipeline.errors import ArtifactError, NightjarError, UnreachableError
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
-_OLDER = "an older checkpoint is used if there is one; nightjar ckpt verify names all damage"
 _READERS = 2
 
 
@@ -102,7 +101,7 @@ def restore_newest(
             say(f"checkpoint {path} cannot be used, going back to the one before it: {error.message}")
     if failures:
         raise ArtifactError(
-            f"none of the {len(failures)} checkpoints in {store.url_of(directory)} is whole: {failures[0]}",
+            f"no checkpoint in {store.url_of(directory)} is whole, the first of {len(failures)}: {failures[0]}",
             hint="force=true trains from the start",
         )
     return None
@@ -115,10 +114,10 @@ def _open(store: Store, path: str) -> Artifact:
 
 def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
     """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged."""
-    damaged: list[str] = []
+    damaged: dict[str, str] = {}
     with reachable(store.url_of(directory)):
         names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
-    return names, damaged
+    return names, [f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()]
 
 
 @contextmanager
@@ -145,7 +144,7 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
     path = f"{artifact.path}/{name}"
     expected = artifact.files.get(name)
     if expected is None:
-        raise ArtifactError(f"{store.url_of(artifact.path)} has no file {name}, expected in a {KIND}", hint=_OLDER)
+        raise _damage(store, artifact, f"{store.url_of(artifact.path)} has no file {name}, expected in a {KIND}")
     data = bytearray(expected.bytes)
     try:
         with reachable(store.url_of(path)), store.open(path) as source:
@@ -154,17 +153,22 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
                 count += got
             count += len(source.read(1))
     except FileNotFoundError:
-        raise ArtifactError(f"{store.url_of(path)} is missing from its artifact", hint=_OLDER) from None
+        raise _damage(store, artifact, f"{store.url_of(path)} is missing from its artifact") from None
     except OSError as error:
-        raise ArtifactError(f"{store.url_of(path)} cannot be read: {error}", hint=_OLDER) from error
+        raise _damage(store, artifact, f"{store.url_of(path)} cannot be read: {error}") from error
     found = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
     if found != expected:
-        raise ArtifactError(
+        raise _damage(
+            store,
+            artifact,
             f"{store.url_of(path)} is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
             f"expected {expected.bytes} and {expected.checksum}",
-            hint=_OLDER,
         )
     return data
+
+
+def _damage(store: Store, artifact: Artifact, message: str) -> ArtifactError:
+    return ArtifactError(message, hint=damage_hint(store, artifact.path))
 
 
 def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:
@@ -180,9 +184,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]])
         name = extent["file"]
         block = read_block(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
         if block.table != extent["table"] or len(block.ids) != extent["rows"]:
-            raise ArtifactError(
-                f"{store.url_of(artifact.path)}/{name} holds other rows than its index says", hint=_OLDER
-            )
+            raise _damage(store, artifact, f"{store.url_of(artifact.path)}/{name} holds other rows than its index says")
         return block
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-restore") as pool:
@@ -205,7 +207,7 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
         index = read_index(store, artifact)
         _check_tables(index["tables"], target.rows.tables, store.url_of(artifact.path))
         if artifact is chain[0]:
-            _check_cover(index["files"], shards, store.url_of(artifact.path))
+            _check_cover(index["files"], shards, store, artifact)
         wanted = [extent for extent in index["files"] if any(meets(extent, shard) for shard in shards)]
         # Lowest columns first: they overwrite a row's state, further columns add their share to it.
         wanted.sort(key=lambda extent: (extent["table"], extent["column"], extent["first"]))
@@ -277,7 +279,7 @@ def _check_tables(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec
         raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=OTHER_MODEL)
 
 
-def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], where: str) -> None:
+def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], store: Store, artifact: Artifact) -> None:
     """ArtifactError where a baseline does not hold every value of a local shard.
 
     Counted by extents; those of a compacted baseline may have gaps that others fill, so there it is a lower bound.
@@ -290,10 +292,11 @@ def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], where:
             if meets(e, shard)
         )
         if cells < shard.rows * shard.columns:
-            raise ArtifactError(
-                f"checkpoint {where} holds {cells} of the {shard.rows * shard.columns} values of rows {shard.row} to "
-                f"{shard.row + shard.rows - 1} of table {shard.table!r}",
-                hint=_OLDER,
+            raise _damage(
+                store,
+                artifact,
+                f"checkpoint {store.url_of(artifact.path)} holds {cells} of the {shard.rows * shard.columns} values of "
+                f"rows {shard.row} to {shard.row + shard.rows - 1} of table {shard.table!r}",
             )
 
 

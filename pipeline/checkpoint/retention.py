@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
-from pipeline.checkpoint.index import committed, entry_of, kept, remove, rested_on
+from pipeline.checkpoint.index import committed, entry_of, kept, remove, removing, rested_on
 from pipeline.checkpoint.naming import PATH, directories
 from pipeline.errors import ArtifactError
 
@@ -43,15 +43,19 @@ def pinned_paths(store: Store) -> dict[str, str]:
 
 def _record(store: Store, manifest: str) -> dict[str, Any]:
     """The content of a ``manifest``, its seal checked where it is of this pipeline (other writers have none)."""
-    record = store.read_json(manifest)
-    if not isinstance(record, dict):
-        raise ArtifactError(
-            f"{store.url_of(manifest)} is not a manifest, so it is not known which checkpoints it names",
-            hint="restore or remove that file; until then no checkpoint is removed",
-        )
-    if "seal" in record or "schema_version" in record:
-        store.find(manifest.removesuffix(f"/{MANIFEST}"))  # ArtifactError where seal and content differ
-    return record
+    unknown, problem = "so it is not known which checkpoints it names", "is not a manifest"
+    try:
+        record = store.read_json(manifest)
+        if isinstance(record, dict):
+            if "seal" in record or "schema_version" in record:
+                store.find(manifest.removesuffix(f"/{MANIFEST}"))  # ArtifactError where seal and content differ
+            return record
+    except ArtifactError as error:
+        problem = error.message.removeprefix(f"{store.url_of(manifest)} ")
+    raise ArtifactError(
+        f"{store.url_of(manifest)} {problem}, {unknown}",
+        hint="restore or remove that file; until then no checkpoint is removed",
+    )
 
 
 def _manifests(store: Store) -> Iterator[str]:
@@ -98,7 +102,9 @@ def collect(
     going: list[Removal] = []
     staying: list[dict[str, str]] = []
     for directory in directories(store, run):
-        artifacts = committed(store, directory)
+        damaged: dict[str, str] = {}
+        artifacts = committed(store, directory, damaged)
+        staying += [{"path": path, "reason": f"its {MANIFEST} is damaged"} for path in damaged]
         stay = _stay(
             artifacts, {p.rpartition("/")[2] for p in pins if p.startswith(f"{directory}/")}, keep_last, keep_every
         )
@@ -152,7 +158,7 @@ def _remains(
                 reason = "not in the manifest: left by a killed compaction"
                 found += [Removal(full[len(store.root) + 1 :], info["size"], reason) for full, info in extra.items()]
         elif store.exists(f"{path}/{MANIFEST}"):
-            continue  # it does not parse: for ckpt verify, not for the bin
+            continue  # it does not parse: it stays, and ``collect`` says so
         elif min((_age(store, full) for full in files), default=min_age) >= min_age:
             size = sum(info["size"] for info in files.values())
             found.append(Removal(path, size, "never committed"))
@@ -171,7 +177,7 @@ def _age(store: Store, full: str) -> float:
 
 
 def sweep(store: Store, going: list[Removal]) -> None:
-    """Remove what ``collect`` found, checkpoints that rest on others first."""
+    """Remove what ``collect`` found, checkpoints that rest on others first. ArtifactError where the store refuses."""
     whole = [each for each in going if each.reason == "outside retention"]
     for directory in sorted({each.path.rpartition("/")[0] for each in whole}):
         names = {each.path.rpartition("/")[2] for each in whole if each.path.rpartition("/")[0] == directory}
@@ -179,4 +185,5 @@ def sweep(store: Store, going: list[Removal]) -> None:
         remove(store, directory, [entry for entry in entries if entry.name in names])
     for each in going:
         if each.reason != "outside retention" and store.exists(each.path):
-            store.fs.rm(store.full(each.path), recursive=True)
+            with removing(each.path):
+                store.fs.rm(store.full(each.path), recursive=True)

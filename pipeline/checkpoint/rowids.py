@@ -37,7 +37,7 @@ def decode_ids(data: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     if int(last.sum()) != count or (len(data) > 0 and not last[-1]):
         raise ArtifactError(
             f"row numbers are corrupt: {int(last.sum())} in the file, expected {count}",
-            hint="nightjar ckpt verify names the damaged files",
+            hint="nightjar ckpt verify <its run> names all damage",
         )
     if not count:
         return np.empty(0, np.int64)

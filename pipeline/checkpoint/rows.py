@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
-from pipeline.checkpoint.index import restore_order
+from pipeline.checkpoint.index import damage_hint, restore_order
 from pipeline.checkpoint.reader import apply_block, read_index, read_verified
 from pipeline.embeddings import LocalShard
 from pipeline.errors import ArtifactError
@@ -84,7 +84,7 @@ class ChainReader:
             raise ArtifactError(
                 f"checkpoint {self.artifact.path} does not hold all of rows {window.first} to "
                 f"{window.first + count - 1} of table {window.table!r}",
-                hint="nightjar ckpt verify names all damage",
+                hint=damage_hint(self.store, self.artifact.path),
             )
 
     def _extents(self, index: dict[str, Any], table: str) -> list[dict[str, Any]]:

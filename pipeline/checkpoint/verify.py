@@ -9,7 +9,7 @@ import xxhash
 
 from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
 from pipeline.checkpoint.container import read_tensors
-from pipeline.checkpoint.index import BASELINE
+from pipeline.checkpoint.index import BASELINE, readable
 from pipeline.checkpoint.parse import parse_state
 from pipeline.checkpoint.reader import read_index, read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
@@ -53,13 +53,11 @@ def _chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[Damag
     found, damage = [artifact], []
     for parent in reversed(artifact.summary["parents"]):
         path = f"{directory}/{parent}"
-        try:
-            other = store.find(path)
-        except ArtifactError as error:
-            damage.append(Damage(path, MANIFEST, f"is damaged: {error.message}"))
-            continue
+        damaged: dict[str, str] = {}
+        other = next(iter(readable(store, [path], damaged)), None)
         if other is None:
-            damage.append(Damage(path, MANIFEST, f"is missing, and {artifact.path.rpartition('/')[2]} rests on it"))
+            rests = f"is missing, and {artifact.path.rpartition('/')[2]} rests on it"
+            damage.append(Damage(path, MANIFEST, damaged.get(path, rests)))
             continue
         found.insert(0, other)
         if other.summary["type"] == BASELINE:

@@ -19,7 +19,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
     "train": {
         "train": (
             "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
-            "phases", "step", "memory", "bytes_per_sample",
+            "resumed", "phases", "step", "memory", "bytes_per_sample",
             "peak_pss_bytes", "ssd",
         ),
         "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share"),

@@ -39,7 +39,7 @@ def _parents(record: Mapping[str, Any]) -> str:
 def listing(records: Sequence[Mapping[str, Any]]) -> str:
     """``nightjar ckpt ls``."""
     if not records:
-        return "no checkpoints in this store"
+        return "no checkpoints"
     rows = [
         [
             f"{r['run']}/{r['name']}", units.count(r["step"]), r["type"], _parents(r), "+".join(r["codings"]),
@@ -49,8 +49,9 @@ def listing(records: Sequence[Mapping[str, Any]]) -> str:
         for r in records
     ]  # fmt: skip
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
-    total = sum(r["bytes"] for r in records)
-    return f"{table(head, rows)}\n{len(records)} checkpoints, {units.size(total)}"
+    total = sum(r["bytes"] or 0 for r in records)
+    lines = [table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
+    return "\n".join([*lines, *(f"damaged: {r['path']}/{r['problem']}" for r in records if r["problem"])])
 
 
 def details(record: Mapping[str, Any]) -> str:
@@ -93,11 +94,11 @@ def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 def verified(result: Mapping[str, Any]) -> str:
     """``nightjar ckpt verify``."""
-    read = f"{result['files']} files, {units.size(result['bytes'])} read"
+    read = f"{units.plural(result['files'], 'file')}, {units.size(result['bytes'])} read"
     if result["whole"]:
         return f"{result['checkpoint']} is whole: {read}"
     lines = [f"  {d['checkpoint']}/{d['file']} {d['problem']}" for d in result["damage"]]
-    return "\n".join([f"{result['checkpoint']} is damaged in {len(lines)} places ({read}):", *lines])
+    return "\n".join([f"{result['name']} is damaged in {units.plural(len(lines), 'place')} ({read}):", *lines])
 
 
 def difference(result: Mapping[str, Any]) -> str:
@@ -150,7 +151,7 @@ def collected(result: Mapping[str, Any]) -> str:
     verb = "would remove" if result["dry_run"] else "removed"
     lines = [f"{verb} {each['path']}  {units.size(each['bytes'])}  {each['reason']}" for each in result["removed"]]
     kept = [f"keep {each['path']}  {each['reason']}" for each in result["kept"]]
-    total = f"{verb} {len(lines)} in all, {units.size(result['bytes'])}; {len(kept)} checkpoints stay"
+    total = f"{verb} {len(lines)} in all, {units.size(result['bytes'])}; {units.plural(len(kept), 'checkpoint')} kept"
     return "\n".join([*lines, *kept, total])
 
 

@@ -147,6 +147,7 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
         ("Training steps", units.count(train.get("steps"))),
         ("Training samples", units.count(train.get("samples"))),
+        ("Steps before this session", units.count(train.get("resumed", {}).get("step"))),
         ("Training time", units.duration(train.get("seconds"))),
         ("Ranks", units.count(train.get("world_size"))),
         ("Peak memory", units.size(train.get("peak_rss_bytes"))),

@@ -124,20 +124,33 @@ def _plan(part: Mapping[str, Any]) -> list[str]:
     shares = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items(), key=lambda item: -item[1]))
     step = units.decimal(part.get("predicted_step_ms"), 3)
     return [
-        f"{_plural(len(tables), 'table')}: {shares}" if shares else "no tables",
+        f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",
         f"{', '.join(sizes) or 'no memory'}; embedding step {step} ms (predicted)",
     ]
 
 
 def _train(part: Mapping[str, Any]) -> list[str]:
     return [
-        f"{units.count(part.get('samples'))} samples in {_plural(part.get('steps'), 'step')}, "
-        f"{units.duration(part.get('seconds'))} on {_plural(part.get('world_size'), 'rank')}",
+        *_trained(part),
         f"{units.count(part.get('samples_per_s'))} samples/s, {units.percent(part.get('data_wait_share'))} of the time "
         "waiting for data",
         f"peak memory {units.size(part.get('peak_rss_bytes'))}",
         *sent_per_sample(part),
         *phase_lines(part),
+    ]
+
+
+def _trained(part: Mapping[str, Any]) -> list[str]:
+    """Samples and steps of the whole training; after a resume also of this session, whose rates follow."""
+    samples, steps, resumed = part.get("samples"), part.get("steps"), part.get("resumed")
+    time = f"{units.duration(part.get('seconds'))} on {units.plural(part.get('world_size'), 'rank')}"
+    whole = f"{units.count(samples)} samples in {units.plural(steps, 'step')}"
+    if not resumed or not units.known(samples) or not units.known(steps):
+        return [f"{whole}, {time}"]
+    session = units.plural(steps - resumed["step"], "step")
+    return [
+        f"{whole} in all, resumed after step {units.count(resumed['step'])}",
+        f"this session: {units.count(samples - resumed['samples'])} samples in {session}, {time}",
     ]
 
 
@@ -184,10 +197,6 @@ _PARTS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
     "ingest": _ingest, "plan": _plan, "train": _train, "checkpoint": _checkpoint, "eval": _eval, "gate": _gate,
     "model": _model,
 }  # fmt: skip
-
-
-def _plural(number: object, noun: str) -> str:
-    return f"{units.count(number)} {noun}" if number == 1 else f"{units.count(number)} {noun}s"
 
 
 def _error_text(error: Mapping[str, Any]) -> str:

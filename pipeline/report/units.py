@@ -18,6 +18,11 @@ def count(value: object) -> str:
     return f"{round(value):,}" if known(value) else ABSENT
 
 
+def plural(number: object, noun: str) -> str:
+    """``1 step``, ``1,172 steps``."""
+    return f"{count(number)} {noun}" if number == 1 else f"{count(number)} {noun}s"
+
+
 def decimal(value: object, digits: int = 4) -> str:
     """Fixed number of decimals: ``0.8321``."""
     return f"{value:.{digits}f}" if known(value) else ABSENT

@@ -56,7 +56,8 @@ def train(
     ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
     ``towers``: what the partition stage made (None: flat), to whose sites ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
-    steps; predicted beside measured), and the path of the last checkpoint.
+    steps; predicted beside measured), and the path of the last checkpoint. ``resumed`` of "train", where the session
+    went on from a checkpoint: its step and samples.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
@@ -218,6 +219,8 @@ class _Run:
             "world_size": dist.get_world_size(),
             **self.ssd.summary(self.trainer.steps - self.first),
         }
+        if self.first:
+            figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}
         if self.rows:
             names = (field.name for field in fields(LinkBytes))
             figures["bytes_per_sample"] = {n: v / self.rows for n, v in zip(names, self.sent, strict=True)}

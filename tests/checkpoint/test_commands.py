@@ -50,8 +50,9 @@ def test_ls_says_type_coding_size_and_what_rests_on_what(store, capsys):
     assert max(map(len, text.splitlines())) < 120
 
 
-def test_ls_of_an_unknown_run_names_the_known_ones(store, capsys):
-    assert "runs: r" in ckpt(store, capsys, "ls", "x", code=7).err
+@pytest.mark.parametrize("command", ["ls", "gc"])
+def test_an_unknown_run_is_a_mistake_and_names_the_known_ones(store, capsys, command):
+    assert f"no run 'x' in store {store.url}; there are: r" in ckpt(store, capsys, command, "x", code=2).err
 
 
 @pytest.mark.parametrize("name", ["r", "r/step-00000003", f"{DIRECTORY}/step-00000003"])
@@ -117,8 +118,12 @@ def test_verify_of_a_run_does_not_pass_over_a_damaged_manifest(store, capsys, tm
     manifest = tmp_path / "store" / DIRECTORY / "step-00000003/manifest.json"
     manifest.write_bytes(manifest.read_bytes().replace(b'"step": 3', b'"step": 2'))
     result = ckpt_json(store, capsys, "verify", "r", code=7)
-    assert "step-00000003/manifest.json" in result["damage"][0]["problem"]
-    assert "step-00000003/manifest.json" in ckpt(store, capsys, "verify", "r/step-00000003", code=7).err
+    (damage,) = result["damage"]
+    assert (damage["checkpoint"], damage["file"]) == (f"{DIRECTORY}/step-00000003", "manifest.json")
+    assert damage["problem"].startswith("is not a manifest of schema version 2")
+    text = ckpt(store, capsys, "verify", "r/step-00000003", code=7).out
+    assert "r/step-00000003 is damaged in 1 place (" in text
+    assert f"  {DIRECTORY}/step-00000003/manifest.json is not a manifest" in text
 
 
 def test_diff_counts_rows_values_and_settings(store, capsys):

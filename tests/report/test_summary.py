@@ -33,6 +33,13 @@ def test_the_table_shows_every_part():
         assert expected in text
 
 
+def test_after_a_resume_the_session_is_told_apart_from_the_whole_training():
+    record = make_result()
+    text = summary({**record, "train": {**record["train"], "resumed": {"step": 1_171, "samples": 4_796_000}}})
+    assert "4,800,000 samples in 1,172 steps in all, resumed after step 1,171" in text
+    assert "this session: 4,000 samples in 1 step, 58.9 s on 2 ranks" in text
+
+
 @pytest.mark.parametrize("present", itertools.chain.from_iterable(itertools.combinations(PARTS, n) for n in range(7)))
 def test_any_part_may_be_absent_and_no_line_is_wider_than_80(present):
     result = {"run": "demo", "status": "done", **{part: make_result()[part] for part in present}}

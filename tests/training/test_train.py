@@ -228,7 +228,10 @@ def test_identical_runs_give_the_same_bytes(outcomes, world):
 def test_a_resumed_run_ends_where_the_whole_one_does(outcomes, world):
     stopped = good(outcomes, world, "stopped")
     assert stopped["digests"] == good(outcomes, world, "plain")["digests"]
-    assert stopped["summary"]["train"]["steps"] == 18
+    figures = stopped["summary"]["train"]
+    assert (figures["steps"], figures["resumed"]["step"]) == (18, 7)
+    session = figures["samples"] - figures["resumed"]["samples"]
+    assert figures["samples_per_s"] == pytest.approx(session / figures["seconds"])
     assert stopped["names"] == ["step-00000007", "step-00000018"]
 
 
