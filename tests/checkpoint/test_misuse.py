@@ -8,6 +8,7 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.checkpoint import find_checkpoint
 from pipeline.cli import main
+from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIRECTORY, new_store, put
 from tests.checkpoint.test_commands import ckpt, ckpt_json
@@ -85,6 +86,7 @@ def test_to_start_from_a_run_whose_newest_manifest_is_damaged_takes_the_exact_na
         find_checkpoint(store, "r", option="checkpoint.init_from=")
     override = caught.value.hint.split(" ")[0]
     assert override == f"checkpoint.init_from={DIRECTORY}/step-00000002"
+    assert compose([override]).checkpoint.init_from == f"{DIRECTORY}/step-00000002"
     assert find_checkpoint(store, override.partition("=")[2]).summary["step"] == 2
     assert find_checkpoint(store, "r", "k" * 32, 2).summary["step"] == 2  # as a run that goes on asks
     spoil(store, 2)

@@ -13,12 +13,16 @@ SMALL = [
     "checkpoint.every_steps=3", "train.threads_per_rank=1",
 ]  # fmt: skip
 RUN = """
-import json, shutil, sys
+import json, pathlib, shutil, sys
 from pipeline.cli import main
 store, small, jobs = json.loads(sys.argv[1])
 for job in jobs:
     if job[0] == "forget":
         shutil.rmtree(f"{store}/runs/{job[2]}/{job[1]}")
+        continue
+    if job[0] == "spoil":
+        newest = max(pathlib.Path(f"{store}/runs/{job[1]}/checkpoints").glob("*/*/manifest.json"))
+        newest.write_text(newest.read_text()[:-9])
         continue
     print("==", " ".join(job), flush=True)
     print("code", main(["run", f"store={store}", *small, *job]), flush=True)
@@ -36,6 +40,8 @@ JOBS = [
     ["forget", "train", "f"],
     ["forget", "checkpoints", "a"],
     ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"],
+    ["spoil", "f"],
+    ["run=g", "checkpoint.init_from=f", "stages=[ingest]"],
 ]  # fmt: skip
 
 
@@ -97,3 +103,10 @@ def test_tables_alone_start_with_a_fresh_dense_part(said):
     _, parts, _ = said
     assert "dense parameters and their optimizer keep their initial values" in parts[7]
     assert "code 0" in parts[7]
+
+
+def test_a_run_whose_newest_manifest_is_damaged_is_not_started_from_unasked(said):
+    _, parts, errors = said
+    assert "code 7" in parts[9]
+    assert "cannot be used: its manifest.json is not a manifest" in errors[3]
+    assert "hint: checkpoint.init_from=runs/f/checkpoints/" in errors[3]
