@@ -140,20 +140,23 @@ _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextmanager
-def disk_errors(
-    what: str, hint: str = "store=<an fsspec URL you may write to>", *, doing: str = "writing"
-) -> Iterator[None]:
-    """Turn a full disk or a refusal while writing (or ``doing`` else with) ``what`` into an ArtifactError."""
+def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") -> Iterator[None]:
+    """Turn a full disk or a refusal while writing (or ``doing`` else with) ``what`` into an ArtifactError.
+
+    ``option``: how the user names another place, for the hint; "" where no other place would do.
+    """
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
             raise ArtifactError(
                 f"no space left on the store's disk while {doing} {what}",
-                hint=f"free space there, or {hint}; nothing half-written was kept",
+                hint=f"free space there, or {option}<another fsspec URL>; nothing half-written was kept",
             ) from error
         if isinstance(error, PermissionError) or error.errno in _REFUSALS:  # object stores set no errno
             reason = os.strerror(error.errno) if error.errno else str(error)
+            other = "the same command as a user who may write there"
+            hint = f"{option}<an fsspec URL you may write to>" if option else other
             raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
         raise
 
@@ -174,7 +177,7 @@ class Draft:
     def open(self, name: str) -> Iterator[BinaryIO]:
         """Open file ``name`` (relative, may hold slashes) for writing; its size and checksum are recorded."""
         full = self.store.full(f"{self.path}/{name}")
-        with disk_errors(f"{self.path}/{name}", self.store.elsewhere):
+        with disk_errors(f"{self.path}/{name}", self.store.option):
             self.store.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
             with self.store.fs.open(full, "wb") as inner:
                 sink = _HashingFile(inner)
@@ -215,7 +218,7 @@ class Store:
         if not url.strip():
             name = option.rstrip(" =")
             raise ConfigError(f"{name} is empty, expected a folder or an fsspec URL", hint=f"{option}./store")
-        self.elsewhere = f"{option}<an fsspec URL you may write to>"
+        self.option = option
         self.url = url.rstrip("/") or "/"
         self.fs: AbstractFileSystem
         try:
@@ -258,7 +261,7 @@ class Store:
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file atomically (rename on a local disk, one put on an object store)."""
         full = self.full(path)
-        with disk_errors(path, self.elsewhere):
+        with disk_errors(path, self.option):
             self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
             if not self.is_local:
                 self.fs.pipe_file(full, data)
@@ -324,7 +327,7 @@ class Store:
         draft = Draft(self, path, kind, key, config, inputs)
         draft.discard()
         try:
-            with disk_errors(path, self.elsewhere):
+            with disk_errors(path, self.option):
                 yield draft
         finally:
             if not self.exists(f"{path}/{MANIFEST}"):

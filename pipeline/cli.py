@@ -119,8 +119,11 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:
-        command = " ".join(["nightjar", options.command, *filter(None, [getattr(options, "action", None)])])
-        raise ConfigError(f"{command} does not know {unknown[0]}", hint=f"{command} --help")
+        action = f" {options.action}" if options.command == "ckpt" else ""
+        helped = f" {options.command}{action}" if options.command in STORE_FLAG else ""
+        raise ConfigError(
+            f"nightjar {options.command}{action} does not know {unknown[0]}", hint=f"nightjar{helped} --help"
+        )
     return overrides
 
 

@@ -65,7 +65,7 @@ def _whole(out: Store, name: str) -> Iterator[BinaryIO]:
     """A file that has its name only once it is whole: damage met while reading leaves nothing that opens."""
     full = out.full(name)
     partial = f"{full}.partial"
-    with disk_errors(name, out.elsewhere):
+    with disk_errors(name, out.option):
         out.fs.makedirs(full.rpartition("/")[0], exist_ok=True)
         try:
             with out.fs.open(partial, "wb") as sink:

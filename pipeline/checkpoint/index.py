@@ -199,4 +199,4 @@ def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase
 
 def removing(path: str) -> AbstractContextManager[None]:
     """Around the removal of ``path``: ArtifactError where the store refuses it."""
-    return disk_errors(path, "the same command as a user who may write in the store", doing="removing")
+    return disk_errors(path, option="", doing="removing")
