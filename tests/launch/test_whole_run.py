@@ -93,6 +93,8 @@ def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(store: Pat
     assert 4 < first < total
     figures = result(store, f"killed{ranks}")["train"]
     assert (figures["steps"], figures["world_size"]) == (total, ranks)
+    assert 4 <= figures["resumed"]["step"] < first
+    assert f"in all, resumed after step {figures['resumed']['step']}" in done.stdout
 
 
 def test_a_guard_on_two_ranks_is_one_message_with_its_exit_code(store: Path) -> None:
