@@ -33,6 +33,14 @@ def test_the_table_shows_every_part():
         assert expected in text
 
 
+def test_skipped_and_failed_checkpoints_are_told():
+    result = make_result()
+    result["checkpoint"] |= {"skipped": 2, "failed": 1}
+    text = summary(result)
+    assert "2 skipped, for the one before was still being written" in text
+    assert "1 failed, their rows went into the next" in text
+
+
 @pytest.mark.parametrize("present", itertools.chain.from_iterable(itertools.combinations(PARTS, n) for n in range(7)))
 def test_any_part_may_be_absent_and_no_line_is_wider_than_80(present):
     result = {"run": "demo", "status": "done", **{part: make_result()[part] for part in present}}
