@@ -131,6 +131,8 @@ class Checkpointer:
         began = time.monotonic()
         if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
             self.figures.skipped += 1
+            if this_rank() == 0:
+                self.say(f"no checkpoint after step {state.step:,}: the last one is still being written")
             return False
         self._collect(raising=False, timeout=timeout)
         self._writer.submit(self._job(state, final))

@@ -22,7 +22,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
             "resumed", "phases", "step", "memory", "bytes_per_sample",
             "peak_pss_bytes", "ssd",
         ),
-        "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share"),
+        "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"),
     },
     "evaluate": {"eval": ("samples", "ne", "auc", "logloss", "calibration", "bayes_ne")},
 }  # fmt: skip

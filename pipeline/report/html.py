@@ -158,6 +158,8 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Checkpoint bytes", units.size(saved.get("bytes_written"))),
         ("Had all been full", units.size(saved.get("bytes_full_equivalent"))),
         ("Stalled by checkpoints", units.percent(saved.get("stall_share"))),
+        ("Checkpoints skipped", units.count(saved.get("skipped") or None)),
+        ("Checkpoints failed", units.count(saved.get("failed") or None)),
         ("Held-out rows", units.count(scores.get("samples"))),
         ("Gate", "; ".join([str(gate.get("verdict", "")), *map(str, gate.get("reasons", []))]) if gate else "-"),
         ("Model version", str(model.get("version", units.ABSENT))),

@@ -166,10 +166,15 @@ def sent_per_sample(train: Mapping[str, Any]) -> list[str]:
 def _checkpoint(part: Mapping[str, Any]) -> list[str]:
     written, full = part.get("bytes_written"), part.get("bytes_full_equivalent")
     saved = f" of {units.size(full)} for full ones" if units.known(full) and full != written else ""
-    return [
+    lines = [
         f"{units.count(part.get('count'))} written, {units.size(written)}{saved}, "
         f"training stalled {units.percent(part.get('stall_share'))}"
     ]
+    if skipped := part.get("skipped"):
+        lines.append(f"{units.count(skipped)} skipped, for the one before was still being written")
+    if failed := part.get("failed"):
+        lines.append(f"{units.count(failed)} failed, their rows went into the next")
+    return lines
 
 
 def _eval(part: Mapping[str, Any]) -> list[str]:

@@ -112,6 +112,8 @@ class Checkpoints:
             "bytes_written": figures.bytes_written,
             "bytes_full_equivalent": figures.bytes_full_equivalent,
             "stall_share": figures.stalled / seconds,
+            "skipped": figures.skipped,
+            "failed": figures.failed,
         }
 
 

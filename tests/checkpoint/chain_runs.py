@@ -1,11 +1,13 @@
 """What the ranks of the checkpointer tests run."""
 
+import threading
+
 import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
 from pipeline.artifacts import Store
-from pipeline.checkpoint import Checkpointer, Model, TrainState
+from pipeline.checkpoint import Checkpointer, Model, Phase, TrainState, ignore
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings import TouchedRows, dense_parameters
 from tests.embeddings.cases import make, shards_to_tensors, train
@@ -14,12 +16,13 @@ from tests.embeddings.ranks import plan_for
 LAST = 6
 
 
-def checkpointer(folder, dmp, access, **settings):
+def checkpointer(folder, dmp, access, on_phase=ignore, **settings):
     dense = dense_parameters(dmp)
     model = Model(access, TouchedRows(dmp), dense, None)
     config = CheckpointConfig(**{"quantise": "fp32", "chunk_mib": 0.001, "keep_last": 50, **settings})
     said = []
-    saver = Checkpointer(Store(str(folder / "store")), "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append)
+    store = Store(str(folder / "store"))
+    saver = Checkpointer(store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append, on_phase=on_phase)
     return saver, said
 
 
@@ -70,3 +73,24 @@ def compact_behind(folder):
         dist.barrier()
         resume(place, kinds, "b", settings, 5)
         dist.barrier()
+
+
+def skip_while_busy(folder):
+    """One rank of two writes its first checkpoint until it is told to go on; the next one is skipped on both."""
+    dmp, access = make(plan_for(["row_wise", "data_parallel", "table_wise"], dist.get_world_size()))
+    go_on = threading.Event()
+    if dist.get_rank() == 0:
+        go_on.set()  # it has nothing to wait for but the other rank
+    hold = lambda phase: go_on.wait() if phase == Phase.WRITTEN else None  # noqa: E731
+    saver, said = checkpointer(folder, dmp, access, hold, when_busy="skip", policy="one_shot")
+    train(dmp, 0, 1)
+    assert saver.save(TrainState(step=1))
+    train(dmp, 1, 2)
+    assert not saver.save(TrainState(step=2))
+    go_on.set()
+    train(dmp, 2, 3)
+    assert saver.save(TrainState(step=3), wait=True)
+    assert (saver.figures.count, saver.figures.skipped, saver.figures.failed) == (2, 1, 0)
+    told = ["no checkpoint after step 2: the last one is still being written"]
+    assert said == (told if dist.get_rank() == 0 else [])
+    save_file(shards_to_tensors(access), folder / f"a-end-{dist.get_rank()}.safetensors")

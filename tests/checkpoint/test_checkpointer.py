@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
-from tests.checkpoint.chain_runs import compact_behind, resume, write
+from tests.checkpoint.chain_runs import compact_behind, resume, skip_while_busy, write
 from tests.embeddings.cases import DIM, ROWS
 from tests.embeddings.ranks import spawn
 
@@ -96,3 +96,10 @@ def test_compaction_behind_training_changes_no_bit_and_later_differences_rest_on
         assert types[5] == "baseline"
         assert next(each for each in left if each.summary["step"] == 5).summary["compacted"][0] == "step-00000003"
         assert (place / "b-said.txt").read_text() == ""
+
+
+def test_a_checkpoint_skipped_while_one_is_written_is_told_and_its_rows_are_in_the_next(tmp_path):
+    spawn(skip_while_busy, 2, tmp_path)
+    spawn(resume, 2, tmp_path, "row_wise", "b", {"policy": "one_shot"}, 3)
+    same(tables(tmp_path, "a-end", 2), tables(tmp_path, "b-restored", 2))
+    assert {each.summary["step"] for each in committed(Store(str(tmp_path / "store")), "ck")} == {1, 3, 6}

@@ -24,7 +24,9 @@ SUMMARIES = {
             "samples": 4, "steps": 1, "seconds": 0.1, "samples_per_s": 40.0, "data_wait_share": 0.0,
             "peak_rss_bytes": 1, "world_size": 1, "internal": 3,
         },
-        "checkpoint": {"count": 1, "bytes_written": 8, "bytes_full_equivalent": 8, "stall_share": 0.0},
+        "checkpoint": {
+            "count": 1, "bytes_written": 8, "bytes_full_equivalent": 8, "stall_share": 0.0, "skipped": 0, "failed": 0
+        },
         "final": "runs/x/checkpoints/k/step-00000001",
     },
     "evaluate": {"samples": 1, "ne": 0.9, "auc": 0.7, "logloss": 0.5, "calibration": 1.0, "bayes_ne": 0.8},
@@ -116,7 +118,7 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
         "train": [
             "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
         ],
-        "checkpoint": ["count", "bytes_written", "bytes_full_equivalent", "stall_share"],
+        "checkpoint": ["count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"],
         "eval": ["samples", "ne", "auc", "logloss", "calibration", "bayes_ne"],
     }  # fmt: skip
     assert (result["run"], result["status"]) == ("x", "done")

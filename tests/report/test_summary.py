@@ -40,6 +40,14 @@ def test_after_a_resume_the_session_is_told_apart_from_the_whole_training():
     assert "this session: 4,000 samples in 1 step, 58.9 s on 2 ranks" in text
 
 
+def test_skipped_and_failed_checkpoints_are_told():
+    result = make_result()
+    result["checkpoint"] |= {"skipped": 2, "failed": 1}
+    text = summary(result)
+    assert "2 skipped, for the one before was still being written" in text
+    assert "1 failed, their rows went into the next" in text
+
+
 @pytest.mark.parametrize("present", itertools.chain.from_iterable(itertools.combinations(PARTS, n) for n in range(7)))
 def test_any_part_may_be_absent_and_no_line_is_wider_than_80(present):
     result = {"run": "demo", "status": "done", **{part: make_result()[part] for part in present}}

@@ -172,7 +172,9 @@ def test_it_learns_and_reports(outcomes, world):
     assert figures["samples_per_s"] == pytest.approx(4220 / figures["seconds"])
     assert 0 <= figures["data_wait_share"] <= 1
     assert figures["peak_rss_bytes"] > 100e6
-    assert set(outcome["summary"]["checkpoint"]) == {"count", "bytes_written", "bytes_full_equivalent", "stall_share"}
+    assert set(outcome["summary"]["checkpoint"]) == {
+        "count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"
+    }  # fmt: skip
     assert [record["step"] for record in outcome["records"]] == [4, 8, 12, 16, 18]
     assert {"step", "steps_total", "samples", "samples_per_s", "data_wait_share", "loss", "ne_window", "eta_seconds",
             "lr", "seconds"} <= set(outcome["records"][0])  # fmt: skip
