@@ -5,7 +5,7 @@ expect them, so the rule picks the bits; after every ``1 / (r + 1)`` of its step
 policy and goes on from what that checkpoint holds. Any tiny change of a value moves a training's NE, up as often
 as down (``nudged``: one that is never restored either, its dense weights changed by a millionth); so the change by
 restores is the mean over ``--seeds`` (initial values, order of the rows), with its standard error. ``ratio``: 1 + the
-largest mean change, up or down.
+largest mean change, so over 1 where quality is lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     for restores, column in zip(given.restores, changes.T, strict=True):
         found[f"change_{restores}"] = column.mean()
         found[f"error_{restores}"] = column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else None
-    finish("quality", 1 + abs(changes.mean(axis=0)).max(), **found)
+    finish("quality", 1 + changes.mean(axis=0).max(), **found)
 
 
 def _changes(store: Store, dataset: Artifact, restores: Sequence[int], hot: float, seed: int) -> list[float]:
