@@ -89,7 +89,7 @@ def _seed(given: argparse.Namespace, seed: int, store: Store) -> dict[str, float
     figures = _recovery(config, store, store.get(made["ingest"].path, "ingest"))
     if not given.no_train:
         for strategy in ("coherent", "strided"):
-            figures[f"ne_{strategy}"] = _test_ne(config_of(given, seed, store, strategy), store)
+            figures[f"ne_{strategy}"] = test_ne(config_of(given, seed, store, strategy), store)
     return figures
 
 
@@ -112,8 +112,8 @@ def _recovery(config: Config, store: Store, dataset: Artifact) -> dict[str, floa
     return found
 
 
-def _test_ne(config: Config, store: Store) -> float:
-    """Test NE of the whole chain in this process."""
+def test_ne(config: Config, store: Store) -> float:
+    """Test NE of the whole chain, run in this process."""
     for step in steps(config, store):
         if store.find(step.path) is None:
             run_stage(step, config, store, SILENT)
