@@ -22,7 +22,6 @@ from benchmarks.network.ranks import serve
 from pipeline.config import Config, PartitionConfig
 from pipeline.contracts import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
 from pipeline.towers.settings import towers_of
-from pipeline.towers.strided import strided
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect
 
@@ -58,18 +57,18 @@ class _Variants:
         return {"dense_bytes": dense}
 
     def train(self, variant: str, steps: int) -> dict[str, Any]:
-        """``steps`` steps between two barriers: ms a step, and bytes sent by class of link in all of them."""
+        """``steps`` steps between two barriers: ms and processor ms a step, bytes sent by class of link in all."""
         trainer = self.trainers[variant]
         trainer.links.take()
         dist.barrier()
-        began = time.perf_counter()
+        began, spent = time.perf_counter(), time.process_time()
         for _ in range(steps):
             trainer.step(self.batches[variant])
         dist.barrier()
         return {
             "step_ms": 1000 * (time.perf_counter() - began) / steps,
+            "cpu_ms": 1000 * (time.process_time() - spent) / steps,
             "sent": trainer.links.take().as_list(),
-            "phases": trainer.clock.figures(),
         }
 
 
@@ -80,33 +79,37 @@ def _trainer(
         config = replace(base, partition=PartitionConfig(exchange=exchange))
         return Trainer(config, schema, plan_of(schema, config, sharding), device)
     config = replace(base, partition=PartitionConfig(name="dmt", exchange=exchange, **module))
-    names = [column.name for column in schema.sparse]
-    towers = towers_of(config, strided(names, config.hardware.hosts, {}, []), names)
+    names, hosts = [column.name for column in schema.sparse], config.hardware.hosts
+    cuts = [len(names) * host // hosts for host in range(hosts + 1)]
+    towers = towers_of(config, [names[low:high] for low, high in itertools.pairwise(cuts)], names)
     return Trainer(config, schema, plan_of(schema, config, "table_wise", towers), device, towers)
 
 
 def plan_of(schema: DatasetSchema, config: Config, sharding: str, towers: Towers | None = None) -> Plan:
-    """Tables dealt to all ranks in turn, or cut into as many blocks of rows; with ``towers`` to their hosts' ranks."""
-    hardware, dim = config.hardware, config.model.embedding_dim
-    homes = {column.name: (0, config.world_size, i) for i, column in enumerate(schema.sparse)}
-    for tower in towers.towers if towers is not None else ():
-        first, size = tower.hosts[0] * hardware.ranks_per_host, len(tower.hosts) * hardware.ranks_per_host
-        homes |= {name: (first, size, i) for i, name in enumerate(tower.features)}
+    """Neighbouring tables on the same rank, so that nothing has to be put in order, or all cut into blocks of rows.
+
+    With ``towers`` on their hosts' ranks, without on all.
+    """
+    hardware, dim, world = config.hardware, config.model.embedding_dim, config.world_size
+    rows = {column.name: column.rows for column in schema.sparse}
+    sites = [(tuple(rows), range(world))]
+    if towers is not None:
+        local = hardware.ranks_per_host
+        sites = [(t.features, range(t.hosts[0] * local, (t.hosts[-1] + 1) * local)) for t in towers.towers]
     tables = {}
-    for column in schema.sparse:
-        first, size, index = homes[column.name]
-        block = -(-column.rows // size)
-        whole = (ShardPlan(rank=first + index % size, row=0, rows=column.rows, column=0, columns=dim),)
-        blocks = tuple(
-            ShardPlan(rank=first + i, row=i * block, rows=min(block, column.rows - i * block), column=0, columns=dim)
-            for i in range(size)
-        )
-        tables[column.name] = TablePlan(
-            rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding=sharding, kernel="fused", cost_ms=0.0,
-            shards=whole if sharding == "table_wise" else blocks, reason="",
-        )  # fmt: skip
+    for names, ranks in sites:
+        for index, name in enumerate(names):
+            home, block = ranks[index * len(ranks) // len(names)], -(-rows[name] // len(ranks))
+            cuts = [(home, 0, rows[name])]
+            if sharding == "row_wise":
+                cuts = [(rank, i * block, min(block, rows[name] - i * block)) for i, rank in enumerate(ranks)]
+            tables[name] = TablePlan(
+                rows=rows[name], dim=dim, pooling=1.0, tier="ddr", sharding=sharding, kernel="fused", cost_ms=0.0,
+                shards=tuple(ShardPlan(rank=r, row=row, rows=n, column=0, columns=dim) for r, row, n in cuts),
+                reason="",
+            )  # fmt: skip
     return Plan(
-        hardware="bench", device="cpu", world_size=config.world_size, ranks_per_host=hardware.ranks_per_host,
+        hardware="bench", device="cpu", world_size=world, ranks_per_host=hardware.ranks_per_host,
         global_batch=config.train.global_batch, tables=tables,
     )  # fmt: skip
 
