@@ -42,6 +42,7 @@ def main() -> None:
     options.add_argument("--adult", type=Path, help="adult.data, the real logs; without it synthetic ones alone")
     options.add_argument("--no-synthetic", action="store_true")
     options.add_argument("--bytes", type=float, default=2.0, help="flat bytes between hosts by those with towers")
+    options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -74,7 +75,7 @@ def _compare(given: argparse.Namespace, name: str, overrides: list[str]) -> dict
     for seed in range(given.first, given.first + given.seeds):
         with tempfile.TemporaryDirectory() as folder:
             store = Store(folder)
-            base = [*overrides, f"seed={seed}", f"store={store.url}", "train.threads_per_rank=1"]
+            base = [*overrides, f"seed={seed}", f"store={store.url}", "train.threads_per_rank=1", *given.set]
             flat = compose([*base, "run=flat"])
             flat_ne = test_ne(flat, store)
             shown, runs = [f"flat {flat_ne:.5f}"], {}
