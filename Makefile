@@ -10,7 +10,7 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-predict bench-partition bench-ssd
+	bench-predict bench-partition bench-ssd bench-towers bench-towers-quality
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -52,6 +52,15 @@ bench-quality: install ## test NE after restoring 1 to 100 times from quantised 
 
 bench-partition: install ## planted feature blocks found by the tower partitioner, and test NE against strided towers
 	@.venv/bin/python -m benchmarks.towers_partition
+
+bench-towers: install ## step time over slow links between hosts, flat, SPTT and DMT (network namespaces: root, iproute2)
+	@.venv/bin/python -m benchmarks.towers
+
+# The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
+ADULT ?= ../shared/data/adult.data
+
+bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
+	@.venv/bin/python -m benchmarks.towers_quality $(if $(wildcard $(ADULT)),--adult $(ADULT))
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict

@@ -113,7 +113,8 @@ class Chain:
                 f"{hardware.device} ranks",
                 hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
             )
-        kinds = {*self.config.plan.sharding_types, *self.config.plan.tables.values()}
+        pinned = [pin.sharding for pin in self.config.plan.tables.values()]
+        kinds = {*self.config.plan.sharding_types, *pinned}
         if self.config.partition.name == "flat" and "table_row_wise" in kinds:
             raise ConfigError(
                 "plan asks for table_row_wise, whose hosts TorchRec takes from the machine, but launch=local acts as "

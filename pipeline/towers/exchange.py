@@ -1,7 +1,8 @@
 """Better towers by single moves and swaps of items (the neighbourhood of Kernighan and Lin 1970), bounds first.
 
-The cost is the sum over towers of (distances of all ordered pairs inside) / (features inside): what k-means minimises
-for squared Euclidean distances, here for any matrix. Load over the capacities costs more than any distance.
+The cost is the sum of all distances inside towers, by feature. Unlike k-means' own, which divides by the size of each
+tower, it does not draw features into towers that are loose anyway; even sizes come with it and with the bounds.
+Load over the capacities costs more than any distance.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ EXCESS_PRICE = 1e6  # of a load over its capacity by the capacity; distances are
 class Exchange:
     """A descent from ``assigned`` [items].
 
-    ``_pair`` [items, items] sums the distances between two items' features, ``_inside`` [T] those within a tower.
+    ``_pair`` [items, items] is the sum of the distances between two items' features by the number of all features,
+    ``_near`` [items, T] that between an item and a tower.
     """
 
     def __init__(self, problem: Problem, assigned: Ints, distances: Matrix) -> None:
@@ -27,9 +29,8 @@ class Exchange:
         member = np.zeros((len(problem.items), len(distances)))
         for index, item in enumerate(problem.items):
             member[index, list(item)] = 1.0
-        self._pair = member @ distances @ member.T
+        self._pair = member @ distances @ member.T / len(distances)
         self._own = np.diag(self._pair).copy()
-        self._features = member.sum(1)
         self._loads = problem.loads / problem.capacity[:, None]
         self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
         self._count()
@@ -39,8 +40,7 @@ class Exchange:
     def _fill(self, tower: int) -> None:
         """Give an empty tower the free item that is farthest from its own one's others."""
         spare = self._free[self._items[self.assigned[self._free]] > 1]
-        far = self._near[spare, self.assigned[spare]] / self._size[self.assigned[spare]]
-        self.assigned[spare[far.argmax()]] = tower
+        self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = tower
         self._count()
 
     def run(self) -> tuple[Ints, float]:
@@ -49,15 +49,13 @@ class Exchange:
             changed = [self._improve(int(item)) for item in self._free]
             if not any(changed):
                 break
-        inside = float((self._inside / np.maximum(self._size, 1.0)).sum())
+        inside = float(self._near[np.arange(len(self.assigned)), self.assigned].sum())
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
 
     def _count(self) -> None:
         """Everything that follows from ``assigned``."""
         towers = np.eye(self.problem.towers)[self.assigned]
         self._near = self._pair @ towers
-        self._inside = (towers * self._near).sum(0)
-        self._size = self._features @ towers
         self._items = towers.sum(0)
         self._used = self._loads @ towers
 
@@ -82,10 +80,7 @@ class Exchange:
     def _moves(self, item: int) -> Floats:
         """Change of cost by moving ``item`` to each tower [T]; infinite where that must not be."""
         own, load = self.assigned[item], self._loads[:, item, None]
-        left = self._inside[own] - 2 * self._near[item, own] + self._own[item]
-        joined = self._inside + 2 * self._near[item] + self._own[item]
-        cost = joined / (self._size + self._features[item]) - self._inside / self._size
-        cost += left / max(self._size[own] - self._features[item], 1.0) - self._inside[own] / self._size[own]
+        cost = 2 * (self._near[item] - self._near[item, own] + self._own[item])
         now = self._over(self._used)
         excess = self._over(self._used + load) - now + self._over(self._used[:, own, None] - load) - now[own]
         bad = (np.arange(self.problem.towers) == own) | (self._items[own] <= 1)
@@ -95,13 +90,9 @@ class Exchange:
         """Change of cost by swapping ``item`` with each free item; infinite within its own tower."""
         others, own = self._free, self.assigned[item]
         there = self.assigned[others]
-        across = 2 * self._pair[item, others]
-        both = self._own[item] + self._own[others]
-        here_now = self._inside[own] - 2 * self._near[item, own] + 2 * self._near[others, own] - across + both
-        there_now = self._inside[there] - 2 * self._near[others, there] + 2 * self._near[item, there] - across + both
-        grown = self._features[others] - self._features[item]
-        cost = here_now / (self._size[own] + grown) + there_now / (self._size[there] - grown)
-        cost -= self._inside[own] / self._size[own] + self._inside[there] / self._size[there]
+        near = self._near
+        cost = near[others, own] - near[item, own] + near[item, there] - near[others, there]
+        cost = 2 * (cost - 2 * self._pair[item, others] + self._own[item] + self._own[others])
         extra, now = self._loads[:, others] - self._loads[:, item, None], self._over(self._used)
         excess = self._over(self._used[:, own, None] + extra) - now[own]
         excess += self._over(self._used[:, there] - extra) - now[there]

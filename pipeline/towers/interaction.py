@@ -17,7 +17,8 @@ class Interaction:
 
     Each feature's mean over the batch is taken off first: it carries what the feature says alone, and all features
     share its direction. The magnitude is taken before the mean, as interactions of either sign cancel in it: the mean
-    cosine, which the paper describes, does not tell planted blocks from chance (``bench-partition`` measures both).
+    cosine, which the paper describes, does not tell planted blocks from chance (``bench-partition``'s ``--signed``
+    measures both).
     A sample counts for the pairs of which it has both features: the embedding of an empty multi-valued one is zero.
     """
 

@@ -5,6 +5,8 @@ All of them: forward(embeddings [B, F, N]) -> [B, vectors, dim].
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,7 @@ class DlrmTower(nn.Module):
             parts.append(self.whole(embeddings.flatten(1)))
         if self.each is not None:
             parts.append(self.each(embeddings).flatten(1))
-        return torch.cat(parts, dim=1).unflatten(1, (self.vectors, self.dim))
+        return joined(parts).unflatten(1, (self.vectors, self.dim))
 
 
 class DcnTower(nn.Module):
@@ -59,6 +61,11 @@ class DcnTower(nn.Module):
         for layer in self.cross:
             value = first * layer(value) + value
         return self.project(value).unflatten(1, (self.vectors, self.dim))
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """``parts`` one after the other along dimension 1; of one part no copy."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
 TowerModule = PassThrough | DlrmTower | DcnTower

@@ -23,7 +23,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.embeddings import TableRanks, pooled_stack, reordered
 from pipeline.towers.layout import Layout
-from pipeline.towers.modules import TowerModule, build_tower
+from pipeline.towers.modules import TowerModule, build_tower, joined
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
@@ -124,7 +124,7 @@ class TowerEmbeddings(nn.Module):
         sizes = [len(self.layout.towers.towers[number].features) for number in site.towers]
         parts = embeddings.split(sizes, dim=1)
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
-            return torch.cat([self.tower[n](part).float() for n, part in zip(site.towers, parts, strict=True)], dim=1)
+            return joined([self.tower[n](part).float() for n, part in zip(site.towers, parts, strict=True)])
 
     def reduce_gradients(self) -> None:
         """Average the gradients of this site's tower modules over the site, and over no one else. Collective."""

@@ -24,8 +24,7 @@ from pipeline.embeddings import (
     pooled_stack,
     shard_model,
 )
-from pipeline.embeddings.ssd import ssd_tables
-from pipeline.errors import ConfigError, PlanError
+from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
@@ -247,22 +246,17 @@ def assemble(
 ) -> Sharded:
     """Build and shard the configured model, flat or with towers; collective. PlanError where the plan does not fit.
 
-    ``ssd``: the files of the plan's tables on tier ssd; a flat model's only.
+    ``ssd``: the files of the plan's tables on tier ssd.
     """
     if towers is None or towers.is_flat:
         flat = build(config, schema, device, trained=trained)
         model = shard_model(flat, plan, TABLES, device, codecs=flat_codecs(config.partition.exchange, plan), ssd=ssd)
         return Sharded(model, flat.head, RowAccess(model))
-    if ssd is not None:
-        raise PlanError(
-            f"tables {', '.join(ssd_tables(plan))} are on tier ssd, which towers cannot use",
-            hint="hardware.ssd_gib=0, or partition=flat",
-        )
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     built = build_towers(config, schema, layout, device, trained=trained)
     own = layout.sites[built.towers.groups.number].features
     site_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
-    model = shard_model(built, site_plan, f"{TOWERS}.{TABLES}", device, built.towers.table_ranks(TOWERS))
+    model = shard_model(built, site_plan, f"{TOWERS}.{TABLES}", device, built.towers.table_ranks(TOWERS), ssd=ssd)
     specs = [TableSpec(column.name, column.rows, config.model.embedding_dim) for column in schema.sparse]
     return Sharded(model, built.head, RowAccess(model, specs), built.towers)

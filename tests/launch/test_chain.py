@@ -218,6 +218,9 @@ def test_several_hosts_cannot_be_trained_on_here_but_can_be_planned_for(store: S
         run_chain(store, stages, *many, inline, "stages=[ingest,plan]")
     with pytest.raises(ConfigError, match="plan asks for table_row_wise"):
         run_chain(store, stages, "hardware.hosts=2", "plan.sharding_types=[table_row_wise]", inline)
+    with pytest.raises(ConfigError, match="plan asks for table_row_wise"):
+        pinned = ["plan.sharding_types=[table_wise]", "+plan.tables.C1.sharding=table_row_wise"]
+        run_chain(store, stages, "hardware.hosts=2", *pinned, inline)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

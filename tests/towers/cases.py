@@ -10,8 +10,9 @@ from safetensors.torch import save_file
 from pipeline.artifacts import Store
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
 from pipeline.contracts import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
+from pipeline.embeddings import SsdStore
 from pipeline.training import BatchReader, Order, SplitReader, Trainer
-from tests.embeddings.ranks import plan_for, row_shards
+from tests.embeddings.ranks import on_tier, plan_for, row_shards
 from tests.training.dataset import KEY, write_dataset
 
 DIM, BATCH, STEPS = 8, 48, 5
@@ -130,6 +131,18 @@ def with_towers(folder, cases):
         plan = tower_plan(towers, hosts, world // hosts, kinds)
         trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
         leave(folder, name, trainer, steps(trainer, split))
+
+
+def with_towers_on_ssd(folder, hosts, assigned, kinds):
+    """As ``with_towers``, pass-through, every table in a file."""
+    split = data(folder / "data")
+    world = dist.get_world_size()
+    towers = towers_on(assigned)
+    plan = on_tier(tower_plan(towers, hosts, world // hosts, kinds), "ssd", cache_rows=3)
+    ssd = SsdStore(plan, [str(folder)], dist.get_rank())
+    trainer = Trainer(config(hosts, world // hosts, name="dmt"), split.schema, plan, torch.device("cpu"), towers, ssd)
+    leave(folder, "ssd", trainer, steps(trainer, split))
+    ssd.close()
 
 
 SINGLE = tuple(SparseColumn(name=name, rows=20 + i) for i, name in enumerate("abcd"))

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from pipeline.contracts import TowerModuleSpec
 from tests.embeddings.ranks import spawn
-from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers
+from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
 
 MIXED = {"a": "row_wise", "b": "column_wise", "c": "data_parallel", "e": "row_wise"}
 AHEAD, PLAIN = "sparse_dist", "base"
@@ -67,6 +67,11 @@ def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, na
     reference = "cut" if CASES[ranks][name][3] else "whole"
     assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks))
     assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
+
+
+def test_towers_with_their_tables_on_ssd_equal_the_flat_model_in_memory(runs, tmp_path):
+    spawn(with_towers_on_ssd, 4, tmp_path, 2, [("cab", [0]), ("ed", [1])], {"a": "row_wise", "e": "row_wise"})
+    assert_equal(read(runs / "flat", "whole", 1), read(tmp_path, "ssd", 4))
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -149,7 +149,7 @@ def test_exchange_never_makes_towers_worse_and_counts_its_cost_right():
         home = np.zeros(20, int)
         for item, tower in zip(items, assigned, strict=True):
             home[item] = tower
-        return sum(found[np.ix_(home == t, home == t)].sum() / (home == t).sum() for t in range(3))
+        return sum(found[np.ix_(home == t, home == t)].sum() for t in range(3)) / 20
 
     end, told = Exchange(problem, start, found).run()
     assert end[1] == 2
@@ -157,3 +157,12 @@ def test_exchange_never_makes_towers_worse_and_counts_its_cost_right():
     assert told == pytest.approx(cost(end))
     again, _ = Exchange(problem, end, found).run()
     assert np.array_equal(again, end)
+
+
+def test_a_loose_tower_does_not_draw_features_of_a_tight_one():
+    block = np.repeat([0, 1], 6)
+    found = np.where(block[:, None] == block, np.where(block == 0, 0.2, 0.65)[:, None], 0.8)
+    found[0, :] = found[:, 0] = np.where(block == 0, 0.55, 0.7)
+    np.fill_diagonal(found, 0.0)
+    problem = make_problem([[i] for i in range(12)], 2, {"n": np.ones(12)}, {}, 0.4)
+    assert np.array_equal(Exchange(problem, block.copy(), found).run()[0], block)

@@ -85,9 +85,9 @@ class SsdStore:
         return tuple(self._shards)
 
     def give(self, collection: EmbeddingBagCollection) -> None:
-        """Make the tables of ``collection`` live in the files once sharded."""
+        """Make the tables of ``collection``, all of the plan's or those of a tower, live in the files once sharded."""
         buffers = {}
-        for name in self._names:
+        for name in (name for name in self._names if name in collection.embedding_bags):
             shard = self._shards.get(name)
             empty = torch.empty(0)
             weights, state = (shard.weights.values, shard.state.values) if shard else (empty, empty)

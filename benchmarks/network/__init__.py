@@ -1,0 +1,1 @@
+"""Hosts as network namespaces of this machine, with a limit on what each of them sends."""

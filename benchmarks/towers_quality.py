@@ -1,0 +1,126 @@
+"""``make bench-towers-quality``: test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts.
+
+Towers come from the default partitioner and put out one vector a feature (dlrm, c=1 p=0), as wide as half of the flat
+model's bytes between hosts allow, ids included (``byte_ratio``; table-wise tables, one rank a host, float32). Seeds
+draw other logs where they are synthetic, and other initial values and orders of the rows everywhere; flat and towers
+share both. ``ne_change``: mean over the seeds of NE with towers / NE flat - 1 in per cent, with half its 95 % interval
+beside it. A flat model as narrow as the towers' vectors sends about as few bytes (FBGEMM wants a multiple of 4): its
+change is shown too (``narrow``), but not judged. ``ratio``: the largest mean of NE with towers / NE flat; the bar is
+1.0005.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import tempfile
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+from benchmarks.common import finish
+from benchmarks.towers_model import Exchange, host_bytes
+from benchmarks.towers_partition import test_ne
+from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.stages import read_dataset, steps
+
+FP32 = 8  # bytes of a value there and its gradient back
+
+
+def main() -> None:
+    """Run the benchmark and print its JSON line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=10)
+    options.add_argument("--first", type=int, default=1, help="the first seed")
+    options.add_argument("--towers", type=int, nargs="+", default=[2, 4])
+    options.add_argument("--rows", type=int, default=450_000, help="of the synthetic logs, a fifth of them to test on")
+    options.add_argument("--adult", type=Path, help="adult.data, the real logs; without it synthetic ones alone")
+    options.add_argument("--no-synthetic", action="store_true")
+    options.add_argument("--bytes", type=float, default=2.0, help="flat bytes between hosts by those with towers")
+    options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
+    given = options.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    began = time.monotonic()
+    logs = {} if given.no_synthetic else {"synthetic": _synthetic(given.rows)}
+    if given.adult is not None:
+        logs["adult"] = ["experiment=adult", f"data.path={given.adult}"]
+    figures = {}
+    for name, overrides in logs.items():
+        figures |= _compare(given, name, overrides)
+    judged = [one["ne_change"] for name, one in figures.items() if not name.endswith("narrow")]
+    finish(
+        "towers_quality", 1 + max(judged) / 100, seeds=given.seeds, seconds=time.monotonic() - began,
+        **{name: {key: round(value, 4) for key, value in one.items()} for name, one in figures.items()},
+    )  # fmt: skip
+
+
+def _synthetic(rows: int) -> list[str]:
+    return [
+        "data=synthetic", f"data.synthetic.rows={rows}", "data.synthetic.days=1", "data.synthetic.ids_per_feature=300",
+        "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]", "train.global_batch=1024",
+        "train.warmup_steps=20", "train.precision=fp32", "train.log_every_steps=200",
+    ]  # fmt: skip
+
+
+def _compare(given: argparse.Namespace, name: str, overrides: list[str]) -> dict[str, dict[str, float]]:
+    """{"<logs>_<towers>" and "<logs>_narrow": figures} over the seeds."""
+    changes: dict[str, list[float]] = {}
+    ratios, dim = {}, 0
+    for seed in range(given.first, given.first + given.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            store = Store(folder)
+            base = [*overrides, f"seed={seed}", f"store={store.url}", "train.threads_per_rank=1", *given.set]
+            flat = compose([*base, "run=flat"])
+            flat_ne = test_ne(flat, store)
+            shown, runs = [f"flat {flat_ne:.5f}"], {}
+            for count in given.towers:
+                dim, ratios[str(count)] = narrowed(_features(flat, store), flat.model.embedding_dim, count, given.bytes)
+                module = ["partition=dmt", f"partition.towers={count}", "partition.module=dlrm", f"partition.dim={dim}"]
+                runs[str(count)] = [*module, f"run=dmt{count}"]
+            runs["narrow"] = [f"model.embedding_dim={-(-dim // 4) * 4}", "run=narrow"]
+            for what, settings in runs.items():
+                ne = test_ne(compose([*base, *settings]), store)
+                changes.setdefault(what, []).append(100 * (ne / flat_ne - 1))
+                shown.append(f"{what} {ne:.5f} ({changes[what][-1]:+.3f} %)")
+        print(f"{name}, seed {seed}: {', '.join(shown)}", flush=True)
+    figures = {f"{name}_{what}": _summary(found) for what, found in changes.items()}
+    for count, ratio in ratios.items():
+        figures[f"{name}_{count}"] |= {"byte_ratio": ratio, "dim": float(dim)}
+    return figures
+
+
+def narrowed(features: int, width: int, towers: int, times: float) -> tuple[int, float]:
+    """Width of the towers' vectors with which a flat model of ``width`` sends ``times`` as many bytes, and how many."""
+
+    def sent(kind: str, dim: int) -> float:
+        exchange = Exchange(
+            kind=kind, features=features, values=features * width, sent=features * dim, value_bytes=FP32, dense_bytes=0
+        )
+        return host_bytes(exchange, 1, towers, 1)
+
+    flat = sent("table_wise", width)
+    dim = max((d for d in range(1, width + 1) if times * sent("towers", d) <= flat), default=1)
+    return dim, flat / sent("towers", dim)
+
+
+def _features(config: Config, store: Store) -> int:
+    schema, _ = read_dataset(store, store.get(steps(config, store)[0].path, "ingest"))
+    return len(schema.sparse)
+
+
+def _summary(changes: list[float]) -> dict[str, float]:
+    values = np.array(changes)
+    half = 0.0
+    if len(values) > 1:
+        half = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
+    return {"ne_change": float(values.mean()), "half_interval": half, "worst": float(values.max())}
+
+
+if __name__ == "__main__":
+    main()
