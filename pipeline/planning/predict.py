@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, TablePlan
 from pipeline.planning.choices import Table, tables_of
-from pipeline.planning.cost import FLOAT, fixed_ms, shard_ms, step_ms
+from pipeline.planning.cost import fixed_ms, shard_ms, step_ms
 from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
 from pipeline.planning.memory import dense_bytes, staged_row
 
@@ -43,10 +43,8 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
         for shard, spent in zip(placed.shards, _shard_phases(config, table, placed), strict=True):
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
-            if placed.tier == "ssd":  # in memory only what its cache keeps
-                own[shard.rank] += -(-placed.cache_rows * shard.rows // placed.rows) * (shard.columns + 1) * FLOAT
-            else:
-                own[shard.rank] += shard.rows * (shard.columns + 1) * FLOAT
+            own[shard.rank] += placed.resident_bytes(shard, plan.device)
+            if placed.tier != "ssd":
                 staged[shard.rank] += shard.rows * staged_row(shard.columns)
     reserved = [dense_bytes(config, schema) for _ in own]
     if config.hardware.device == "cpu":

@@ -17,8 +17,8 @@ from pipeline.planning.hardware import Capacity
 from pipeline.planning.placement import Placement
 
 # Of a step counts its phases' sum or what goes on beside it, whichever is longer. The assignment minimises
-# (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short without SSD.
-BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.5, 0.99)
+# (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short as a rule.
+BESIDE_SHARES = (1e-5, 0.5, 0.99)
 # A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
 STOCK_SLACK = 1.08
 # How far above its bound the assignment of a large problem may stay: for our model, and for TorchRec's.
@@ -111,15 +111,18 @@ def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
 
 
 def _ours(space: Space) -> list[tuple[Placement, float]]:
-    """Plans for our model alone, each with a bound that no plan's step can be below."""
-    ssd = any(offer.tier == "ssd" for offered in space.offers.values() for offer in offered)
-    shares = BESIDE_SHARES_SSD if ssd else BESIDE_SHARES
-    found = []
-    for share in shares:
+    """Plans for our model alone, each with a bound that no plan's step can be below.
+
+    Where the first one's steps do not wait for what goes on beside them, it is as good as the others could be.
+    """
+    found: list[tuple[Placement, float]] = []
+    for share in BESIDE_SHARES:
         plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE)
         if plan is None:
             break
         found.append(plan)
+        if not found[0][0].waits:
+            break
     return found
 
 

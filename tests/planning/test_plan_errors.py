@@ -141,6 +141,11 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
             "~plan.tables.C3",
         ),
         (
+            {"tables": {"C3": TablePin(sharding="row_wise", avoid=["ssd", "row_wise"])}},
+            "plan.tables.C3 leaves nothing for the table: it wants row_wise and avoids it",
+            "plan.tables.C3.avoid=[ssd]",
+        ),
+        (
             {"sharding_types": ["column_wise"]},
             "plan.sharding_types=[column_wise] leaves nothing for table 'C3': its 16 columns do not split into two "
             "or more shards of at least 128",
@@ -170,7 +175,9 @@ def test_too_few_rows_for_a_row_wise_pin():
     assert caught.value.hint == "plan.tables.tiny.sharding=table_wise"
 
 
-@pytest.mark.parametrize("field", ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s", "ddr_gib", "intra_host_gb_per_s"])
+@pytest.mark.parametrize(
+    "field", ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s", "intra_host_gb_per_s", "ddr_gib", "dense_gb_per_s"]
+)
 def test_hardware_figures_must_be_positive(field):
     config = configure(preset("h100x8"))
     setattr(config.hardware, field, 0.0)
