@@ -73,6 +73,8 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | No
         return None
     if not model.tables:
         return _assignment(model, State(model), 0.0)
+    if alone := _only(model):
+        return _assignment(model, alone, alone.ms) if alone.fits() else None
     flat = Flat.of(model)
     relaxed = relax(model, flat)
     if relaxed.infeasible:
@@ -85,6 +87,17 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | No
     elif best is None or best.ms > bound * (1 + tolerance):
         best, bound = _exact(model, best, bound)
     return None if best is None else _assignment(model, best, bound)
+
+
+def _only(model: Model) -> State | None:
+    """The only assignment there is, where no table has a choice of options or ranks; None where one has."""
+    state = State(model)
+    for table, options in enumerate(model.options):
+        places = options[0].places
+        if len(options) > 1 or (places is None and model.ranks > 1) or (places is not None and len(places) > 1):
+            return None
+        state.add(table, 0, np.zeros(len(options[0].ms), np.int64) if places is None else places[0])
+    return state
 
 
 def _search(model: Model, flat: Flat, relaxed: Relaxed, tolerance: float) -> tuple[State | None, float]:

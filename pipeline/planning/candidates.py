@@ -5,6 +5,7 @@ TorchRec gives shards, buffers and its own cost; hit rates, distinct ids and our
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,11 +17,12 @@ from pipeline.planning.choices import (
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
+    TABLE_WISE,
     Choice,
     Table,
     tiers_of,
 )
-from pipeline.planning.cost import ShardLoad, shard_ms
+from pipeline.planning.cost import FLOAT, ShardLoad, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loads
 
@@ -119,6 +121,19 @@ def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], .
             tuple(first + (start + i) % local for i in count) for first in range(0, world, local) for start in starts
         )
     return None
+
+
+def whole_layout(config: Config, table: Table) -> Layout:
+    """The table whole on the one rank of a CPU: what TorchRec's enumerator and estimators would say of it.
+
+    Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators); its cost, which
+    decides nothing where there is no other way, is left out.
+    """
+    batch = config.train.global_batch
+    ids = math.ceil(batch * table.pooling * 8)
+    values = math.ceil(min(1.0, table.pooling) * batch * table.dim * FLOAT)
+    whole = Block(0, table.rows, 0, table.dim)
+    return Layout(sharding=TABLE_WISE, shards=(whole,), buffers=(ids + values,), stock={"fused": (Stock(0.0, 0.0),)})
 
 
 def offers(config: Config, table: Table, choice: Choice, layouts: list[Layout]) -> list[Offer]:
