@@ -61,10 +61,11 @@ class Assignment:
     gap: float
 
 
-def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | None:
+def assign(problem: Problem, *, tolerance: float = EXACT_GAP, whole: float = EXACT_GAP) -> Assignment | None:
     """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
 
-    ``tolerance``: share above the bound at which a search of a large problem ends; infinite: any assignment will do.
+    ``tolerance``: share above the bound at which a search of a large problem ends, ``whole``: of one small enough to be
+    solved whole; infinite: any assignment will do.
     Equal problems give equal assignments: searches are bounded by nodes and trials, not by time.
     Raises: ValueError where a place names one rank for two pieces.
     """
@@ -80,7 +81,7 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | No
     if relaxed.infeasible:
         return None
     large = exact_columns(model) > EXACT_COLUMNS
-    tolerance = tolerance if large or np.isinf(tolerance) else EXACT_GAP
+    tolerance = tolerance if large else whole
     best, bound = _search(model, flat, relaxed, tolerance)
     if best is not None and large:
         best = refine(best, bound * (1 + tolerance)) if best.ms > bound * (1 + tolerance) else best

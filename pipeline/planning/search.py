@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.config import Config
-from pipeline.planning.assign import Candidate, Piece, Problem, assign
+from pipeline.planning.assign import EXACT_GAP, Candidate, Piece, Problem, assign
 from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
 from pipeline.planning.hardware import Capacity
 from pipeline.planning.placement import Placement
@@ -91,7 +91,7 @@ class Weights(NamedTuple):
 
 def anywhere(space: Space) -> Placement | None:
     """The assignment's plan, None where it finds none: the quick answer to whether the tables fit."""
-    found = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf)
+    found = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf, math.inf)
     return found[0] if found else None
 
 
@@ -104,7 +104,7 @@ def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if known:
-        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE)
+        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
         plans += [*known, *([stock[0]] if stock else [])]
     placement, remark = _choose(plans, known)
     return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1), remark=remark)
@@ -117,7 +117,7 @@ def _ours(space: Space) -> list[tuple[Placement, float]]:
     """
     found: list[tuple[Placement, float]] = []
     for share in BESIDE_SHARES:
-        plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE)
+        plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE, EXACT_GAP)
         if plan is None:
             break
         found.append(plan)
@@ -126,8 +126,8 @@ def _ours(space: Space) -> list[tuple[Placement, float]]:
     return found
 
 
-def _assigned(space: Space, weights: Weights, tolerance: float) -> tuple[Placement, float] | None:
-    found = assign(space.problem(weights), tolerance=tolerance)
+def _assigned(space: Space, weights: Weights, tolerance: float, whole: float) -> tuple[Placement, float] | None:
+    found = assign(space.problem(weights), tolerance=tolerance, whole=whole)
     if found is None:
         return None
     offers = {name: space.offers[name][index] for name, index in found.chosen.items()}
