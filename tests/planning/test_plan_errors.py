@@ -190,3 +190,13 @@ def test_profile_of_another_dataset():
     other = Profile(rows={}, label_rate={}, dense={}, sparse={"C3": profile.sparse["C3"]})
     with pytest.raises(ArtifactError, match=r"profile\.json has no figures for feature 'country'"):
         make_plan(configure(cpu(1, 1)), schema, other)
+
+
+def test_more_hosts_are_a_way_out_where_the_batch_leaves_no_room_at_all():
+    config = configure(cpu(1, 2, ddr=0.25), batch=65_536)
+    tables = dataset({"a": 4_000_000, "b": 50_000})
+    with pytest.raises(PlanError, match=r"2 ranks offer 0 bytes DDR each") as caught:
+        make_plan(config, *tables)
+    assert caught.value.hint.endswith(", or hardware.hosts=4")
+    config.hardware.hosts = 4
+    assert make_plan(config, *tables).world_size == 8
