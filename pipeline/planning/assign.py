@@ -20,7 +20,7 @@ from pipeline.planning.assign_search import improve, place
 TIERS = ("hbm", "ddr", "ssd")
 EXACT_COLUMNS = 1_500  # integer columns up to which the whole problem is a program
 RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
-EXACT_NODES = 1_000
+EXACT_NODES, NODE_COLUMNS = 1_000, 250_000  # nodes of such a program at most, and nodes x columns of a larger one
 EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
 ROUNDS = 8  # bisections of the ms between the bound and the best assignment known
 
@@ -149,10 +149,11 @@ def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None
     columns = exact_columns(model)
     if columns > RESCUE_COLUMNS:
         return best, bound
+    nodes = min(EXACT_NODES, max(NODE_COLUMNS // columns, 100))
     gap = EXACT_GAP if columns <= EXACT_COLUMNS else np.inf
     cutoff = best.ms * (1 - 1e-6) if best is not None else np.inf
     for spare in (0.0, 2e-6):  # a solver's "fits" may be a millionth over; then once more with that much spared
-        state, proven, infeasible = solve_exact(model, EXACT_NODES, gap, cutoff, spare=spare)
+        state, proven, infeasible = solve_exact(model, nodes, gap, cutoff, spare=spare)
         if not spare:
             bound = max(bound, cutoff if infeasible and best is not None else min(proven, cutoff))
         if infeasible or (state is not None and state.fits()):
