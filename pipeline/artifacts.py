@@ -333,9 +333,14 @@ class Store:
             if not self.exists(f"{path}/{MANIFEST}"):
                 draft.discard()
 
-    def verify(self, artifact: Artifact) -> None:
-        """Read every file of ``artifact`` and compare size and checksum; ArtifactError names the first that differs."""
+    def verify(self, artifact: Artifact, only: str = "") -> None:
+        """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.
+
+        ArtifactError names the first that differs.
+        """
         for name, entry in artifact.files.items():
+            if only and name != only:
+                continue
             path = f"{artifact.path}/{name}"
             if not self.exists(path):
                 raise ArtifactError(f"{self.url_of(path)} is missing from its artifact", hint="force=true")

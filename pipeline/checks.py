@@ -34,6 +34,12 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "ingest.compression": ("zstd", "lz4", "snappy"),
     "launch.name": ("local",),
 }
+# Figures of hardware that may be 0; where a device needs more than that, planning says so.
+_COSTS = (
+    "hbm_gb_per_s", "ddr_gb_per_s", "ssd_gb_per_s", "hbm_to_ddr_gb_per_s", "intra_host_gb_per_s", "inter_host_gb_per_s",
+    "ssd_read_iops", "intra_host_latency_us", "inter_host_latency_us", "dense_gflop_per_s", "dense_gb_per_s",
+    "lookup_ns", "update_ns", "table_overhead_us", "step_overhead_ms",
+)  # fmt: skip
 # (field, lowest, highest): closed ranges; None is an open end.
 _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("seed", 0, 2**63 - 1),
@@ -65,6 +71,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("hardware.hbm_gib", 0.0, None),
     ("hardware.ddr_gib", 0.0, None),
     ("hardware.ssd_gib", 0.0, None),
+    *((f"hardware.{name}", 0.0, None) for name in _COSTS),
     ("plan.hbm_reserve", 0.0, 0.95),
     ("plan.ddr_reserve", 0.0, 0.95),
     ("plan.ssd_reserve", 0.0, 0.95),

@@ -155,6 +155,12 @@ class TablePlan:
     cache_rows: int = 0
     hit_rate: float = 1.0
 
+    def resident_bytes(self, shard: ShardPlan, device: str) -> int:
+        """Bytes of ``shard`` in the device's own memory: fp32 rows and 4 bytes of state each, or those in the cache."""
+        whole = self.tier == ("hbm" if device == "cuda" else "ddr")
+        rows = shard.rows if whole else -(-self.cache_rows * shard.rows // self.rows)
+        return rows * (shard.columns + 1) * 4
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -181,6 +187,17 @@ class Plan:
     gap: float = 0.0
     figures: dict[str, float] = field(default_factory=dict)
     profile_key: str = ""
+
+    def resident_bytes(self, rank: int) -> int | None:
+        """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.
+
+        Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
+        which is the user's wish and no use. The buffers in ``memory`` are left out: ``communication`` counts them.
+        """
+        if not self.reserved:
+            return None
+        own = sum(t.resident_bytes(s, self.device) for t in self.tables.values() for s in t.shards if s.rank == rank)
+        return own + sum(size for purpose, size in self.reserved[rank].items() if purpose != "margin")
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``plan.json``."""

@@ -373,7 +373,11 @@ def read_towers(store: Store, inputs: Mapping[str, Artifact]) -> tuple[Plan, Tow
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:
-    """The sharding plan inside a committed plan or partition artifact."""
+    """The sharding plan inside a committed plan or partition artifact; ArtifactError where it was changed since."""
+    try:
+        store.verify(artifact, "plan.json")
+    except ArtifactError as error:
+        raise ArtifactError(error.message, hint=f"nightjar {artifact.kind} force=true makes it again") from None
     return Plan.from_json(store.read_json(f"{artifact.path}/plan.json"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, SparseDefaults, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, SparseFeature, TrainConfig
 from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 
 DENSE, GROUP, INTERVAL = 13, 65_536, 4
@@ -35,7 +35,8 @@ class Trial:
 
     def config(self, hardware: HardwareConfig, steps: int) -> Config:
         """What trains it for ``steps`` steps."""
-        data = DataConfig(name="trial", format="synthetic", sparse_defaults=SparseDefaults(mapping="vocab"))
+        sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}  # hottest rows first
+        data = DataConfig(name="trial", format="synthetic", sparse=sparse)
         model = ModelConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
         train = TrainConfig(
             global_batch=self.batch, max_steps=steps, epochs=steps, log_every_steps=INTERVAL, warmup_steps=0,

@@ -76,7 +76,7 @@ def check(data: DataConfig) -> None:
 def _check_figure(path: str, value: float | None, low: float, high: float) -> None:
     if value is not None and not low <= value <= high:  # not a number compares as neither
         mend = max(low, min(value, high)) if math.isfinite(value) else low
-        raise ConfigError(f"{path} is {value:g}, expected {low:g} to {high:g}", hint=f"{path}={mend:.10g}")
+        raise ConfigError(f"{path} is {value:,.10g}, expected {low:g} to {high:,.10g}", hint=f"{path}={mend:.10g}")
 
 
 def _check_curve(path: str, table: DeclaredTable) -> None:

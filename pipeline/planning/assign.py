@@ -20,7 +20,7 @@ from pipeline.planning.assign_search import improve, place
 TIERS = ("hbm", "ddr", "ssd")
 EXACT_COLUMNS = 1_500  # integer columns up to which the whole problem is a program
 RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
-EXACT_NODES = 1_000
+EXACT_NODES, NODE_COLUMNS = 1_000, 250_000  # nodes of such a program at most, and nodes x columns of a larger one
 EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
 ROUNDS = 8  # bisections of the ms between the bound and the best assignment known
 
@@ -61,10 +61,11 @@ class Assignment:
     gap: float
 
 
-def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | None:
+def assign(problem: Problem, *, tolerance: float = EXACT_GAP, whole: float = EXACT_GAP) -> Assignment | None:
     """The assignment with the fastest slowest rank; None: nothing fits, or on large problems nothing was found to.
 
-    ``tolerance``: share above the bound at which a search of a large problem ends; infinite: any assignment will do.
+    ``tolerance``: share above the bound at which a search of a large problem ends, ``whole``: of one small enough to be
+    solved whole; infinite: any assignment will do.
     Equal problems give equal assignments: searches are bounded by nodes and trials, not by time.
     Raises: ValueError where a place names one rank for two pieces.
     """
@@ -73,18 +74,31 @@ def assign(problem: Problem, *, tolerance: float = EXACT_GAP) -> Assignment | No
         return None
     if not model.tables:
         return _assignment(model, State(model), 0.0)
+    if alone := _only(model):
+        return _assignment(model, alone, alone.ms) if alone.fits() else None
     flat = Flat.of(model)
     relaxed = relax(model, flat)
     if relaxed.infeasible:
         return None
     large = exact_columns(model) > EXACT_COLUMNS
-    tolerance = tolerance if large or np.isinf(tolerance) else EXACT_GAP
+    tolerance = tolerance if large else whole
     best, bound = _search(model, flat, relaxed, tolerance)
     if best is not None and large:
         best = refine(best, bound * (1 + tolerance)) if best.ms > bound * (1 + tolerance) else best
     elif best is None or best.ms > bound * (1 + tolerance):
         best, bound = _exact(model, best, bound)
     return None if best is None else _assignment(model, best, bound)
+
+
+def _only(model: Model) -> State | None:
+    """The only assignment there is, where no table has a choice of options or ranks; None where one has."""
+    state = State(model)
+    for table, options in enumerate(model.options):
+        places = options[0].places
+        if len(options) > 1 or (places is None and model.ranks > 1) or (places is not None and len(places) > 1):
+            return None
+        state.add(table, 0, np.zeros(len(options[0].ms), np.int64) if places is None else places[0])
+    return state
 
 
 def _search(model: Model, flat: Flat, relaxed: Relaxed, tolerance: float) -> tuple[State | None, float]:
@@ -135,10 +149,11 @@ def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None
     columns = exact_columns(model)
     if columns > RESCUE_COLUMNS:
         return best, bound
+    nodes = min(EXACT_NODES, max(NODE_COLUMNS // columns, 100))
     gap = EXACT_GAP if columns <= EXACT_COLUMNS else np.inf
     cutoff = best.ms * (1 - 1e-6) if best is not None else np.inf
     for spare in (0.0, 2e-6):  # a solver's "fits" may be a millionth over; then once more with that much spared
-        state, proven, infeasible = solve_exact(model, EXACT_NODES, gap, cutoff, spare=spare)
+        state, proven, infeasible = solve_exact(model, nodes, gap, cutoff, spare=spare)
         if not spare:
             bound = max(bound, cutoff if infeasible and best is not None else min(proven, cutoff))
         if infeasible or (state is not None and state.fits()):

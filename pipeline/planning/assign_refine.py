@@ -10,7 +10,7 @@ from pipeline.planning.assign_search import improve
 
 TRIALS = 40  # neighbourhoods solved
 PATIENCE = 12  # of them without a gain before the search ends
-COLUMNS = 450  # integer columns of one neighbourhood
+COLUMNS = (150, 300, 450)  # integer columns of a neighbourhood, in turn: small ones are quick, large ones find more
 NODES = 30
 LIGHT, OTHERS = 5, 3  # ranks of a neighbourhood besides the slowest: the fastest ones, and any
 STEP = 5e-4  # share of the slowest rank's ms that a neighbourhood must gain
@@ -26,16 +26,16 @@ def refine(state: State, enough: float) -> State:
     for _ in range(TRIALS):
         if state.ms <= enough or idle == PATIENCE:
             break
-        better = _solve_around(state, rng)
+        better = _solve_around(state, rng, COLUMNS[idle % len(COLUMNS)])
         idle = 0 if better is not None else idle + 1
         state = improve(better, enough, trials=2_000) if better is not None else state
     return state
 
 
-def _solve_around(state: State, rng: np.random.Generator) -> State | None:
+def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State | None:
     """The state with one neighbourhood of its slowest rank solved anew; None: no gain."""
     slowest = state.ms
-    tables, among = _neighbourhood(state, int(state.load.argmax()), rng)
+    tables, among = _neighbourhood(state, int(state.load.argmax()), rng, limit)
     rest = state.copy()
     touched = among.copy()
     for table in tables:
@@ -59,8 +59,8 @@ def _solve_around(state: State, rng: np.random.Generator) -> State | None:
     return rest if gained and rest.fits() else None
 
 
-def _neighbourhood(state: State, rank: int, rng: np.random.Generator) -> tuple[list[int], np.ndarray]:
-    """Tables to place anew, those on ``rank`` first, and the ranks for their free pieces."""
+def _neighbourhood(state: State, rank: int, rng: np.random.Generator, limit: int) -> tuple[list[int], np.ndarray]:
+    """Tables to place anew, those on ``rank`` first, and the ranks for their free pieces: about ``limit`` columns."""
     ranks = state.model.ranks
     light = np.argsort(state.load, kind="stable")[:LIGHT]
     among = np.zeros(ranks, bool)
@@ -78,11 +78,11 @@ def _neighbourhood(state: State, rank: int, rng: np.random.Generator) -> tuple[l
         if state.option(table).places is None:
             wider[state.ranks[table]] = True
         cost = _columns(state, table, int(wider.sum()))
-        if tables and columns + cost > COLUMNS:
+        if tables and columns + cost > limit:
             continue
         tables.append(table)
         among, columns = wider, columns + cost
-        if columns > COLUMNS * 0.9:
+        if columns > limit * 0.9:
             break
     return sorted(tables), among
 

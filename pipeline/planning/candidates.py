@@ -5,7 +5,8 @@ TorchRec gives shards, buffers and its own cost; hit rates, distinct ids and our
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -16,13 +17,14 @@ from pipeline.planning.choices import (
     ROW_WISE,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
+    TABLE_WISE,
     Choice,
     Table,
     tiers_of,
 )
-from pipeline.planning.cost import ShardLoad, shard_ms
+from pipeline.planning.cost import FLOAT, ShardLoad, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
-from pipeline.planning.predict import block_curve
+from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loads
 
 # Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
@@ -32,15 +34,6 @@ SLOT_BYTES, ROW_BYTES = 16, 4
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
 STATE_BYTES = 4  # row-wise Adagrad: one float a row
-
-
-class Block(NamedTuple):
-    """Rows [row, row + rows) and columns [column, column + columns) of a table."""
-
-    row: int
-    rows: int
-    column: int
-    columns: int
 
 
 class Stock(NamedTuple):
@@ -130,15 +123,27 @@ def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], .
     return None
 
 
+def whole_layout(config: Config, table: Table) -> Layout:
+    """The table whole on the one rank of a CPU: what TorchRec's enumerator and estimators would say of it.
+
+    Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators); its cost, which
+    decides nothing where there is no other way, is left out.
+    """
+    batch = config.train.global_batch
+    ids = math.ceil(batch * table.pooling * 8)
+    values = math.ceil(min(1.0, table.pooling) * batch * table.dim * FLOAT)
+    whole = Block(0, table.rows, 0, table.dim)
+    return Layout(sharding=TABLE_WISE, shards=(whole,), buffers=(ids + values,), stock={"fused": (Stock(0.0, 0.0),)})
+
+
 def offers(config: Config, table: Table, choice: Choice, layouts: list[Layout]) -> list[Offer]:
     """Every sharding of ``layouts`` in every tier that it may have there, with every cache size."""
     found = []
     for layout in layouts:
-        shares = list(_lookup_shares(table, layout, config.world_size))
-        distinct = _distinct(table, layout, config.train.global_batch * table.pooling, shares)
+        asked = asked_of(config, table, layout.sharding, layout.shards)
         for tier in tiers_of(layout.sharding, choice.tiers):
             for cache_rows in _cache_sizes(table, choice, tier):
-                found.append(_offer(config, table, layout, tier, cache_rows, shares, distinct))
+                found.append(_offer(config, table, layout, tier, cache_rows, asked))
     return found
 
 
@@ -150,105 +155,28 @@ def _cache_sizes(table: Table, choice: Choice, tier: str) -> list[int]:
     return sorted({max(1, round(share * table.rows)) for share in CACHE_SHARES})
 
 
-def _offer(
-    config: Config,
-    table: Table,
-    layout: Layout,
-    tier: str,
-    cache_rows: int,
-    shares: list[float],
-    distinct: list[float],
-) -> Offer:
+def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: int, asked: Asked) -> Offer:
     hardware = config.hardware
     kernel = kernel_of(hardware, tier, layout.sharding)
-    hits = _hit_rates(hardware, table, layout, tier, cache_rows, shares)
+    hits = hit_rates(hardware, table, tier, cache_rows, layout.shards, asked)
     priced: dict[ShardLoad, Mapping[str, float]] = {}
-    phases = []
-    for block, share, hit, rows in zip(layout.shards, shares, hits, distinct, strict=True):
-        load = _load(config, table, layout, tier, block, share, hit, rows)
+    for load in (loads := shard_loads(config, table, layout.sharding, tier, layout.shards, asked, hits)):
         if load not in priced:
             priced[load] = shard_ms(hardware, load, global_batch=config.train.global_batch)
-        phases.append(priced[load])
     return Offer(
         table=table.name,
         layout=layout,
         tier=tier,
         kernel=kernel,
         cache_rows=cache_rows,
-        hit_rate=sum(h * s for h, s in zip(hits, shares, strict=True)) / sum(shares),
-        phases=tuple(phases),
+        hit_rate=sum(h * s for h, s in zip(hits, asked.shares, strict=True)) / sum(asked.shares),
+        phases=tuple(priced[load] for load in loads),
         stock_ms=_stock_ms(hardware, table, layout, tier, kernel, cache_rows),
         bytes=tuple(
             _bytes(hardware, table, tier, cache_rows, block, buffers)
             for block, buffers in zip(layout.shards, layout.buffers, strict=True)
         ),
     )
-
-
-def _lookup_shares(table: Table, layout: Layout, world_size: int) -> Iterator[float]:
-    """Of the table's lookups in a step, the share that each shard serves; blocks of ranked rows are far from alike."""
-    for block in layout.shards:
-        if layout.sharding == DATA_PARALLEL:
-            yield 1.0 / world_size
-        elif block.rows == table.rows:
-            yield 1.0
-        elif table.ranked:
-            yield max(table.curve.share(block.row + block.rows) - table.curve.share(block.row), 1e-9)
-        else:
-            yield block.rows / table.rows
-
-
-def _load(
-    config: Config, table: Table, layout: Layout, tier: str, block: Block, share: float, hit: float, distinct: float
-) -> ShardLoad:
-    batch = config.train.global_batch
-    return ShardLoad(
-        rows=block.rows,
-        columns=block.columns,
-        lookups=batch * table.pooling * share,
-        distinct=distinct,
-        pooled_rows=batch / config.world_size if layout.sharding == DATA_PARALLEL else float(batch),
-        sharding=layout.sharding,
-        tier=tier,
-        hit_rate=hit,
-        weighted=table.weighted,
-    )
-
-
-def _distinct(table: Table, layout: Layout, lookups: float, shares: list[float]) -> list[float]:
-    """Expected distinct rows that each shard is asked for, of ``lookups`` of the table in a step."""
-    known: dict[tuple[int, int, float], float] = {}
-    found = []
-    for block, share in zip(layout.shards, shares, strict=True):
-        key = (block.row if table.ranked else 0, block.rows, share)
-        if key not in known:
-            whole = block.rows == table.rows
-            if table.ranked and not whole:
-                known[key] = block_curve(table.curve, block.row, block.rows).distinct(lookups * share)
-            else:
-                known[key] = table.curve.distinct(lookups * share if whole else lookups) * (1.0 if whole else share)
-        found.append(min(known[key], float(block.rows)))
-    return found
-
-
-def _hit_rates(
-    hardware: HardwareConfig, table: Table, layout: Layout, tier: str, cache_rows: int, shares: list[float]
-) -> list[float]:
-    """Share of each shard's lookups that find their row in the faster memory.
-
-    A GPU's cache is LRU. On CPU a shard's first rows are kept: the hottest only where rows are ranked.
-    """
-    if tier not in ("hbm_cached", "ssd"):
-        return [1.0] * len(shares)
-    if hardware.device == "cuda":
-        return [table.curve.lru_share(cache_rows)] * len(shares)
-    if not table.ranked:
-        return [cache_rows / table.rows] * len(shares)
-    found = []
-    for block, share in zip(layout.shards, shares, strict=True):
-        kept = cache_rows * block.rows / table.rows
-        found.append(min((table.curve.share(block.row + kept) - table.curve.share(block.row)) / share, 1.0))
-    return found
 
 
 def _bytes(

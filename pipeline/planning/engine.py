@@ -36,10 +36,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
 from pipeline.config import Config
-from pipeline.planning.candidates import Block, Chosen, Layout, Stock
+from pipeline.planning.candidates import Chosen, Layout, Stock
 from pipeline.planning.choices import SHARDING_TYPES, Choice, Table, tiers_of
 from pipeline.planning.estimator import estimators
 from pipeline.planning.hardware import BYTES_PER_MS, Capacity, kernel_of
+from pipeline.planning.loads import Block
 from pipeline.planning.proposers import Bounded, LadderProposer
 
 # One proposal costs about a microsecond for every (table, rank) pair it places.

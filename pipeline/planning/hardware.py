@@ -91,7 +91,7 @@ def figures(hardware: HardwareConfig) -> dict[str, float]:
 
 def check_hardware(hardware: HardwareConfig) -> None:
     """Every figure that this device and shape need is positive; raises ConfigError naming the first that is not."""
-    needed = ["ddr_gib", "ddr_gb_per_s", "dense_gflop_per_s"]
+    needed = ["ddr_gib", "ddr_gb_per_s", "dense_gflop_per_s", "dense_gb_per_s"]
     if hardware.device == "cuda":
         needed += ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s"]
     if hardware.ssd_gib > 0:

@@ -85,6 +85,16 @@ class HitCurve:
         rows, popularity = self._bins
         return float(-(rows * np.expm1(max(float(lookups), 0.0) * np.log1p(-popularity))).sum())
 
+    def within(self, row: int, rows: int) -> HitCurve:
+        """The curve of the lookups that fall on ``rows`` rows from ``row`` on, where the hottest rows are the first."""
+        inner = self.knots[(self.knots > row) & (self.knots < row + rows)]
+        knots = np.concatenate([[row], inner, [row + rows]])
+        served = np.array([self.share(k) for k in knots])
+        total = served[-1] - served[0]
+        if total <= 0:
+            return HitCurve.zipf(rows, 0.0)
+        return HitCurve(rows=rows, knots=knots - row, served=(served - served[0]) / total)
+
     @cached_property
     def _steepness(self) -> np.ndarray:
         """Power-law exponent of each segment, the steepest that keeps popularity falling across the knots."""

@@ -76,10 +76,10 @@ def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
     offered = tuple(tier for tier in choice.tiers if tier not in pin.avoid)
     choice = replace(choice, tiers=offered, sharding=tuple(name for name in sharding if tiers_of(name, offered)))
     if not choice.sharding:
-        raise ConfigError(
-            f"plan.tables.{table.name} leaves nothing for the table: sharding {_or(sharding)}, tiers {_or(offered)}",
-            hint=f"~plan.tables.{table.name}",
-        )
+        path, both = f"plan.tables.{table.name}", [name for name in (pin.tier, pin.sharding) if name in pin.avoid]
+        why = f"it wants {both[0]} and avoids it" if both else f"sharding {_or(sharding)}, tiers {_or(offered)}"
+        hint = f"{path}.avoid=[{','.join(name for name in pin.avoid if name not in both)}]" if both else f"~{path}"
+        raise ConfigError(f"{path} leaves nothing for the table: {why}", hint=hint)
     return choice
 
 

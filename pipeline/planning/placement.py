@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeline.contracts import PHASES
-from pipeline.planning.candidates import Offer
+from pipeline.planning.candidates import BESIDE, Offer
 from pipeline.planning.cost import step_ms
 
 
@@ -33,6 +33,11 @@ class Placement:
     def step_ms(self) -> float:
         """Our model's step: that of the slowest rank, overlap taken off."""
         return max(step_ms(phases) for phases in self.phases)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the slowest rank waits for what goes on beside its step: the exchange of ids, rows from SSD."""
+        return self.step_ms > max(sum(ms for name, ms in p.items() if name != BESIDE) for p in self.phases)
 
     @cached_property
     def stock_ms(self) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
-from pipeline.planning.candidates import offers
-from pipeline.planning.choices import Choice, Table, choices, tables_of, tiers_of
+from pipeline.planning.candidates import offers, whole_layout
+from pipeline.planning.choices import TABLE_WISE, Choice, Table, choices, tables_of, tiers_of
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hardware import (
     GIB,
@@ -131,19 +132,33 @@ def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
     return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
 
 
-def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine, Space]:
-    """TorchRec's engine over what is ``offered``, and every offer with both costs and its bytes."""
-    from pipeline.planning.engine import Engine
+def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | None, Space]:
+    """TorchRec's engine over what is ``offered``, and every offer with both costs and its bytes.
 
+    No engine where each table can only lie whole on the one rank of a CPU: TorchRec has nothing to search there, and
+    loading it would take longer than all the rest.
+    """
     room = setting.room
-    engine = Engine(setting.config, setting.tables, offered, room)
-    layouts = engine.layouts()
+    if _only_whole(setting.config, offered):
+        engine, layouts = None, {t.name: [whole_layout(setting.config, t)] for t in setting.tables}
+    else:
+        from pipeline.planning.engine import Engine
+
+        engine = Engine(setting.config, setting.tables, offered, room)
+        layouts = engine.layouts()
     found = {t.name: offers(setting.config, t, offered[t.name], layouts[t.name]) for t in setting.tables}
     return engine, Space(config=setting.config, offers=found, room=room, fixed=setting.fixed)
 
 
-def _search(engine: Engine, space: Space) -> Found | None:
+def _only_whole(config: Config, offered: Mapping[str, Choice]) -> bool:
+    alone = config.world_size == 1 and config.hardware.device == "cpu"
+    return alone and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
+
+
+def _search(engine: Engine | None, space: Space) -> Found | None:
     """TorchRec's planner with its own costs and with ours, then the best of these and of our assignments."""
+    if engine is None:
+        return best(space, [])
     from pipeline.planning.estimator import OurCosts
 
     known = []

@@ -20,7 +20,7 @@ def _sharding(config: Config, table: Table, choice: Choice, offer: Offer, space:
     if config.world_size == 1:
         return "one rank holds every table whole"
     if offer.sharding == DATA_PARALLEL:
-        return f"{table.rows} rows: reducing the whole table is cheaper than exchanging its lookups"
+        return "so small that reducing the whole table is cheaper than exchanging its lookups"
     size = f"{table.bytes / GIB:.2f} GiB" if table.bytes >= GIB / 100 else f"{table.bytes / 2**20:.2f} MiB"
     if offer.sharding == TABLE_WISE:
         return f"{size} fit one rank, and whole tables balance the ranks"

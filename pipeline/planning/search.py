@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.config import Config
-from pipeline.planning.assign import Candidate, Piece, Problem, assign
+from pipeline.planning.assign import EXACT_GAP, Candidate, Piece, Problem, assign
 from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
 from pipeline.planning.hardware import Capacity
 from pipeline.planning.placement import Placement
 
 # Of a step counts its phases' sum or what goes on beside it, whichever is longer. The assignment minimises
-# (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short without SSD.
-BESIDE_SHARES, BESIDE_SHARES_SSD = (0.01,), (0.01, 0.5, 0.99)
+# (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short as a rule.
+BESIDE_SHARES = (1e-5, 0.5, 0.99)
 # A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
 STOCK_SLACK = 1.08
 # How far above its bound the assignment of a large problem may stay: for our model, and for TorchRec's.
@@ -91,7 +91,7 @@ class Weights(NamedTuple):
 
 def anywhere(space: Space) -> Placement | None:
     """The assignment's plan, None where it finds none: the quick answer to whether the tables fit."""
-    found = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf)
+    found = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf, math.inf)
     return found[0] if found else None
 
 
@@ -104,27 +104,30 @@ def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if known:
-        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE)
+        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
         plans += [*known, *([stock[0]] if stock else [])]
     placement, remark = _choose(plans, known)
     return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1), remark=remark)
 
 
 def _ours(space: Space) -> list[tuple[Placement, float]]:
-    """Plans for our model alone, each with a bound that no plan's step can be below."""
-    ssd = any(offer.tier == "ssd" for offered in space.offers.values() for offer in offered)
-    shares = BESIDE_SHARES_SSD if ssd else BESIDE_SHARES
-    found = []
-    for share in shares:
-        plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE)
+    """Plans for our model alone, each with a bound that no plan's step can be below.
+
+    Where the first one's steps do not wait for what goes on beside them, it is as good as the others could be.
+    """
+    found: list[tuple[Placement, float]] = []
+    for share in BESIDE_SHARES:
+        plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE, EXACT_GAP)
         if plan is None:
             break
         found.append(plan)
+        if not found[0][0].waits:
+            break
     return found
 
 
-def _assigned(space: Space, weights: Weights, tolerance: float) -> tuple[Placement, float] | None:
-    found = assign(space.problem(weights), tolerance=tolerance)
+def _assigned(space: Space, weights: Weights, tolerance: float, whole: float) -> tuple[Placement, float] | None:
+    found = assign(space.problem(weights), tolerance=tolerance, whole=whole)
     if found is None:
         return None
     offers = {name: space.offers[name][index] for name, index in found.chosen.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config, TablePin
 from pipeline.errors import NightjarError
 from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, impossible
-from pipeline.planning.hardware import GIB, MEMORIES, memory_gib
+from pipeline.planning.hardware import GIB, MEMORIES, memories, memory_gib
 from pipeline.planning.placement import Placement
 from pipeline.planning.search import Space
 
@@ -121,7 +121,9 @@ def _memory(config: Config, extra: Mapping[str, int], place: Place) -> Iterator[
 
 
 def _more_hosts(config: Config, space: Space, need: int, place: Place) -> Iterator[str]:
-    have = sum(space.room.each) * config.hardware.ranks_per_host
+    # More hosts work on smaller slices of the batch: where one has no room for tables now, half of its memory may be.
+    half = sum(memory_gib(config.hardware, memory) for memory in memories(config.hardware)) * GIB / 2
+    have = (sum(space.room.each) or half) * config.hardware.ranks_per_host
     hosts = max(config.hardware.hosts + 1, math.ceil(need / max(have, 1)))
     for _ in range(TRIES):
         batch = hosts * config.hardware.ranks_per_host

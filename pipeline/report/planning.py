@@ -58,7 +58,7 @@ def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
     if best is not None and len(records) > 1:
         winner = next(record for record in records if record["fits"] and record["step_ms"] == best)
         said += f"; * quickest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
-    said += "; bytes are those of the tables, all ranks together" if fits else ""
+    said += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
     return _wrapped(said)
 
 

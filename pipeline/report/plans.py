@@ -23,6 +23,7 @@ MOST_WORDS = 24
 TABLE_COLOUR = 0
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)  # grey for the overhead
 COLOURS = 7
+COLOUR_OF = {"margin": COLOURS}  # no use of the memory, only kept free: faint
 
 
 def plan_page(plan: Plan) -> str:
@@ -96,7 +97,9 @@ def _series(plan: Plan, tier: str) -> list[Series]:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
         for index, name in enumerate(purposes):
             values = [rank.get(name, 0) for rank in plan.reserved]
-            found.append(Series(name=_words(name), values=values, colour=1 + index % (COLOURS - 1)))
+            found.append(
+                Series(name=_words(name), values=values, colour=COLOUR_OF.get(name, 1 + index % (COLOURS - 1)))
+            )
     return found
 
 

@@ -125,7 +125,7 @@ def _plan(part: Mapping[str, Any]) -> list[str]:
     step = units.decimal(part.get("predicted_step_ms"), 3)
     return [
         f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",
-        f"{', '.join(sizes) or 'no memory'}; embedding step {step} ms (predicted)",
+        f"{', '.join(sizes) or 'no memory'}; step {step} ms (predicted)",
     ]
 
 

@@ -97,7 +97,7 @@ def _plan_words(part: Mapping[str, Any], plan: Plan | None, tables: int) -> str:
     if plan is not None:
         said.insert(0, f"planned for {plan.hardware}")
     if units.known(part.get("predicted_step_ms")):
-        said.append(f"predicted embedding step {units.decimal(part['predicted_step_ms'], 3)} ms on the slowest rank")
+        said.append(f"predicted step {units.decimal(part['predicted_step_ms'], 3)} ms on the slowest rank")
     if tables > MOST_TABLES:
         said.append(f"the {MOST_TABLES} largest are shown")
     return escape(", ".join(said) + "; a table's size counts its optimizer state.")

@@ -70,7 +70,7 @@ svg.meter { display: inline-block; width: 56px; height: 8px; border-radius: 3px;
 .meter rect { fill: var(--accent); }
 .c0 { fill: var(--s0); } .c1 { fill: var(--s1); } .c2 { fill: var(--s2); } .c3 { fill: var(--s3); }
   .c4 { fill: var(--s4); }
-.c5 { fill: var(--s5); } .c6 { fill: var(--s6); }
+.c5 { fill: var(--s5); } .c6 { fill: var(--s6); } .c7 { fill: var(--edge); }
 svg.swatch { width: 11px; height: 11px; border-radius: 3px; margin-right: 8px; vertical-align: -1px; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 14px; }

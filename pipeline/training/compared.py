@@ -39,11 +39,8 @@ def predicted_phases(plan: Plan) -> dict[str, float]:
 
 
 def predicted_bytes(plan: Plan) -> int | None:
-    """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None without those."""
-    tier = "hbm" if plan.device == "cuda" else "ddr"
-    if not plan.reserved or plan.reserved_tier != tier:
-        return None
-    return max(used.get(tier, 0) + sum(kept.values()) for used, kept in zip(plan.memory, plan.reserved, strict=True))
+    """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None without these."""
+    return max((plan.resident_bytes(rank) or 0 for rank in range(plan.world_size)), default=0) or None
 
 
 def _beside(unit: str, predicted: float | None, measured: float) -> dict[str, float]:

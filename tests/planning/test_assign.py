@@ -57,15 +57,15 @@ def test_two_ranks_are_solved_to_a_thousandth() -> None:
 
 
 def test_equal_problems_give_equal_assignments() -> None:
-    for tables, ranks in ((12, 2), (16, 16)):
+    for tables, ranks in ((8, 2), (16, 16)):  # solved whole; searched, with neighbourhoods solved
         problem = cluster_problem(9, tables=tables, ranks=ranks, splits=(1, 2), tightness=1.0)
-        assert assign(problem) == assign(problem)
+        assert assign(problem, tolerance=0.075) == assign(problem, tolerance=0.075)
 
 
 def test_the_solver_prints_nothing(capfd) -> None:
     with quiet_native():
         os.write(1, b"a native line")
-    assign(cluster_problem(9, tables=10, ranks=2, splits=(1, 2), tightness=1.0))
+    assign(cluster_problem(9, tables=6, ranks=2, splits=(1, 2), tightness=1.0))
     print("a line of ours")
     assert capfd.readouterr().out == "a line of ours\n"
 

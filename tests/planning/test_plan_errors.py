@@ -141,6 +141,11 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
             "~plan.tables.C3",
         ),
         (
+            {"tables": {"C3": TablePin(sharding="row_wise", avoid=["ssd", "row_wise"])}},
+            "plan.tables.C3 leaves nothing for the table: it wants row_wise and avoids it",
+            "plan.tables.C3.avoid=[ssd]",
+        ),
+        (
             {"sharding_types": ["column_wise"]},
             "plan.sharding_types=[column_wise] leaves nothing for table 'C3': its 16 columns do not split into two "
             "or more shards of at least 128",
@@ -170,7 +175,9 @@ def test_too_few_rows_for_a_row_wise_pin():
     assert caught.value.hint == "plan.tables.tiny.sharding=table_wise"
 
 
-@pytest.mark.parametrize("field", ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s", "ddr_gib", "intra_host_gb_per_s"])
+@pytest.mark.parametrize(
+    "field", ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s", "intra_host_gb_per_s", "ddr_gib", "dense_gb_per_s"]
+)
 def test_hardware_figures_must_be_positive(field):
     config = configure(preset("h100x8"))
     setattr(config.hardware, field, 0.0)
@@ -183,3 +190,13 @@ def test_profile_of_another_dataset():
     other = Profile(rows={}, label_rate={}, dense={}, sparse={"C3": profile.sparse["C3"]})
     with pytest.raises(ArtifactError, match=r"profile\.json has no figures for feature 'country'"):
         make_plan(configure(cpu(1, 1)), schema, other)
+
+
+def test_more_hosts_are_a_way_out_where_the_batch_leaves_no_room_at_all():
+    config = configure(cpu(1, 2, ddr=0.25), batch=65_536)
+    tables = dataset({"a": 4_000_000, "b": 50_000})
+    with pytest.raises(PlanError, match=r"2 ranks offer 0 bytes DDR each") as caught:
+        make_plan(config, *tables)
+    assert caught.value.hint.endswith(", or hardware.hosts=4")
+    config.hardware.hosts = 4
+    assert make_plan(config, *tables).world_size == 8

@@ -5,18 +5,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pipeline.config import Config, DataConfig, HardwareConfig, SparseDefaults, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
 from pipeline.contracts import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
+from pipeline.planning import make_plan
+from pipeline.planning.choices import Table
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
-from pipeline.planning.predict import block_curve, predict, shard_loads
+from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
+from pipeline.planning.predict import predict
 
 ROWS, DIM = 1000, 16
 HARDWARE = HardwareConfig(name="two", ranks_per_host=2)
 
 
 def config(hardware=HARDWARE, mapping="vocab"):
-    data = DataConfig(name="t", format="synthetic", sparse_defaults=SparseDefaults(mapping=mapping))
+    data = DataConfig(name="t", format="synthetic", sparse={name: SparseFeature(mapping=mapping) for name in "ab"})
     return Config(data=data, hardware=hardware, train=TrainConfig(global_batch=512))
 
 
@@ -53,9 +56,11 @@ def about(plan):
 
 
 def loads(kind, ranked):
-    plan = plan_of(a=kind)
-    found = shard_loads(plan, plan.tables["a"], HitCurve.zipf(ROWS, 1.1), ranked=ranked, weighted=False)
-    return [load for _, load in found]
+    table = Table(name="a", rows=ROWS, dim=DIM, pooling=2.0, curve=HitCurve.zipf(ROWS, 1.1), ranked=ranked)
+    blocks = [Block(s.row, s.rows, s.column, s.columns) for s in plan_of(a=kind).tables["a"].shards]
+    asked = asked_of(config(), table, kind, blocks)
+    hits = hit_rates(HARDWARE, table, "ddr", 0, blocks, asked)
+    return shard_loads(config(), table, kind, "ddr", blocks, asked, hits)
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
@@ -82,7 +87,7 @@ def test_distinct_rows_of_a_block_are_those_of_drawn_ids():
 
 def test_a_block_that_nothing_reads_has_a_curve_all_the_same():
     curve = HitCurve(rows=10, knots=np.array([0.0, 5.0, 10.0]), served=np.array([0.0, 1.0, 1.0]))
-    assert block_curve(curve, 5, 5).share(5) == 1.0
+    assert curve.within(5, 5).share(5) == 1.0
 
 
 def test_a_plan_is_the_sum_of_its_shards_and_of_what_is_spent_anyhow():
@@ -113,3 +118,17 @@ def test_hashed_rows_are_spread_evenly():
     assert ranked[0]["lookup"] > ranked[1]["lookup"]
     faster = replace(HARDWARE, lookup_ns=0.0)
     assert predict(plan, config(faster), schema, profile).phases[0]["lookup"] < ranked[0]["lookup"]
+
+
+@pytest.mark.parametrize("mapping", ["vocab", "hash"])
+def test_what_the_planner_made_is_predicted_as_it_was_planned(mapping):
+    """Every sharding type and a cached tier: one derivation of loads, so the same phases on every rank."""
+    schema, profile = about(plan_of(a="row_wise", b="table_wise"))
+    asked = config(replace(HARDWARE, ssd_gib=1.0), mapping)
+    for pin in ("row_wise", "column_wise", "data_parallel", "table_wise"):
+        asked.plan.tables = {"a": TablePin(sharding=pin), "b": TablePin(tier="ssd", cache_rows=100)}
+        plan = make_plan(asked, schema, profile)
+        found = predict(plan, asked, schema, profile)
+        assert plan.tables["a"].sharding == pin and plan.tables["b"].tier == "ssd"
+        for told, planned in zip(found.phases, plan.phases, strict=True):
+            assert told == pytest.approx(planned, abs=1e-6)

@@ -7,10 +7,13 @@ import json
 import pytest
 from plan_cases import configure, cpu, dataset
 
+from pipeline.artifacts import Store
 from pipeline.config import TablePin
 from pipeline.contracts import Plan
 from pipeline.embeddings import to_sharding_plan
+from pipeline.errors import ArtifactError
 from pipeline.planning import make_plan
+from pipeline.stages import read_plan
 
 TYPES = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"]
 
@@ -32,3 +35,15 @@ def test_the_loader_rebuilds_torchrecs_plan(sharding):
         return
     found = [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in big.sharding_spec.shards]
     assert found == [([s.row, s.column], [s.rows, s.columns], f"rank:{s.rank}/cpu") for s in table.shards]
+
+
+def test_a_plan_changed_since_it_was_made_is_refused(tmp_path):
+    store, plan = Store(str(tmp_path)), make_plan(configure(cpu(1, 1)), *dataset({"small": 100}))
+    with store.draft("plans/k", kind="plan", key="k", config={}, inputs={}) as draft:
+        draft.write_json("plan.json", plan.to_json())
+        artifact = draft.commit({})
+    assert read_plan(store, artifact) == plan
+    store.write_json("plans/k/plan.json", {**plan.to_json(), "global_batch": 17})
+    with pytest.raises(ArtifactError, match=r"plan\.json is corrupt: .* expected") as caught:
+        read_plan(store, artifact)
+    assert caught.value.hint == "nightjar plan force=true makes it again"

@@ -18,7 +18,7 @@ def test_the_table_shows_every_part():
         "train       done          61.3  runs/demo/train/",
         "400,000 rows, 12 of them in quarantine",
         "26 tables: 9 data_parallel in ddr",
-        "DDR 40.0 MiB; embedding step 1.234 ms (predicted)",
+        "DDR 40.0 MiB; step 1.234 ms (predicted)",
         "4,800,000 samples in 1,172 steps, 58.9 s on 2 ranks",
         "81,494 samples/s, 0.4% of the time waiting for data",
         "step 50.25 ms (48.10 predicted)",

@@ -102,7 +102,7 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
         plan = replace(
             plan, predicted_step_ms=7.5, phases=[{"lookup": 1.0 + rank} for rank in range(world)],
             memory=[{"hbm": 0, "ddr": 100 * (rank + 1), "ssd": 9} for rank in range(world)],
-            reserved=[{"dense": 20, "inputs": 3}] * world,
+            reserved=[{"dense": 20, "inputs": 3, "margin": 1000}] * world,
         )  # fmt: skip
     records, outcome = [], {}
     try:
@@ -209,7 +209,10 @@ def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
     assert known["phases"]["lookup"]["predicted_ms"] == pytest.approx(1.5 if world == 2 else 1.0)
     assert known["phases"]["dense"]["predicted_ms"] == 0.0
     assert known["step"]["predicted_ms"] == 7.5
-    assert known["memory"]["predicted_bytes"] == 100 * world + 23
+    # Every table whole on rank 0, or all but one: its rows with their state, and what is kept for the rest.
+    plan = plan_for("table_wise", world, rows=ROWS, dim=8)
+    held = [sum(ROWS[n] for n, t in plan.tables.items() if t.shards[0].rank == rank) for rank in range(world)]
+    assert known["memory"]["predicted_bytes"] == max(held) * 9 * 4 + 23
     assert known["memory"]["measured_bytes"] > 0
 
 
