@@ -92,18 +92,18 @@ class _Model:
         device = connect(config)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0) if folder else None
-        self.trainer = Trainer(config, self.schema, plan, device, self.ssd)
+        self.trainer = Trainer(config, self.schema, plan, device, ssd=self.ssd)
         if self.ssd is not None and not lazy:
             self._write_rows()
 
     def _write_rows(self) -> None:
         """Every row lies in its file, which goes past the page cache, and none has its initial value still to come."""
         for shard in self.trainer.rows.local_shards():
+            weight = initial_rows(0, self.trainer.rows.tables[shard.table], 0, min(ROWS, shard.rows))
             for start in range(0, shard.rows, ROWS):
                 places = slice(start, min(start + ROWS, shard.rows))
-                spec = self.trainer.rows.tables[shard.table]
-                weight = initial_rows(0, spec, places.start, places.stop)
-                shard.put(places, weight, {"adagrad_sum": torch.zeros(len(weight))})
+                count = places.stop - start
+                shard.put(places, weight[:count], {"adagrad_sum": torch.zeros(count)})
 
     def run(
         self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float

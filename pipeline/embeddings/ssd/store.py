@@ -38,8 +38,8 @@ def ssd_tables(plan: Plan) -> list[str]:
 class SsdStore:
     """The rows of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
 
-    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. The first ``cache_rows`` rows of a table stay
-    in memory. ConfigError for paths that cannot be used, GuardError where a disk has no room.
+    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. Of ``cache_rows`` rows of a table that stay
+    in memory each shard has its share, its first ones. ConfigError for paths that cannot be used, GuardError where a disk has no room.
     """
 
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int) -> None:
@@ -54,7 +54,7 @@ class SsdStore:
             for shard in table.shards:
                 if shard.rank == rank and shard.rows:
                     directory = self._directories[(index + rank) % len(self._directories)]
-                    pinned = min(max(table.cache_rows - shard.row, 0), shard.rows)
+                    pinned = -(-table.cache_rows * shard.rows // table.rows)
                     self._shards[name] = SsdShard(directory, name, shard, pinned)
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
