@@ -38,8 +38,9 @@ def ssd_tables(plan: Plan) -> list[str]:
 class SsdStore:
     """The rows of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
 
-    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. Of ``cache_rows`` rows of a table that stay
-    in memory each shard has its share, its first ones. ConfigError for paths that cannot be used, GuardError where a disk has no room.
+    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. Of the ``cache_rows`` rows of a table
+    that stay in memory each shard has its share, its first ones. ConfigError for paths that cannot be used, GuardError
+    where a disk has no room.
     """
 
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int) -> None:
