@@ -2,8 +2,9 @@
 
 One DLRM (26 equal tables, D 64, batch 4096) and the same ids for both; rows are numbered in falling frequency, as
 ingestion does. The tables on SSD train in a memory cgroup (version 1 or 2) that the benchmark makes and removes; where
-none can be made it says so, and the memory they used is measured by PSS. Every row lies on the disk, written and out of
-the page cache, before the clock runs. For each limit a process of its own; the run in memory answers in turn with it.
+none can be made it says so, and the memory they used is measured by PSS. Every row that is not pinned lies on the disk,
+written past the page cache, before the clock runs. For each limit a process of its own; the run in memory answers in
+turn with it.
 
 ``ratio``: Zipf 1.2, tables 8 times the limit: samples/s on SSD / in memory. With ids of Zipf 1.05 the yardstick is the
 bound min(rate in memory, random reads of 4 KiB a second at depth 32 / cold rows of a step x batch), both measured here.
@@ -25,11 +26,12 @@ from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.memory_limit import MemoryCgroup
-from benchmarks.ssd_disk import random_read_iops
+from pipeline.planning.probes import time_disk
 
 GIB = 2**30
 STATE_BYTES = 4  # a row
-PROCESS = 3 * GIB // 4  # Python, torch, activations, a batch or two of rows on their way
+PROCESS = int(0.58 * GIB)  # Python, torch, activations, and the rows of the batches on their way
+PLACE_BYTES = 4  # a row on SSD, in memory: where it is
 PHASES = ((1.2, True), (1.05, True), (1.2, False))  # exponent, prefetch
 
 
@@ -41,7 +43,7 @@ def main() -> None:
     options.add_argument("--tables", type=int, default=26)
     options.add_argument("--dim", type=int, default=64)
     options.add_argument("--batch", type=int, default=4096)
-    options.add_argument("--pinned", type=float, default=0.5, help="share of the memory beside PROCESS for hot rows")
+    options.add_argument("--pinned", type=float, default=0.95, help="share of the memory for rows that hot ones get")
     options.add_argument("--steps", type=int, default=20, help="under the clock, a phase")
     options.add_argument("--warm", type=float, default=8.0, help="seconds of training before the clock runs, a phase")
     options.add_argument("--steps-only", type=int, help="train so many steps on SSD within the first limit, no more")
@@ -68,7 +70,7 @@ class _Child:
         self._batch = given.batch
         self.ask(
             tables=given.tables, rows=int(given.gib * GIB / row_bytes / given.tables), dim=given.dim, batch=given.batch,
-            folder=folder, cache_rows=int(given.pinned * max(0, limit - PROCESS) / row_bytes / given.tables), lazy=lazy,
+            folder=folder, cache_rows=_cache_rows(given, limit), lazy=lazy,
         )  # fmt: skip
 
     def _limit(self, limit: int) -> MemoryCgroup | None:
@@ -104,9 +106,16 @@ class _Child:
             self.group.remove()
 
 
+def _cache_rows(given: argparse.Namespace, limit: int) -> int:
+    """Rows of a table that ``limit`` bytes of memory have room for, beside the process and the places of all rows."""
+    row_bytes = 4 * given.dim + STATE_BYTES
+    rows = given.gib * GIB / row_bytes
+    return int(given.pinned * max(0.0, limit - PROCESS - PLACE_BYTES * rows) / row_bytes / given.tables)
+
+
 def _compare(given: argparse.Namespace, folder: str) -> None:
     began = time.perf_counter()
-    iops = random_read_iops(Path(folder))
+    iops = time_disk(Path(folder), size=1 << 30)["ssd_read_iops"]
     print(f"disk: {iops:,.0f} random reads of 4 KiB a second at depth 32; {given.gib:g} GiB of tables", flush=True)
     rows, limited = [], True
     with ExitStack() as stack:

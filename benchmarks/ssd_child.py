@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import queue
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +20,14 @@ import torch
 
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from pipeline.contracts import DatasetSchema
-from pipeline.embeddings import SsdStore
+from pipeline.embeddings import SsdStore, initial_rows
 from pipeline.embeddings.ssd import named, pss_bytes
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect
 
 AHEAD = 4
+# Rows written at a time.
+ROWS = 1 << 15
 
 
 def main() -> None:
@@ -92,17 +92,18 @@ class _Model:
         device = connect(config)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0) if folder else None
-        self.trainer = Trainer(config, self.schema, plan, device, self.ssd)
+        self.trainer = Trainer(config, self.schema, plan, device, ssd=self.ssd)
         if self.ssd is not None and not lazy:
-            self.ssd.fill()
-            self._forget(Path(folder or ""))
+            self._write_rows()
 
-    def _forget(self, folder: Path) -> None:
-        """No row of the files is in the page cache any more."""
-        for link in Path("/proc/self/fd").iterdir():
-            if link.is_symlink() and str(link.readlink()).startswith(str(folder)):
-                os.fsync(int(link.name))
-                os.posix_fadvise(int(link.name), 0, 0, os.POSIX_FADV_DONTNEED)
+    def _write_rows(self) -> None:
+        """Every row lies in its file, which goes past the page cache, and none has its initial value still to come."""
+        for shard in self.trainer.rows.local_shards():
+            weight = initial_rows(0, self.trainer.rows.tables[shard.table], 0, min(ROWS, shard.rows))
+            for start in range(0, shard.rows, ROWS):
+                places = slice(start, min(start + ROWS, shard.rows))
+                count = places.stop - start
+                shard.put(places, weight[:count], {"adagrad_sum": torch.zeros(count)})
 
     def run(
         self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float

@@ -197,10 +197,9 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]])
 
 
 def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: Report) -> None:
-    shards = target.rows.local_shards(fill=False)
+    shards = target.rows.local_shards()
     for shard in shards:
-        for state in shard.state.values():
-            state.zero_()
+        shard.zero_state()
     if target.touched is not None:
         target.touched.clear()
     for artifact in chain:
@@ -218,7 +217,6 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
             target.on_phase(Phase.RESTORE)
         report.checkpoints.append(artifact.path)
-    target.rows.filled()  # a baseline covers every row
 
 
 def meets(extent: dict[str, Any], shard: LocalShard) -> bool:
@@ -251,12 +249,9 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     together_ = int(ids[-1] - ids[0]) + 1 == len(ids)
     places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
     values = block.weight[low:high, left - block.column : right - block.column]
-    shard.weight[places, left - shard.column : right - shard.column] = values.to(shard.weight.device)
-    if states:
-        share = (right - left) / shard.columns
-        for name, state in shard.state.items():
-            part = block.state[name][low:high].to(state.device)
-            state[places] = part * share if left == shard.column else state[places] + part * share
+    share = (right - left) / shard.columns
+    state = {name: block.state[name][low:high] * share for name in shard.state_names} if states else {}
+    shard.put(places, values, state, left - shard.column, add=left > shard.column)
     if touched is not None:
         touched.mask(shard_key(shard))[places] = 1
     return int(high - low)

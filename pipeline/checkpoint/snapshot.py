@@ -69,7 +69,7 @@ def _host_memory(values: int) -> Tensor:
 
 def full_values(access: RowAccess) -> int:
     """float32 values of a snapshot of all rows this rank owns."""
-    return sum(_values(shard, None) for shard in access.local_shards(fill=False) if shard.owner)
+    return sum(_values(shard, None) for shard in access.local_shards() if shard.owner)
 
 
 @torch.no_grad()
@@ -95,28 +95,20 @@ def take_snapshot(
 
 def _values(shard: LocalShard, rows: Tensor | None) -> int:
     count = shard.rows if rows is None else len(rows)
-    return count * (shard.columns + sum(state[:1].numel() for state in shard.state.values()))
+    return count * (shard.columns + len(shard.state_names))
 
 
 def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
     count = shard.rows if rows is None else len(rows)
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     weight = buffers.cut(count, shard.columns)
+    state = {name: buffers.cut(count) for name in shard.state_names}
     step = max(1, _PIECE_VALUES // shard.columns)
     for start in range(0, count, step):
-        part = slice(start, start + step)
-        source = shard.weight[part] if rows is None else shard.weight
-        _check(_gather(source, None if rows is None else rows[part], weight[part]), shard.table, ids[part])
-    state = {name: _gather(value, rows, buffers.cut(count, *value.shape[1:])) for name, value in shard.state.items()}
+        part = slice(start, min(start + step, count))
+        shard.copy(part if rows is None else rows[part], weight[part], {name: s[part] for name, s in state.items()})
+        _check(weight[part], shard.table, ids[part])
     return RowBlock(shard.table, ids.astype(np.int64), shard.column, weight, state)
-
-
-def _gather(source: Tensor, rows: Tensor | None, into: Tensor) -> Tensor:
-    if rows is None:
-        return into.copy_(source)
-    if source.device.type == "cpu":
-        return torch.index_select(source, 0, rows, out=into)
-    return into.copy_(source.index_select(0, rows))
 
 
 def _check(weight: Tensor, table: str, ids: NDArray[np.int64]) -> None:

@@ -14,30 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from pipeline.embeddings.shards import DiskShard, LocalShard
 from pipeline.embeddings.tables import ADAGRAD_SUM, Kernel, TableSpec, kernels, sharded_collections, table_group
 
 if TYPE_CHECKING:
     from pipeline.embeddings.ssd.store import SsdStore
 
 INIT_BLOCK_ROWS = 8192
-
-
-@dataclass(frozen=True)
-class LocalShard:
-    """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
-
-    ``weight`` [rows, columns] and ``state`` (``adagrad_sum`` [rows]) are float32 views of the live
-    storage. ``owner``: false on all ranks but one that hold a data-parallel replica.
-    """
-
-    table: str
-    row: int
-    rows: int
-    column: int
-    columns: int
-    owner: bool
-    weight: Tensor
-    state: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -89,15 +72,11 @@ class RowAccess:
         specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs]
         self.tables = {spec.name: spec for spec in specs}
 
-    def local_shards(self, *, fill: bool = True) -> list[LocalShard]:
+    def local_shards(self) -> list[LocalShard]:
         """Every non-empty shard of this rank, ordered by (table, row, column).
 
-        Views stay valid as long as the model; a table with a device cache is flushed first. Rows on SSD get their
-        initial values when they are first used; ``fill`` gives them to all that have none yet. Without it, write
-        every row and call ``filled``, or read no values.
+        Views stay valid as long as the model; a table with a device cache is flushed first.
         """
-        if fill and self._ssd is not None:
-            self._ssd.fill()
         shards = [shard for kernel in kernels(self._dmp) for shard in self._shards_of(kernel)]
         return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
 
@@ -110,13 +89,15 @@ class RowAccess:
         order = {name: i for i, name in enumerate(self.tables)}
         group = table_group(self._dmp)
         rank, world = dist.get_rank(group), dist.get_world_size(group)
-        shards = []
+        shards: list[LocalShard] = []
         for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), sums, strict=True):
             place = table.local_metadata
             row, column = place.shard_offsets if place is not None else (0, 0)
             owner = place is not None or order[table.name] % world == rank
             rows, columns = weight.shape
-            if rows:
+            if self._ssd is not None and table.name in self._ssd.tables:
+                shards.append(DiskShard(self._ssd, table.name, owner))
+            elif rows:
                 parts = {ADAGRAD_SUM: state.detach()}
                 shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
         return shards
@@ -124,36 +105,29 @@ class RowAccess:
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
-        for shard in self.local_shards(fill=False):
+        for shard in self.local_shards():
             spec = self.tables[shard.table]
-            if self._ssd is not None and self._ssd.begin(spec, seed):
+            if isinstance(shard, DiskShard):
+                shard.begin(spec, seed)
                 continue
             for start in range(shard.row, shard.row + shard.rows, INIT_BLOCK_ROWS):
                 stop = min(start + INIT_BLOCK_ROWS, shard.row + shard.rows)
                 values = initial_rows(seed, spec, start, stop)[:, shard.column : shard.column + shard.columns]
                 shard.weight[start - shard.row : stop - shard.row].copy_(values)
-            for state in shard.state.values():
-                state.zero_()
+            shard.zero_state()
 
     @property
     def scratch(self) -> Callable[[int], Tensor] | None:
         """Makes float32 [n] on the disk of the tables on SSD, for copies that memory has no room for; None: no disk."""
         return None if self._ssd is None else self._ssd.scratch
 
-    def filled(self) -> None:
-        """Every row has been written through the views of ``local_shards``: none waits for its initial value."""
-        if self._ssd is not None:
-            self._ssd.filled()
-
     def _holding(self, table: str, rows: Tensor) -> list[tuple[LocalShard, Tensor]]:
         """Local shards that hold all of ``rows`` and the rows' places in them; ValueError where there is none."""
         holders = []
-        for shard in self.local_shards(fill=False):
+        for shard in self.local_shards():
             if shard.table == table:
-                places = rows.to(shard.weight.device) - shard.row
+                places = rows.cpu() - shard.row
                 if bool(((places >= 0) & (places < shard.rows)).all()):
-                    if self._ssd is not None:
-                        self._ssd.touch(table, places)
                     holders.append((shard, places))
         if not holders:
             raise ValueError(f"this rank does not hold all the asked rows of table {table!r}")
@@ -164,15 +138,13 @@ class RowAccess:
 
         ValueError where one of the rows is not local.
         """
-        return [
-            RowValues(
-                shard.column,
-                shard.columns,
-                shard.weight[places],
-                {name: state[places] for name, state in shard.state.items()},
-            )
-            for shard, places in self._holding(table, rows)
-        ]
+        found = []
+        for shard, places in self._holding(table, rows):
+            weight = torch.empty(len(rows), shard.columns, device=shard.device)
+            state = {name: torch.empty(len(rows), device=shard.device) for name in shard.state_names}
+            shard.copy(places.to(shard.device), weight, state)
+            found.append(RowValues(shard.column, shard.columns, weight, state))
+        return found
 
     @torch.no_grad()
     def write(self, table: str, rows: Tensor, values: list[RowValues]) -> None:
@@ -188,6 +160,4 @@ class RowAccess:
                 raise ValueError(f"columns {shard.column} to {end - 1} of table {table!r} are not given")
             part = given[0]
             cut = part.weight[:, shard.column - part.column : end - part.column]
-            shard.weight[places] = cut.to(shard.weight)
-            for name, state in part.state.items():
-                shard.state[name][places] = state.to(shard.state[name])
+            shard.put(places.to(shard.device), cut, part.state)

@@ -50,7 +50,9 @@ class TouchedRows:
         for kernel in kernels(dmp):
             marks = _marks_of(kernel)
             self._marks.append(marks)
-            self._hooks.append(kernel.module.register_forward_pre_hook(_Marker(kernel, marks), with_kwargs=True))
+            hook = _Marker(kernel, marks)
+            # Before the hook of tier ssd, which turns rows into slots.
+            self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
             for table, view in zip(kernel.tables, marks.views, strict=True):
                 place = table.local_metadata
                 row, column = place.shard_offsets if place is not None else (0, 0)

@@ -29,11 +29,14 @@ from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loa
 # Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
-# FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row.
+# FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row;
+# tier ssd a place (4 bytes) for every row, in memory.
 SLOT_BYTES, ROW_BYTES = 16, 4
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
 STATE_BYTES = 4  # row-wise Adagrad: one float a row
+# A record on SSD has its row's number, and the log of them room to spare.
+RECORD_BYTES, LOG_SHARE = 4, 1.1
 
 
 class Stock(NamedTuple):
@@ -189,12 +192,19 @@ def _bytes(
     sizes = dict.fromkeys(MEMORIES, 0)
     fast = fast_memory(hardware)
     home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
-    sizes[home] += block.rows * (4 * block.columns + STATE_BYTES)
+    row = 4 * block.columns + STATE_BYTES
+    if tier == "ssd":
+        sizes["ssd"] += int(LOG_SHARE * block.rows * (row + RECORD_BYTES))
+        sizes[fast] += ROW_BYTES * block.rows
+    else:
+        sizes[home] += block.rows * row
     sizes[fast] += buffers
     if cache_rows:
         slots = -(-cache_rows * block.rows // table.rows)
-        row = 4 * block.columns + (SLOT_BYTES if hardware.device == "cuda" else STATE_BYTES)
-        sizes[fast] += slots * row + (ROW_BYTES * block.rows if hardware.device == "cuda" else 0)
+        if tier == "hbm_cached":
+            row = 4 * block.columns + SLOT_BYTES
+            sizes[fast] += ROW_BYTES * block.rows
+        sizes[fast] += slots * row
     return sizes["hbm"], sizes["ddr"], sizes["ssd"]
 
 

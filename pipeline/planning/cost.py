@@ -165,12 +165,13 @@ def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: fl
 
 
 def _ssd_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float) -> float:
-    """Ms of the disk: missing rows are read page by page, and written back once they leave memory."""
+    """Ms of the disk: missing rows are read page by page; when they leave memory they are written one after another."""
     if load.tier != "ssd":
         return 0.0
     pages = _misses(load, distinct) * -(-load.columns * FLOAT // PAGE)
     transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
-    return max(pages / hardware.ssd_read_iops * 1e3, transfer) + transfer
+    written = _misses(load, distinct) * load.columns * FLOAT / hardware.ssd_gb_per_s / BYTES_PER_MS
+    return max(pages / hardware.ssd_read_iops * 1e3, transfer) + written
 
 
 def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:

@@ -100,7 +100,7 @@ class _Run:
     rows: float = 0.0
 
     def __post_init__(self) -> None:
-        self.ssd = SsdMeter(self.trainer.ssd, self.config.hardware.ddr_gib)
+        self.ssd = SsdMeter(self.trainer.ssd)
 
     @property
     def per_epoch(self) -> int:

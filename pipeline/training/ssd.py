@@ -20,8 +20,6 @@ from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"
-# What is left of the memory budget once it was exceeded.
-KEPT = 0.9
 
 
 @contextmanager
@@ -50,13 +48,10 @@ def _paths(config: Config, store: Store) -> list[str]:
 
 
 class SsdMeter:
-    """The figures of the SSD tier over all ranks, by interval and for the session. Collective; empty without it.
+    """The figures of the SSD tier over all ranks, by interval and for the session. Collective; empty without it."""
 
-    Where a rank uses more than ``ddr_gib`` at the end of an interval, cold rows leave its memory.
-    """
-
-    def __init__(self, ssd: SsdStore | None, ddr_gib: float) -> None:
-        self._ssd, self._limit = ssd, int(ddr_gib * 2**30)
+    def __init__(self, ssd: SsdStore | None) -> None:
+        self._ssd = ssd
         self._sums = torch.zeros(FIGURES, dtype=torch.float64)
         self._peak = 0
 
@@ -68,8 +63,6 @@ class SsdMeter:
         self._sums += sums
         used = pss_bytes()
         self._peak = max(self._peak, used)
-        if used > self._limit:
-            self._ssd.trim(used - int(KEPT * self._limit))
         return {**named(sums.tolist(), steps), "pss_bytes": used}
 
     def summary(self, steps: int) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def model(cuts=(0, DIM), rows=ROWS, dim=DIM, fill=0.0):
             weight, sums = torch.full((count, right - left), fill), torch.full((count,), fill)
             shards.append(LocalShard(name, 0, count, left, right - left, True, weight, {"adagrad_sum": sums}))
         tables[name] = TableSpec(name, count, dim)
-    return SimpleNamespace(tables=tables, local_shards=lambda fill=True: shards, filled=lambda: None)
+    return SimpleNamespace(tables=tables, local_shards=lambda: shards)
 
 
 def dense():

@@ -21,7 +21,7 @@ def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):
 def access(*shards):
     """What checkpoint code uses of RowAccess, without ranks."""
     tables = {s.table: TableSpec(s.table, s.rows, s.columns) for s in shards}
-    return SimpleNamespace(tables=tables, local_shards=lambda fill=True: list(shards), filled=lambda: None)
+    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards))
 
 
 class Picked:

@@ -1,7 +1,7 @@
 """Tables on SSD train bit for bit like tables in memory, leave nothing behind, and fail with one message."""
 
-import os
-from pathlib import Path
+from collections import deque
+from threading import Event
 
 import numpy as np
 import pytest
@@ -9,13 +9,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
+from pipeline.contracts import ShardPlan
 from pipeline.embeddings import RowValues, SsdStore, TableSpec, TouchedRows, initial_rows, to_sharding_plan
-from pipeline.embeddings.ssd.budget import resident_bytes, trim
-from pipeline.embeddings.ssd.buffers import Buffer
-from pipeline.embeddings.ssd.figures import resident
-from pipeline.embeddings.ssd.files import ScratchFile
+from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.lazy import rows_at
-from pipeline.embeddings.ssd.prefetch import pages_of, will_need
+from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.errors import ConfigError, PlanError
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
@@ -64,62 +62,127 @@ def test_scattered_initial_rows_equal_the_sequential_ones(dim):
     assert np.array_equal(rows_at(3, table, rows), initial_rows(3, table, 0, table.rows).numpy()[rows])
 
 
-def test_pinned_rows_are_memory_and_a_trim_drops_the_coldest_of_the_others(tmp_path):
-    size, pinned = 1 << 20, 1 << 16
-    buffer = Buffer(ScratchFile(tmp_path, size, "a test", unused=pinned), size // 4, pinned)
-    values = torch.arange(size // 4, dtype=torch.float32)
-    buffer.values.copy_(values)
-    os.fsync(buffer.file.fd)
-    assert resident_bytes(buffer, 0, size) == size
-    assert trim([buffer], size) == size - pinned
-    assert resident_bytes(buffer, 0, size) == resident_bytes(buffer, 0, pinned) == pinned
-    on_disk = os.pread(buffer.file.fd, size, 0)
-    assert on_disk[:pinned] == bytes(pinned) and on_disk[pinned:] == values.numpy().tobytes()[pinned:]
-    assert torch.equal(buffer.values, values)
+class Model:
+    """A shard, and beside it what its rows should be, in plain memory."""
+
+    def __init__(self, folder, rows, dim, pinned):
+        self.table, self.generator = TableSpec("t", rows, dim), np.random.default_rng(rows)
+        self.shard = SsdShard(folder, "t", ShardPlan(rank=0, row=0, rows=rows, column=0, columns=dim), pinned)
+        self.shard.begin(self.table, SEED)
+        self.weights, self.sums = initial_rows(SEED, self.table, 0, rows).numpy(), np.zeros(rows, np.float32)
+        self.fetcher = Fetcher()
+
+    def begin(self, count):
+        """Fetch a batch; its rows are right, wherever they were."""
+        part = self.shard.part(self.generator.integers(0, self.table.rows, count), Event())
+        self.fetcher.fetch([(self.shard, part)])
+        assert part.ready.is_set() and (part.rows >= self.shard.pinned).all()
+        self.same(part)
+        return part
+
+    def same(self, part):
+        weights, state = self.shard.weights.numpy()[part.slots], self.shard.state.numpy()[part.slots]
+        assert np.array_equal(weights, self.weights[part.rows]) and np.array_equal(state, self.sums[part.rows])
+
+    def train(self, part):
+        """Change the batch's rows where they lie."""
+        change = self.generator.random((len(part.rows), self.table.dim), np.float32)
+        self.weights[part.rows] += change
+        self.sums[part.rows] += 1
+        self.shard.weights.numpy()[part.slots] += change
+        self.shard.state.numpy()[part.slots] += 1
+
+    def all_same(self):
+        records = self.fetcher.read(self.shard, np.arange(self.table.rows))
+        assert np.array_equal(records[:, :-2], self.weights) and np.array_equal(records[:, -2], self.sums)
 
 
-@pytest.mark.parametrize("width", [4, 20, 256, 4096, 6000])
-def test_pages_hold_the_rows_and_are_asked_for_once(tmp_path, width):
-    file = ScratchFile(tmp_path, 1 << 20, "a test")
-    os.pwrite(file.fd, bytes(1 << 20), 0)
-    os.fsync(file.fd)
-    buffer = Buffer(file, (1 << 20) // 4)
-    os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    assert resident_bytes(buffer, 0, 1 << 20) == 0
-    places = np.random.default_rng(width).integers(0, (1 << 20) // width, 30)
-    pages = pages_of(places, width, pinned=8192)
-    expected = {page for place in places for page in range(place * width // 4096, -(-(place + 1) * width // 4096))}
-    assert pages.tolist() == sorted(expected - {0, 1})
-    will_need(buffer.address, pages)
-    while resident(buffer.address, pages) < len(pages):  # the kernel reads behind the call
-        pass
-    assert resident_bytes(buffer, 0, 1 << 20) == len(pages) * 4096
+@pytest.mark.parametrize("aio", [True, False])
+@pytest.mark.parametrize(("rows", "dim", "pinned"), [(40_000, 62, 3_000), (9_000, 5, 0), (500, 2_000, 7)])
+def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, pinned, aio):
+    """Batches overlap, and segments are emptied many times over."""
+    model = Model(tmp_path, rows, dim, pinned)
+    if not aio:
+        model.fetcher._queue._calls = None  # as where the kernel has no AIO for us
+    model.all_same()
+    flying, emptied = deque(), []
+    empty = model.shard.log.empty
+    model.shard.log.empty = lambda: emptied.append(1) or empty()
+    for step in range(60):
+        flying.append(model.begin(rows // 12))
+        if len(flying) > 3:
+            part = flying.popleft()
+            model.same(part)
+            model.train(part)
+            model.shard.release(part)
+        if step % 20 == 10:
+            places = model.generator.permutation(rows)[: rows // 7]
+            model.weights[places], model.sums[places] = model.generator.random((len(places), dim), np.float32), 7
+            model.shard.put(places, model.weights[places], model.sums[places])
+            model.all_same()
+    for part in flying:
+        model.shard.release(part)
+    assert len(emptied) > 3 or rows * dim < 50_000
+    assert model.shard.free_slots <= 5 * rows // 12
+    model.all_same()
+    live = int(model.shard.log._live.sum())
+    assert live == int((model.shard._where > 0).sum()) <= rows - pinned
+    model.shard.begin(model.table, SEED + 1)
+    model.weights, model.sums = initial_rows(SEED + 1, model.table, 0, rows).numpy(), np.zeros(rows, np.float32)
+    model.all_same()
+
+
+def test_a_page_is_read_once_and_long_runs_are_few_reads(tmp_path):
+    model = Model(tmp_path, 5_000, 62, 0)
+    model.shard.put(np.arange(5_000), model.weights, model.sums)
+    places = np.arange(4_000)
+    reads = model.shard.log.reads(model.generator.permutation(places), places)
+    assert len(reads.offset) == -(-4_000 * 256 // (16 * 4096)) and reads.length.sum() == 4_000 * 256
+    reads = model.shard.log.reads(np.array([999, 5, 500, 7, 5 + 16]), np.arange(5))
+    assert reads.count.tolist() == [3, 1, 1] and reads.target.tolist() == [1, 3, 4, 2, 0]
+    assert reads.offset.tolist() == [0, 500 * 256 // 4096 * 4096, 999 * 256 // 4096 * 4096]
+    assert reads.length.tolist() == [8192, 4096, 4096]
+
+
+def test_a_batch_left_out_or_not_announced_is_let_go_all_the_same(tmp_path):
+    store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [str(tmp_path)], 0)
+    shard = store.shard("long")
+    store.begin(TableSpec("long", 41, DIM), SEED)
+    for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
+        store.prefetch({"long": np.array(ids)})
+    odd = store.hold("long", np.array([2, 40]), 2)
+    found = store.hold("long", np.array([5, 6]), 2)
+    last = store.hold("long", np.array([9, 9]), 2)
+    assert [part.rows.tolist() for part in (odd, found, last)] == [[2, 40], [4, 5, 6], [7, 8, 9]]
+    for part in (odd, found, last):
+        store.let_go("long", part)
+    store.prefetch({"long": np.array([1])})
+    store.hold("long", np.array([1]), 1)
+    assert store._worker.call(lambda: int((shard._held > 0).sum())) == 1
+    store.close()
 
 
 def on_one_rank(folder):
     ssd = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [str(folder)], 0)
     dmp, access = make(on_tier(plan_for("row_wise", 1), "ssd"), ssd=ssd)
-    shards = {shard.table: shard for shard in access.local_shards(fill=False)}
-    assert not any(shard.weight.any() for shard in shards.values())  # TorchRec fills tables twice; not these
-    first = access.read("long", torch.tensor([7, 3]))[0]
-    spec = access.tables["long"]
-    assert torch.equal(first.weight, initial_rows(SEED, spec, 0, spec.rows)[[7, 3]])
-    assert (shards["long"].weight.abs().sum(1) > 0).nonzero().flatten().tolist() == [3, 7]
+    spec, first = access.tables["long"], access.read("long", torch.tensor([7, 3]))[0]
+    initial = initial_rows(SEED, spec, 0, spec.rows)
+    assert torch.equal(first.weight, initial[[7, 3]])
     access.write("long", torch.tensor([5]), [RowValues(0, DIM, torch.ones(1, DIM), {"adagrad_sum": torch.ones(1)})])
+    initial[5] = 1
     ids, _ = batch(0)
-    dmp(kjt_of(ids))
-    expected = initial_rows(SEED, spec, 0, spec.rows)
-    expected[5] = 1
-    used = sorted({3, 5, 7, *ids[2].flatten().tolist()})
-    assert torch.equal(shards["long"].weight[used], expected[used])
-    assert (shards["long"].weight.abs().sum(1) > 0).sum() == len(used) < spec.rows
-    assert torch.equal({s.table: s for s in access.local_shards()}["long"].weight, expected)
+    pooled = dmp(kjt_of(ids))[0]
+    used = {5, *ids[2].flatten().tolist()}
+    assert int((ssd.shard("long")._where != 0).sum()) == len(used) < spec.rows
+    assert torch.equal(pooled[:, 2], initial[ids[2]].sum(1))
+    assert torch.equal({s.table: s for s in access.local_shards()}["long"].weight, initial)
     access.initialise(SEED + 1)
-    assert torch.equal(shards["long"].weight, initial_rows(SEED + 1, spec, 0, spec.rows))
-    assert (shards["long"].state["adagrad_sum"] == 0).all()
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
-    starts = {int(line.split("-")[0], 16) for line in mapped}
-    assert {shard.weight.data_ptr() for shard in shards.values()} <= starts
+    shard = {s.table: s for s in access.local_shards()}["long"]
+    assert torch.equal(shard.weight, initial_rows(SEED + 1, spec, 0, spec.rows))
+    assert (shard.state["adagrad_sum"] == 0).all()
+    dmp(kjt_of(ids))  # lets go of rows of the former tables
+    assert torch.equal(shard.weight, initial_rows(SEED + 1, spec, 0, spec.rows))
+    ssd.close()
 
 
 def test_rows_get_their_values_when_they_are_first_used(tmp_path):

@@ -1,4 +1,4 @@
-"""File-backed storage under TorchRec's fused CPU kernels: mappings, the pinned prefix, and how a kernel gets them.
+"""Memory of ours under TorchRec's fused CPU kernels, and how a kernel gets it.
 
 FBGEMM's kernel takes its host memory from ``preallocated_host_buffers`` where it is given. Three things are in the way:
 TorchRec puts a kernel's arguments into a grouping key (``HostBuffers``), its kernel fills every table with random
@@ -7,10 +7,8 @@ numbers when built (``kept_buffers``), and its sharded collection fills them onc
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import mmap
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -21,56 +19,24 @@ from torch import Tensor
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.ssd.files import PAGE, ScratchFile
+from pipeline.embeddings.ssd.files import ScratchFile
 from pipeline.errors import PlanError
 
-_MAP_FIXED = 0x10
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.mmap.restype = ctypes.c_void_p
+_MAP_NORESERVE = 0x4000
 
 
-class Buffer:
-    """float32 ``values`` [n] mapped from ``file``; the whole pages of its first ``pinned`` bytes are plain memory.
-
-    Memory over the prefix is the pin: it is never written to the disk nor evicted, and needs no right to lock pages.
-    """
-
-    def __init__(self, file: ScratchFile, count: int, pinned: int = 0) -> None:
-        self.file, self.pinned = file, min(pinned, file.size) // PAGE * PAGE
-        self._map = mmap.mmap(file.fd, file.size)
-        # Without it every fault reads 128 KiB ahead: two hundred times slower under a memory limit.
-        self._map.madvise(mmap.MADV_RANDOM)
-        self.values: Tensor = torch.frombuffer(self._map, dtype=torch.float32, count=count)
-        self.address = self.values.data_ptr()
-        if self.pinned:
-            _cover(self.address, self.pinned)
-
-    def write(self, first: int, values: Tensor) -> None:
-        """Put ``values`` [n] at ``first``; call it from low to high. What lies beyond the pin goes to the disk at once.
-
-        Through the mapping every page would fault, and dirty pages would fill a limited memory before they are written:
-        eight times slower.
-        """
-        pinned = max(0, min(self.pinned // 4 - first, len(values)))
-        self.values[first : first + pinned] = values[:pinned]
-        place, data = (first + pinned) * 4, values[pinned:].numpy().data.cast("B")
-        self.file.write(place, data)
-
-    def write_back(self, low: int, high: int) -> None:
-        """Have bytes [low, high), whole pages, on the disk; waits for it."""
-        self._map.flush(low, high - low)
+def sparse_memory(count: int) -> Tensor:
+    """float32 zeros [count] that take memory only where they are touched, however many they are."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, max(count, 1) * 4, flags=flags), dtype=torch.float32, count=count)
 
 
-def _cover(address: int, size: int) -> None:
-    """Put anonymous memory over [address, address + size); whole pages of a mapping of ours."""
-    found = _LIBC.mmap(
-        ctypes.c_void_p(address), ctypes.c_size_t(size), mmap.PROT_READ | mmap.PROT_WRITE,
-        mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, ctypes.c_long(0),
-    )  # fmt: skip
-    if found != address:
-        raise OSError(
-            ctypes.get_errno(), f"no memory for {size} bytes of pinned rows: {os.strerror(ctypes.get_errno())}"
-        )
+def mapped(file: ScratchFile, count: int) -> Tensor:
+    """float32 [count] that lie in ``file``."""
+    values = mmap.mmap(file.fd, file.size)
+    # Without it every fault reads 128 KiB ahead: two hundred times slower under a memory limit.
+    values.madvise(mmap.MADV_RANDOM)
+    return torch.frombuffer(values, dtype=torch.float32, count=count)
 
 
 class HostBuffers(dict[str, Tensor]):

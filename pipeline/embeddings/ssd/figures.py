@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,22 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.embeddings.ssd.files import PAGE
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-# Lookups looked at per table and batch; each costs a microsecond.
-SAMPLE = 32
 # Numbers that ``Figures.take`` gives.
 FIGURES = 7
-
-
-def resident(address: int, pages: NDArray[np.int64]) -> int:
-    """How many of ``pages`` (numbers, counted from ``address``) the memory holds: mincore(2)."""
-    flag, found = ctypes.c_ubyte(), 0
-    for page in pages.tolist():
-        if _LIBC.mincore(ctypes.c_void_p(address + page * PAGE), ctypes.c_size_t(PAGE), ctypes.byref(flag)) == 0:
-            found += flag.value & 1
-    return found
 
 
 def pss_bytes() -> int:
@@ -52,8 +37,8 @@ def _disk_bytes() -> tuple[int, int]:
 class Figures:
     """Counts of one rank since the last ``take``.
 
-    ``looked``/``found``: sampled lookups and those whose row was in memory at that moment; ``asked``/``there``: the
-    same when the prefetcher first saw the ids of a batch. One thread writes each pair.
+    ``looked``/``found``: lookups and those whose row was in memory at that moment; ``asked``/``there``: the same when
+    the ids of a batch were first seen, ahead of it, a row counted once. One thread writes each pair.
     """
 
     def __init__(self) -> None:
@@ -75,7 +60,7 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
     """The figures of an interval of ``steps`` from ``take`` of all ranks: for ``metrics.jsonl``.
 
     ``ssd_prefetch_coverage``: the share of lookups whose row was not in memory when the prefetcher saw their ids and
-    was when they took place. None where nothing was sampled.
+    was when they took place. None where there was nothing to count.
     """
     looked, found, asked, there, faults, read, written = sums
     cold, missed = (1 - there / asked if asked else 0.0), (1 - found / looked if looked else 0.0)

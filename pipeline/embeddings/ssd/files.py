@@ -2,29 +2,24 @@
 
 A file is opened without a name (``O_TMPFILE``; where the file system has none, it is unlinked at once). The kernel
 frees it with the process that holds it, however that ends: there is no stale file to find and none to remove.
-Its space is taken at the start. A write through a mapping has no error to return, so a disk that filled up under a
-sparse file would kill the process (SIGBUS); one that is too small says so before the first step.
+Its space is taken at the start: a disk that is too small says so before the first step, not in the middle of a run.
 """
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import ConfigError, GuardError
 
 PAGE = 4096
-# Bytes of a file being written in order that may wait for the disk.
-_BEHIND = 16 << 20
-# sync_file_range(2): wait for pages being written, before and after; start writing the others.
-_WAIT, _WRITE = 1 | 4, 2
-_LIBC = ctypes.CDLL(None, use_errno=True)
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -49,10 +44,11 @@ def check_paths(paths: Sequence[str]) -> list[Path]:
 class ScratchFile:
     """``size`` bytes, rounded up to pages, on the disk of ``directory``; ``what`` names their use in messages.
 
-    The first ``unused`` bytes (whole pages) take no space: memory lies over them. GuardError where there is no room.
+    ``direct``: reads and writes are of whole pages, from and to page-aligned memory, and go past the page cache: they
+    take no memory but the caller's (where the file system can). GuardError where there is no room.
     """
 
-    def __init__(self, directory: Path, size: int, what: str, unused: int = 0) -> None:
+    def __init__(self, directory: Path, size: int, what: str, direct: bool = False) -> None:
         self.directory, self.what = directory, what
         self.size = -(-size // PAGE) * PAGE
         try:
@@ -61,30 +57,21 @@ class ScratchFile:
             raise _error(error, directory, size, what) from error
         try:
             os.ftruncate(self.fd, self.size)
-            if self.size > unused:
-                os.posix_fallocate(self.fd, unused, self.size - unused)
+            os.posix_fallocate(self.fd, 0, self.size)
         except OSError as error:
             self._file.close()
-            raise _error(error, directory, self.size - unused, what) from error
+            raise _error(error, directory, self.size, what) from error
+        if direct:
+            with suppress(OSError):
+                fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_DIRECT)
 
     @property
     def fd(self) -> int:
         """The open file."""
         return self._file.fileno()
 
-    def write(self, place: int, data: memoryview) -> None:
-        """Write ``data`` at byte ``place``, and let go of what was written before it: little stays in memory."""
-        while data:
-            done = os.pwrite(self.fd, data, place)
-            place, data = place + done, data[done:]
-        behind = max(0, place - _BEHIND)
-        _sync(self.fd, behind, place, _WRITE)
-        before = max(0, behind - _BEHIND)
-        _sync(self.fd, before, behind, _WAIT | _WRITE)
-        os.posix_fadvise(self.fd, before, behind - before, os.POSIX_FADV_DONTNEED)
-
     def check(self) -> None:
-        """GuardError where the file is shorter than its mapping: touching what is gone would kill the process."""
+        """GuardError where another process cut the file: what is gone cannot be read again."""
         size = os.fstat(self.fd).st_size
         if size < self.size:
             raise GuardError(
@@ -96,12 +83,6 @@ class ScratchFile:
     def close(self) -> None:
         """Close the file; its space is freed once no mapping is left."""
         self._file.close()
-
-
-def _sync(fd: int, low: int, high: int, how: int) -> None:
-    """sync_file_range(2); where it does not work the kernel writes when it sees fit."""
-    if high > low:
-        _LIBC.sync_file_range(ctypes.c_int(fd), ctypes.c_int64(low), ctypes.c_int64(high - low), ctypes.c_uint(how))
 
 
 def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:

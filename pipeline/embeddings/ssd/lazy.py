@@ -1,4 +1,4 @@
-"""Initial values of rows on SSD, given when a row is first used: a table of any size starts at once.
+"""Initial values of scattered rows, given when a row is first used: a table of any size starts at once.
 
 The values are those of ``initial_rows``, whose generator is counter-based: the numbers of any row can be had without
 those before it. NumPy has no call for scattered counters, so Philox4x64-10 (Salmon et al., "Parallel Random Numbers:
@@ -8,17 +8,13 @@ As Easy as 1, 2, 3", SC'11, section 3.3) is computed here for all wanted rows at
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pipeline.embeddings.rows import INIT_BLOCK_ROWS, block_key, initial_rows
+from pipeline.embeddings.rows import INIT_BLOCK_ROWS, block_key
 from pipeline.embeddings.tables import TableSpec
 
-Write = Callable[[int, Tensor], None]
 U64 = NDArray[np.uint64]
 _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
@@ -32,6 +28,12 @@ _PIECE_FLOATS = 1 << 17
 
 def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     """What ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
+    step = max(1, _PIECE_FLOATS // table.dim)
+    parts = [_rows_at(seed, table, rows[start : start + step]) for start in range(0, len(rows), step)]
+    return np.concatenate(parts) if parts else np.empty((0, table.dim), np.float32)
+
+
+def _rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
     blocks, places = np.divmod(rows, INIT_BLOCK_ROWS)
     unique, inverse = np.unique(blocks, return_inverse=True)
     words = b"".join(block_key(seed, table, int(block)) for block in unique)
@@ -74,47 +76,3 @@ def _product(factor: np.uint64, values: U64) -> tuple[U64, U64]:
     middle = v1 * f0 + (v0 * f0 >> _HALF)
     other = v0 * f1 + (middle & _LOW)
     return v1 * f1 + (middle >> _HALF) + (other >> _HALF), values * factor
-
-
-class LazyRows:
-    """Which rows of a shard have their values; gives them to the others. Safe to use from several threads.
-
-    ``weights`` [rows, dim] is the live storage of rows [first, first + rows) of ``table``, zeros at the start;
-    ``write`` puts values into it from a place on, in order.
-    """
-
-    def __init__(self, weights: Tensor, write: Write, first: int, table: TableSpec, seed: int) -> None:
-        self._weights: NDArray[np.float32] = weights.numpy()
-        self._write = write
-        self._first, self._table, self._seed = first, table, seed
-        self._bits = np.zeros(-(-len(weights) // 8), np.uint8)
-        self._lock = threading.Lock()
-
-    def touch(self, places: NDArray[np.int64]) -> None:
-        """Give the rows at ``places`` (relative to the shard, any order, repeated or not) values if they have none."""
-        if not self._missing(places).any():
-            return
-        with self._lock:
-            fresh = np.unique(places[self._missing(places)])
-            step = max(1, _PIECE_FLOATS // self._table.dim)
-            for start in range(0, len(fresh), step):
-                part = fresh[start : start + step]
-                self._weights[part] = rows_at(self._seed, self._table, part + self._first)
-            np.bitwise_or.at(self._bits, fresh >> 3, np.uint8(1) << (fresh & 7).astype(np.uint8))
-
-    def _missing(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return (self._bits[places >> 3] >> (places & 7).astype(np.uint8) & 1) == 0
-
-    def fill(self) -> None:
-        """Give values to all rows that have none, in the order of the file."""
-        rows = len(self._weights)
-        for start in range(0, rows, INIT_BLOCK_ROWS):
-            with self._lock:
-                places = np.arange(start, min(start + INIT_BLOCK_ROWS, rows))
-                missing = self._missing(places)
-                values = initial_rows(self._seed, self._table, self._first + start, self._first + start + len(places))
-                if missing.any():
-                    kept = places[~missing]
-                    values.numpy()[~missing] = self._weights[kept]
-                    self._write(start * self._table.dim, values.flatten())
-                self._bits[start >> 3 : (start + len(places) + 7) >> 3] = 0xFF

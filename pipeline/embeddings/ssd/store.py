@@ -1,9 +1,10 @@
-"""Tables of tier ``ssd`` of one rank: their files, their kernels' buffers, and what happens around each lookup."""
+"""Tables of tier ``ssd`` of one rank: rows of coming batches are fetched ahead, lookups go to their slots."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping, Sequence
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,20 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.contracts import Plan, ShardPlan
-from pipeline.embeddings.ssd.budget import trim
-from pipeline.embeddings.ssd.buffers import Buffer, HostBuffers, give_buffers
-from pipeline.embeddings.ssd.figures import SAMPLE, Figures, resident
-from pipeline.embeddings.ssd.files import PAGE, ScratchFile, check_paths
-from pipeline.embeddings.ssd.lazy import LazyRows
-from pipeline.embeddings.ssd.prefetch import Ids, Prefetcher, pages_of, will_need
+from pipeline.contracts import Plan
+from pipeline.embeddings.rows import INIT_BLOCK_ROWS
+from pipeline.embeddings.ssd.aio import I64
+from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped
+from pipeline.embeddings.ssd.fetch import Fetcher
+from pipeline.embeddings.ssd.figures import Figures
+from pipeline.embeddings.ssd.files import ScratchFile, check_paths
+from pipeline.embeddings.ssd.log import F32
+from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.tables import TableSpec, kernels
 
 SSD = "ssd"
-_VALUE_BYTES = 4
+Ids = Mapping[str, NDArray[np.int64]]
 
 
 def ssd_tables(plan: Plan) -> list[str]:
@@ -31,53 +35,31 @@ def ssd_tables(plan: Plan) -> list[str]:
     return [name for name, table in plan.tables.items() if table.tier == SSD]
 
 
-@dataclass
-class _Shard:
-    """Rows [first, first + rows) of a table: its two buffers, and what gives rows their initial values (None: done)."""
-
-    first: int
-    rows: int
-    width: int
-    weights: Buffer
-    state: Buffer
-    lazy: LazyRows | None = None
-    fresh: bool = True
-
-    def local(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Places of those global row numbers that lie here."""
-        places = ids - self.first
-        return places[(places >= 0) & (places < self.rows)]
-
-    def count(self, places: NDArray[np.int64]) -> tuple[int, int]:
-        """Of a sample of ``places``: how many were looked at, and how many have their weights in memory."""
-        if not len(places):
-            return 0, 0
-        sample = places[:: max(1, len(places) // SAMPLE)]
-        pages = sample * self.width // PAGE
-        cold = pages[pages >= self.weights.pinned // PAGE]
-        return len(sample), len(sample) - len(cold) + resident(self.weights.address, cold)
-
-
 class SsdStore:
-    """The files of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
+    """The rows of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
 
-    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. The first ``cache_rows`` rows of a table stay
-    in memory. ConfigError for paths that cannot be used, GuardError where a disk has no room.
+    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. Of the ``cache_rows`` rows of a table
+    that stay in memory each shard has its share, its first ones. ConfigError for paths that cannot be used, GuardError
+    where a disk has no room.
     """
 
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int) -> None:
         self._directories = check_paths(paths)
         self.figures = Figures()
         self._names = ssd_tables(plan)
-        self._shards: dict[str, _Shard] = {}
-        self._prefetcher: Prefetcher | None = None
+        self._shards: dict[str, SsdShard] = {}
+        self._waiting: dict[str, deque[Part]] = {}
         self._hooks: list[Any] = []
         for index, name in enumerate(self._names):
             table = plan.tables[name]
             for shard in table.shards:
                 if shard.rank == rank and shard.rows:
                     directory = self._directories[(index + rank) % len(self._directories)]
-                    self._shards[name] = _open(directory, name, shard, table.cache_rows)
+                    pinned = -(-table.cache_rows * shard.rows // table.rows)
+                    self._shards[name] = SsdShard(directory, name, shard, pinned)
+                    self._waiting[name] = deque()
+        self._fetcher = Fetcher()
+        self._worker = Worker()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -85,138 +67,155 @@ class SsdStore:
         return tuple(self._shards)
 
     def give(self, collection: EmbeddingBagCollection) -> None:
-        """Make the tables of ``collection``, all of the plan's or those of a tower, live in the files once sharded."""
+        """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded."""
         buffers = {}
         for name in (name for name in self._names if name in collection.embedding_bags):
             shard = self._shards.get(name)
             empty = torch.empty(0)
-            weights, state = (shard.weights.values, shard.state.values) if shard else (empty, empty)
+            weights, state = (shard.weights.flatten(), shard.state) if shard else (empty, empty)
             buffers[name] = HostBuffers(weights=weights, momentum1=state)
         give_buffers(collection, buffers)
 
     def attach(self, dmp: DistributedModelParallel) -> None:
-        """Watch the lookups of the sharded model: rows get initial values and are counted."""
+        """Turn the row numbers of the sharded model's lookups into slots; hooks that want rows go before."""
         for kernel in kernels(dmp):
             name = kernel.tables[0].name
             if name in self._shards:
-                watch = _Watch(self._shards[name], self.figures)
-                self._hooks.append(kernel.module.register_forward_pre_hook(watch, with_kwargs=True))
+                hook = _Redirect(self, name)
+                self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
-    def begin(self, table: TableSpec, seed: int) -> bool:
-        """Initial values for all rows, given when they are first used; False where the caller must write them.
-
-        Optimizer state is zero in a new file. A file that was used before is the caller's.
-        """
+    def begin(self, table: TableSpec, seed: int) -> None:
+        """Initial values for all rows of ``table`` on this rank, zeros for their optimizer state; at once."""
         shard = self._shards.get(table.name)
-        if shard is None:
-            return False
-        fresh, shard.fresh = shard.fresh, False
-        weights = shard.weights.values.view(shard.rows, table.dim)
-        shard.lazy = LazyRows(weights, shard.weights.write, shard.first, table, seed) if fresh else None
-        return fresh
-
-    def touch(self, table: str, places: Tensor) -> None:
-        """Give the rows at ``places`` (relative to the shard) of ``table`` their initial values if they have none."""
-        shard = self._shards.get(table)
-        if shard is not None and shard.lazy is not None:
-            shard.lazy.touch(places.numpy())
-
-    def fill(self) -> None:
-        """Give all rows that have none their initial values."""
-        for shard in self._shards.values():
-            if shard.lazy is not None:
-                shard.lazy.fill()
-        self.filled()
-
-    def filled(self) -> None:
-        """All rows have values: none waits for its initial one."""
-        for shard in self._shards.values():
-            shard.lazy, shard.fresh = None, False
+        if shard is not None:
+            self._waiting[table.name].clear()
+            self._worker.call(lambda: shard.begin(table, seed))
 
     def scratch(self, count: int) -> Tensor:
         """float32 [count] on disk, lasting as long as the tensor. GuardError where there is no room."""
         if not count:
             return torch.empty(0)
-        file = ScratchFile(self._directories[0], count * _VALUE_BYTES, "a copy of the rows for a checkpoint")
-        values = Buffer(file, count).values
+        file = ScratchFile(self._directories[0], count * 4, "a copy of the rows for a checkpoint")
+        values = mapped(file, count)
         file.close()
         return values
 
-    def prefetch(self, ids: Ids, depth: int = 2) -> None:
+    def prefetch(self, ids: Ids) -> None:
         """Bring the rows of a batch to come into memory. ``ids``: row numbers by table, of the whole global batch.
 
-        Returns at once unless ``depth`` batches wait already. Call from one thread, batch after batch.
+        Returns at once. Call from one thread, batch after batch; its rows stay until the batch was looked up.
         """
-        if self._prefetcher is None:
-            self._prefetcher = Prefetcher(self._bring, depth)
-        self._prefetcher.put(ids)
-
-    def _bring(self, ids: Ids) -> None:
+        ready, parts = Event(), []
         for name, rows in ids.items():
-            shard = self._shards.get(name)
-            if shard is None:
-                continue
-            places = shard.local(rows)
-            asked, there = shard.count(places)
-            self.figures.asked += asked
-            self.figures.there += there
-            for buffer, width in ((shard.weights, shard.width), (shard.state, _VALUE_BYTES)):
-                will_need(buffer.address, pages_of(places, width, buffer.pinned))
-            lazy = shard.lazy
-            if lazy is not None:
-                lazy.touch(places)
+            if name in self._shards:
+                shard = self._shards[name]
+                part = shard.part(rows, ready)
+                parts.append((shard, part))
+                if len(part.rows):
+                    self._waiting[name].append(part)
+        self._worker.submit(lambda: self._ahead(parts))
 
-    def trim(self, excess: int) -> int:
-        """Drop about ``excess`` bytes of mapped rows from memory, coldest first; the bytes dropped. Takes disk time."""
-        buffers = [buffer for shard in self._shards.values() for buffer in (shard.weights, shard.state)]
-        return trim(sorted(buffers, key=lambda buffer: -buffer.file.size), excess)
+    def _ahead(self, parts: list[tuple[SsdShard, Part]]) -> None:
+        self._fetcher.fetch(parts)
+        self.figures.asked += sum(part.lookups for _, part in parts)
+        self.figures.there += sum(part.lookups - part.missing for _, part in parts)
+
+    def hold(self, table: str, rows: NDArray[np.int64], lookups: int) -> Part:
+        """The part of a batch with ``rows`` (not pinned, of the shard), in its slots; waits for them.
+
+        Batches announced before the one that has them all were left out by their reader and are let go.
+        """
+        shard, waiting = self._shards[table], self._waiting[table]
+        found = next((i for i, part in enumerate(list(waiting)) if part.find(rows) is not None), None)
+        if found is None:
+            part = Part(lookups, np.unique(rows), Event())
+            self._worker.submit(lambda: self._fetcher.fetch([(shard, part)]), urgent=True)
+        else:
+            for _ in range(found):
+                self.let_go(table, waiting.popleft())
+            part = waiting.popleft()
+        early = part.ready.is_set()
+        self._worker.wait(part.ready)
+        self.figures.looked += lookups
+        self.figures.found += lookups if early else max(0, lookups - part.missing)
+        return part
+
+    def let_go(self, table: str, part: Part) -> None:
+        """The batch of ``part`` has been trained, or is left out."""
+        shard = self._shards[table]
+        self._worker.submit(lambda: shard.release(part))
+
+    def shard(self, table: str) -> SsdShard:
+        """The shard of ``table`` on this rank; KeyError where there is none."""
+        return self._shards[table]
+
+    def read(self, table: str, places: NDArray[np.int64]) -> F32:
+        """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
+        shard = self._shards[table]
+        return self._worker.call(lambda: self._fetcher.read(shard, places))
+
+    def write(self, table: str, places: NDArray[np.int64], weights: F32, state: F32) -> None:
+        """Overwrite the rows at ``places`` [n], each once, with ``weights`` [n, dim] and ``state`` [n]."""
+        shard = self._shards[table]
+        self._worker.call(lambda: shard.put(places, weights, state))
+
+    def zero_state(self, table: str) -> None:
+        """Set the optimizer state of all rows of this rank to zero; reads and writes those that were used."""
+        shard = self._shards[table]
+
+        def zero(places: I64) -> None:
+            places = shard.used(places)
+            if len(places):
+                shard.put(places, self._fetcher.read(shard, places)[:, :-2], np.zeros(len(places), np.float32))
+
+        for start in range(0, shard.rows, INIT_BLOCK_ROWS):
+            block = np.arange(start, min(start + INIT_BLOCK_ROWS, shard.rows))
+            self._worker.call(lambda block=block: zero(block))  # type: ignore[misc]
 
     def check(self) -> None:
-        """Call before a step: GuardError for a file that was cut, and what the prefetching thread met."""
+        """Call before a step: GuardError for a file that was cut, and what the worker thread met."""
         for shard in self._shards.values():
-            shard.weights.file.check()
-            shard.state.file.check()
-        if self._prefetcher is not None:
-            self._prefetcher.check()
+            shard.log.file.check()
+        self._worker.check()
 
     def close(self) -> None:
-        """Stop prefetching and let go of the files; their space is freed with the model's tensors."""
-        if self._prefetcher is not None:
-            self._prefetcher.close()
+        """Stop fetching and let go of the files; memory is freed with the model's tensors."""
+        self._worker.close()
+        self._fetcher.close()
         for hook in self._hooks:
             hook.remove()
         for shard in self._shards.values():
-            shard.weights.file.close()
-            shard.state.file.close()
+            shard.log.file.close()
         self._shards.clear()
 
 
-def _open(directory: Any, name: str, shard: ShardPlan, cache_rows: int) -> _Shard:
-    width = shard.columns * _VALUE_BYTES
-    pinned = min(max(cache_rows - shard.row, 0), shard.rows)
+class _Redirect:
+    """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
 
-    def buffer(what: str, row_bytes: int, pinned: int) -> Buffer:
-        prefix = pinned * row_bytes // PAGE * PAGE
-        file = ScratchFile(directory, shard.rows * row_bytes, f"{what} of table {name!r}", prefix)
-        return Buffer(file, shard.rows * row_bytes // _VALUE_BYTES, prefix)
+    By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
+    """
 
-    # A page of state holds the sums of a thousand rows: each cold row would change one and have it written.
-    whole = -(-shard.rows * _VALUE_BYTES // PAGE) * PAGE // _VALUE_BYTES
-    weights, state = buffer("the weights", width, pinned), buffer("the optimizer state", _VALUE_BYTES, whole)
-    return _Shard(shard.row, shard.rows, width, weights, state)
+    def __init__(self, store: SsdStore, table: str) -> None:
+        self._store, self._table, self._shard = store, table, store.shard(table)
+        self._held: Part | None = None
 
-
-class _Watch:
-    """The hook before a kernel's lookup: initial values, and a sample of which rows are in memory."""
-
-    def __init__(self, shard: _Shard, figures: Figures) -> None:
-        self._shard, self._figures = shard, figures
-
-    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self._held is not None:
+            self._store.let_go(self._table, self._held)
+            self._held = None
         indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
-        places = indices.numpy().astype(np.int64, copy=False)
-        looked, found = self._shard.count(places)
-        self._figures.looked += looked
-        self._figures.found += found
-        if self._shard.lazy is not None:
-            self._shard.lazy.touch(places)
+        rows = indices.numpy()
+        cold = rows >= self._shard.pinned
+        wanted = rows[cold].astype(np.int64, copy=False)
+        if not len(wanted):
+            self._store.figures.looked += len(rows)
+            self._store.figures.found += len(rows)
+            return None
+        self._held = self._store.hold(self._table, wanted, len(rows))
+        moved = indices.clone()
+        moved.numpy()[cold] = self._held.slots[self._held.find(wanted)]
+        if "indices" in kwargs:
+            return args, {**kwargs, "indices": moved}
+        return (moved, *args[1:]), kwargs

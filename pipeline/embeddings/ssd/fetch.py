@@ -1,0 +1,96 @@
+"""Reading rows of several shards together: the disk gets all of a batch's requests at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.embeddings.ssd.aio import I64, DiskQueue
+from pipeline.embeddings.ssd.log import F32, Reads
+from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.errors import GuardError
+
+
+@dataclass(frozen=True)
+class _Want:
+    """Rows of a shard that are in no slot: ``records`` [n, words] gets them."""
+
+    shard: SsdShard
+    rows: I64
+    where: I64
+    records: F32
+
+
+class Fetcher:
+    """Fetches rows for the store's worker thread."""
+
+    def __init__(self) -> None:
+        self._queue = DiskQueue()
+
+    def fetch(self, parts: Sequence[tuple[SsdShard, Part]]) -> None:
+        """Bring the rows of ``parts``, all of one batch, into slots, and tell those who wait."""
+        claims = [(shard, part, *shard.claim(part)) for shard, part in parts if len(part.rows)]
+        wants = [
+            _Want(shard, part.rows[absent], where, np.empty((len(absent), shard.log.words), np.float32))
+            for shard, part, absent, where in claims
+        ]
+        self._load(wants)
+        for (shard, part, absent, where), want in zip(claims, wants, strict=True):
+            shard.fill(part, absent, where, want.records)
+        for _, part in parts:
+            part.ready.set()
+
+    def read(self, shard: SsdShard, places: I64) -> F32:
+        """Copies of the records of rows ``places``, wherever they are."""
+        kernel_rows, where = shard.look_up(places)
+        away = np.flatnonzero(kernel_rows < 0)
+        records = np.empty((len(places), shard.log.words), np.float32)
+        shard.gather(kernel_rows, records)
+        want = _Want(shard, places[away], where, np.empty((len(away), shard.log.words), np.float32))
+        self._load([want])
+        records[away] = want.records
+        return records
+
+    def _load(self, wants: Sequence[_Want]) -> None:
+        reads = [(want, found) for want in wants if (found := want.shard.values(want.rows, want.where, want.records))]
+        for words in {want.shard.log.words for want, _ in reads}:
+            self._scatter([(want, found) for want, found in reads if want.shard.log.words == words], words)
+
+    def _scatter(self, reads: list[tuple[_Want, Reads]], words: int) -> None:
+        """Read all, and put the records where they are wanted."""
+        sizes = [len(want.records) for want, _ in reads]
+        together = np.empty((sum(sizes), words), np.float32)
+        begins = np.cumsum([0, *sizes])
+        fds = np.concatenate([np.full(len(found.offset), want.shard.log.file.fd) for want, found in reads])
+        offset, length, count, skip = (
+            np.concatenate([getattr(found, name) for _, found in reads])
+            for name in ("offset", "length", "count", "skip")
+        )
+        target = np.concatenate([found.target + begin for (_, found), begin in zip(reads, begins, strict=False)])
+        first, columns = np.cumsum(count) - count, np.arange(words)
+        try:
+            for which, where, memory in self._queue.read(fds, offset, length):
+                many = count[which]
+                before = np.repeat(first[which] - (np.cumsum(many) - many), many)
+                record = before + np.arange(len(before))
+                at = np.repeat(where, many) + skip[record]
+                together[target[record]] = memory[at[:, None] + columns]
+        except OSError as error:
+            raise _unreadable(error, [want.shard for want, _ in reads]) from error
+        for (want, found), begin in zip(reads, begins, strict=False):
+            want.records[found.target] = together[begin + found.target]
+
+    def close(self) -> None:
+        """Let go of the queue."""
+        self._queue.close()
+
+
+def _unreadable(error: OSError, shards: Sequence[SsdShard]) -> GuardError:
+    for shard in shards:
+        shard.log.file.check()
+    return GuardError(
+        f"the scratch files of tables on SSD in {shards[0].log.file.directory} cannot be read: {error.strerror}",
+        hint="the same command again goes on from the last checkpoint, or hardware.ssd_paths=[/another/disk]",
+    )

@@ -1,0 +1,186 @@
+"""Rows of one table on one rank: the first ones stay in memory, the others lie in the log until a batch needs them.
+
+The kernel's storage is as long as the table, but only its beginning is ever touched: row r < ``pinned`` is row r of it,
+and behind these are the slots, each with a row of a batch on its way. A map says where every other row is. A row in a
+slot is held by the batches that need it; when the last one is done it goes to the log and the slot is free. All of it
+runs in the store's worker thread, but for ``part``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+
+from pipeline.contracts import ShardPlan
+from pipeline.embeddings.rows import INIT_BLOCK_ROWS, initial_rows
+from pipeline.embeddings.ssd.aio import I64
+from pipeline.embeddings.ssd.buffers import sparse_memory
+from pipeline.embeddings.ssd.lazy import rows_at
+from pipeline.embeddings.ssd.log import F32, Reads, RowLog
+from pipeline.embeddings.tables import TableSpec
+
+_NONE: I64 = np.empty(0, np.int64)
+
+
+@dataclass
+class Part:
+    """What a batch needs of a shard: its ``lookups``, and the distinct ``rows`` of them that are not pinned, ascending.
+
+    Once ``ready`` is set they lie in ``slots``, of the kernel's storage; ``missing`` of them came from elsewhere.
+    """
+
+    lookups: int
+    rows: I64
+    ready: Event
+    slots: I64 = field(default_factory=lambda: _NONE)
+    missing: int = 0
+    era: int = -1
+
+    def find(self, rows: I64) -> I64 | None:
+        """Places of ``rows`` in ours; None where one is not there."""
+        places = np.searchsorted(self.rows, rows)
+        if not len(self.rows) or places.max(initial=0) >= len(self.rows) or (self.rows[places] != rows).any():
+            return None
+        return places
+
+
+class SsdShard:
+    """Rows [plan.row, plan.row + plan.rows) of table ``name``; ``pinned`` of them stay in memory.
+
+    ``weights`` [rows, dim] and ``state`` [rows] are the kernel's storage. GuardError where the disk has no room.
+    """
+
+    def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int) -> None:
+        self.first, self.rows, self.dim, self.pinned = plan.row, plan.rows, plan.columns, pinned
+        self.weights = sparse_memory(self.rows * self.dim).view(self.rows, self.dim)
+        self.state = sparse_memory(self.rows)
+        self.log = RowLog(directory, self.rows - pinned, self.dim, f"the rows of table {name!r}")
+        self._weights: F32 = self.weights.numpy()
+        self._state: F32 = self.state.numpy()
+        # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
+        wide = self.rows * 1.2 > np.iinfo(np.int32).max
+        self._where = np.zeros(self.rows - pinned, np.int64 if wide else np.int32)
+        self._held = np.zeros(0, np.int32)
+        self._free: I64 = _NONE
+        self._initial: tuple[TableSpec, int] | None = None
+        self._era = 0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that no batch holds."""
+        return len(self._free)
+
+    def begin(self, table: TableSpec, seed: int) -> None:
+        """Forget all; every row has its initial value. Batches that hold slots have none from now on."""
+        self.log.clear()
+        self._era += 1
+        self._where[:] = 0
+        self._held[:] = 0
+        self._free = np.arange(len(self._held))
+        self._initial = table, seed
+        for start in range(0, self.pinned, INIT_BLOCK_ROWS):
+            stop = min(start + INIT_BLOCK_ROWS, self.pinned)
+            self._weights[start:stop] = initial_rows(seed, table, self.first + start, self.first + stop).numpy()
+        self._state[: self.pinned] = 0
+
+    def part(self, ids: I64, ready: Event) -> Part:
+        """What a batch with the global row numbers ``ids`` needs; those of other ranks are left out."""
+        places = ids - self.first
+        places = places[(places >= 0) & (places < self.rows)]
+        return Part(len(places), np.unique(places[places >= self.pinned]), ready)
+
+    def claim(self, part: Part) -> tuple[I64, I64]:
+        """Hold the rows of ``part`` in slots: (places in ``part`` that must be filled, where their values are)."""
+        where = self._where[part.rows - self.pinned].astype(np.int64)
+        absent = np.flatnonzero(where >= 0)
+        slots = -where - 1
+        slots[absent] = self._take(len(absent))
+        self._where[part.rows[absent] - self.pinned] = -slots[absent] - 1
+        self._held[slots] += 1
+        part.slots, part.missing, part.era = slots + self.pinned, len(absent), self._era
+        return absent, where[absent]
+
+    def _take(self, count: int) -> I64:
+        """Free slots, low ones first; more are made where there are too few."""
+        if count > len(self._free):
+            old, new = len(self._held), max(count - len(self._free), len(self._held) // 4)
+            self._free = np.concatenate([self._free, np.arange(old, old + new)])
+            self._held = np.concatenate([self._held, np.zeros(new, np.int32)])
+        taken, self._free = self._free[:count], self._free[count:]
+        return taken
+
+    def fill(self, part: Part, absent: I64, where: I64, records: F32) -> None:
+        """Put ``records``, what ``values`` found for the ``absent`` rows, into their slots."""
+        slots = part.slots[absent]
+        self._weights[slots], self._state[slots] = records[:, :-2], records[:, -2]
+        self.log.drop(where[where > 0] - 1)
+
+    def values(self, rows: I64, where: I64, records: F32) -> Reads | None:
+        """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; what is left to be read."""
+        unused = where == 0
+        if unused.any():
+            records[unused] = 0
+            if self._initial is not None:
+                table, seed = self._initial
+                records[unused, :-2] = rows_at(seed, table, rows[unused] + self.first)
+        logged = np.flatnonzero(~unused)
+        waiting = self.log.waiting(where[logged] - 1)
+        recent, far = logged[waiting], logged[~waiting]
+        records[recent] = self.log.recent(where[recent] - 1)
+        return self.log.reads(where[far] - 1, far) if len(far) else None
+
+    def release(self, part: Part) -> None:
+        """The batch is done: rows that no other holds go to the log."""
+        if part.era != self._era:
+            return
+        slots = part.slots - self.pinned
+        self._held[slots] -= 1
+        gone = self._held[slots] == 0
+        self._store(part.rows[gone], self._weights[part.slots[gone]], self._state[part.slots[gone]])
+        self._free = np.concatenate([slots[gone], self._free])
+
+    def _store(self, rows: I64, weights: F32, state: F32) -> None:
+        """Add ``rows``, of which the log has no live record, to it."""
+        step = self.log.per_segment
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            while self.log.crowded:
+                self._tidy()
+            self._where[rows[part] - self.pinned] = self.log.add(rows[part], weights[part], state[part]) + 1
+
+    def _tidy(self) -> None:
+        """Move the live rows of a segment to the open one."""
+        rows, records, places = self.log.empty()
+        live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
+        new = self.log.add(rows[live], records[live, :-2], records[live, -2])
+        self._where[rows[live] - self.pinned] = new + 1
+
+    def look_up(self, places: I64) -> tuple[I64, I64]:
+        """Where rows ``places`` are: (kernel rows, -1 for those in no slot; the map's entry of those)."""
+        rows = places.copy()
+        cold = np.flatnonzero(places >= self.pinned)
+        where = self._where[places[cold] - self.pinned].astype(np.int64)
+        rows[cold] = np.where(where < 0, self.pinned - 1 - where, -1)
+        return rows, where[where >= 0]
+
+    def used(self, places: I64) -> I64:
+        """Those of ``places`` whose rows may differ from a new table's."""
+        cold = places >= self.pinned
+        kept: I64 = np.concatenate([places[~cold], places[cold][self._where[places[cold] - self.pinned] != 0]])
+        return kept
+
+    def gather(self, rows: I64, into: F32) -> None:
+        """Records ``into`` [n, words] of kernel ``rows`` [n]."""
+        into[:, :-2], into[:, -2] = self._weights[rows], self._state[rows]
+
+    def put(self, places: I64, weights: F32, state: F32) -> None:
+        """Overwrite rows ``places``, each once, wherever they are."""
+        rows, where = self.look_up(places)
+        here = rows >= 0
+        self._weights[rows[here]], self._state[rows[here]] = weights[here], state[here]
+        self.log.drop(where[where > 0] - 1)
+        self._where[places[~here] - self.pinned] = 0
+        self._store(places[~here], weights[~here], state[~here])

@@ -1,0 +1,73 @@
+"""The thread that alone touches the SSD tier's maps, slots and files: what runs in it needs no locks."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Runs tasks one after the other, in the order given. An error of one ends all; ``check`` and ``call`` raise it."""
+
+    def __init__(self) -> None:
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._change = threading.Condition()
+        self._error: BaseException | None = None
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="nightjar-ssd", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
+        """Have ``task`` run; ``urgent``: before all that wait."""
+        with self._change:
+            (self._tasks.appendleft if urgent else self._tasks.append)(task)
+            self._change.notify_all()
+
+    def call(self, task: Callable[[], T]) -> T:
+        """Run ``task`` before all that wait, and return what it does; raises its error."""
+        result: list[T] = []
+        done = threading.Event()
+
+        def run() -> None:
+            result.append(task())
+            done.set()
+
+        self.submit(run, urgent=True)
+        self.wait(done)
+        return cast(T, result[0])
+
+    def wait(self, event: threading.Event) -> None:
+        """Until a task sets ``event``; raises the error that ended the thread before."""
+        while not event.wait(0.05):
+            if self._stopped and not event.is_set():
+                self.check()
+                raise RuntimeError("the SSD tier was closed while a lookup waited for its rows")
+
+    def check(self) -> None:
+        """Raise what a task raised."""
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """End the thread after the task it is at; what waits is dropped."""
+        with self._change:
+            self._stopped = True
+            self._change.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._change:
+                    self._change.wait_for(lambda: self._tasks or self._stopped)
+                    if self._stopped:
+                        return
+                    task = self._tasks.popleft()
+                task()
+        except BaseException as error:  # raised where training looks
+            self._error = error
+            self._stopped = True
