@@ -26,7 +26,7 @@ import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.errors import ArtifactError, ConfigError, NightjarError, UnreachableError
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -161,6 +161,25 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
         raise
 
 
+@contextmanager
+def reachable(where: str) -> Iterator[None]:
+    """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
+
+    Clients of object stores raise their own classes for a cut connection or a timeout, so any class counts.
+    """
+    try:
+        yield
+    except (NightjarError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise
+        raise UnreachableError(
+            f"{where} cannot be read: {type(error).__name__}: {error}",
+            hint="the same command again once the store answers; nothing was changed",
+        ) from error
+
+
 @dataclass
 class Draft:
     """An artifact being written: files first, ``commit`` last. ``discard`` leaves nothing behind."""
@@ -217,7 +236,7 @@ class Store:
     def __init__(self, url: str, option: str = "store=") -> None:
         if not url.strip():
             name = option.rstrip(" =")
-            raise ConfigError(f"{name} is empty, expected a folder or an fsspec URL", hint=f"{option}./store")
+            raise ConfigError(f"{name} is empty, expected a folder or an fsspec URL", hint=f"{option}<an fsspec URL>")
         self.option = option
         self.url = url.rstrip("/") or "/"
         self.fs: AbstractFileSystem
@@ -235,6 +254,11 @@ class Store:
     def url_of(self, path: str) -> str:
         """The URL of a ``path`` relative to the store, as another process can open it."""
         return self.full(path) if self.is_local else self.fs.unstrip_protocol(self.full(path))
+
+    def answers(self) -> bool:
+        """Whether the store is there: a folder; UnreachableError where it does not answer."""
+        with reachable(self.url):
+            return bool(self.fs.exists(self.root or "/")) and not self.fs.isfile(self.root or "/")
 
     def exists(self, path: str) -> bool:
         """Whether a file or directory lies at ``path``."""

@@ -64,7 +64,7 @@ def _store(options: argparse.Namespace) -> Any:
     from pipeline.artifacts import Store
 
     store = Store(options.store, "--store ")
-    if not store.fs.exists(store.root or "/"):
+    if not store.answers():
         raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
     return store
 

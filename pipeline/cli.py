@@ -158,13 +158,25 @@ def _run(options: argparse.Namespace) -> int:
 def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
     from pipeline.artifacts import Store
+    from pipeline.launch import holding
+
+    store = Store(config.store)
+    try:
+        store.answers()
+        with holding(store, str(config.run)):
+            return _held_run(config, store)
+    except NightjarError as error:
+        return _complain(str(error), error.exit_code), {}
+
+
+def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
+    """Run ``config``, which no other launcher runs; as ``_one_run``."""
     from pipeline.launch import Chain, Interrupted, StageError
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
     from pipeline.report import write_report
     from pipeline.stages import prepare, run_stage, shown_plan, with_possible_stages
 
-    store = Store(config.store)
     console = Console(say=_say, write=_write, columns=_columns())
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact
 from pipeline.checkpoint.commands import config_changes
-from pipeline.config import Config
+from pipeline.config import CheckpointConfig, Config
 from pipeline.errors import ConfigError
 
 # The first pattern that matches a setting decides; what none matches is safe.
@@ -51,7 +51,7 @@ def check_changes(artifact: Artifact, config: Config, dataset: str) -> list[str]
         elif kind == "allow":
             lines.append(f"allowed: {text}")
     if refused or unknown:
-        raise _error(artifact, refused, unknown, checkpoint.init_tables_only)
+        raise _error(artifact, refused, unknown, checkpoint)
     return lines
 
 
@@ -112,7 +112,9 @@ def _text(value: Any) -> str:
     return "not set" if value is None else repr(value) if isinstance(value, str) else str(value)
 
 
-def _error(artifact: Artifact, refused: list[str], unknown: list[tuple[str, str]], tables_only: bool) -> ConfigError:
+def _error(
+    artifact: Artifact, refused: list[str], unknown: list[tuple[str, str]], checkpoint: CheckpointConfig
+) -> ConfigError:
     parts = []
     if refused:
         parts.append(f"cannot be changed: {'; '.join(refused)}")
@@ -120,9 +122,12 @@ def _error(artifact: Artifact, refused: list[str], unknown: list[tuple[str, str]
         parts.append(f"must be allowed: {'; '.join(text for _, text in unknown)}")
     hints = []
     if unknown:
-        hints.append(f"checkpoint.allow=[{','.join(path for path, _ in unknown)}]")
+        allow = [*checkpoint.allow, *(path for path, _ in unknown)]
+        hints.append(f"checkpoint.allow=[{','.join(allow)}]")
     if refused:
-        dense = not tables_only and any(text.startswith("model.") and "embedding_dim" not in text for text in refused)
+        dense = not checkpoint.init_tables_only and any(
+            text.startswith("model.") and "embedding_dim" not in text for text in refused
+        )
         hints.append("checkpoint.init_tables_only=true" if dense else "the settings it was trained with")
     return ConfigError(
         f"the settings differ from those of checkpoint {artifact.path}: {'; '.join(parts)}", hint=" and ".join(hints)

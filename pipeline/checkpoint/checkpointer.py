@@ -126,7 +126,7 @@ class Checkpointer:
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
         is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError, TimeoutError after
         ``timeout`` seconds. GuardError where a table is not finite. ``final``: the result of the run, a baseline in
-        ``final_quantise``.
+        ``final_quantise``, all its tables.
         """
         began = time.monotonic()
         if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
@@ -216,8 +216,8 @@ class Checkpointer:
 
         Asked by the writer: choosing takes up to 50 ms a table.
         """
-        default = self.config.final_quantise if final else self.config.quantise
-        wanted = self.config.tables.get(block.table, default)
+        config = self.config
+        wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, self.config.state)
         bits = self._bits() if wanted == "auto" else int(wanted)

@@ -84,6 +84,8 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
     for path in paths:
         try:
             artifact = store.find(path)
+            if artifact is not None:
+                _check_summary(store, artifact)
         except ArtifactError as error:
             if damaged is not None:
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
@@ -91,6 +93,22 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
         if artifact is not None:
             found.append(artifact)
     return found
+
+
+def _check_summary(store: Store, artifact: Artifact) -> None:
+    """ArtifactError for a sealed manifest whose summary is not a checkpoint's: parents are earlier ones beside it."""
+    summary, name = artifact.summary, artifact.path.rpartition("/")[2]
+    step, parents = summary.get("step"), summary.get("parents")
+    sound = (
+        isinstance(step, int)
+        and name == name_of(step)
+        and summary.get("type") in (BASELINE, DIFFERENCE)
+        and isinstance(parents, list)
+        and all(isinstance(p, str) and NAME.fullmatch(p) and step_of(p) < step for p in parents)
+    )
+    if not sound:
+        said = f"step {step!r}, type {summary.get('type')!r}, parents {parents!r}"
+        raise ArtifactError(f"{store.url_of(artifact.path)}/{MANIFEST} is not that of a checkpoint {name}: {said}")
 
 
 def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:

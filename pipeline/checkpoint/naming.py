@@ -73,12 +73,22 @@ def newest(paths: Iterable[str]) -> str:
 
 
 def unknown(store: Store, name: str) -> ArtifactError:
-    """The error that names the checkpoints there are."""
-    known = [f"{directory.split('/')[1]}/{each}" for directory in directories(store) for each in store.names(directory)]
+    """The error that names the checkpoints there are, and folders that ``name`` may mean whose manifest is missing."""
+    found = [each.path for directory in directories(store) for each in committed(store, directory)]
+    known = [f"{run_of(path)}/{path.rpartition('/')[2]}" for path in found]
     text = f"there are: {', '.join(known[-8:])}" if known else "there are none in this store"
+    lost = "".join(f"; {path} has no {MANIFEST}: never committed, or it was lost" for path in _folders(store, name))
     return ArtifactError(
-        f"no checkpoint {name!r} in store {store.url}; {text}", hint="nightjar ckpt ls --store <URL of its store>"
+        f"no checkpoint {name!r} in store {store.url}{lost}; {text}",
+        hint="nightjar ckpt ls --store <URL of its store>",
     )
+
+
+def _folders(store: Store, name: str) -> list[str]:
+    """Folders of the checkpoint ``name`` (<run>/step-00000100 or a path)."""
+    run, _, last = name.strip("/").rpartition("/")
+    paths = [f"{place}/{last}" for place in ([run] if "/" in run else directories(store, run))]
+    return [path for path in paths if run and NAME.fullmatch(last) and store.exists(path)]
 
 
 def run_of(path: str) -> str:

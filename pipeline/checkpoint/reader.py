@@ -6,10 +6,8 @@ never half applied and called good: the caller falls back to an older checkpoint
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor
 
-from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
+from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store, reachable
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import committed, damage_hint, restore_order
@@ -28,7 +26,7 @@ from pipeline.checkpoint.ranks import together
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.writer import DENSE, INDEX, KIND, STATE
 from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
-from pipeline.errors import ArtifactError, NightjarError, UnreachableError
+from pipeline.errors import ArtifactError, UnreachableError
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2
@@ -118,25 +116,6 @@ def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
     with reachable(store.url_of(directory)):
         names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
     return names, [f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()]
-
-
-@contextmanager
-def reachable(where: str) -> Iterator[None]:
-    """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
-
-    Clients of object stores raise their own classes for a cut connection or a timeout, so any class counts.
-    """
-    try:
-        yield
-    except (NightjarError, FileNotFoundError):
-        raise
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.EIO:
-            raise
-        raise UnreachableError(
-            f"{where} cannot be read: {type(error).__name__}: {error}",
-            hint="the same command again once the store answers; nothing was changed",
-        ) from error
 
 
 def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:

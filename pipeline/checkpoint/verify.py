@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import xxhash
 
@@ -11,7 +12,7 @@ from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import BASELINE, readable
 from pipeline.checkpoint.parse import parse_state
-from pipeline.checkpoint.reader import read_index, read_verified
+from pipeline.checkpoint.reader import read_blocks, read_index, read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.errors import ArtifactError
 
@@ -36,14 +37,16 @@ def verify(
     done = files = 0
     for each in chain:
         bad = set()
+        extents, wrong = _extents(store, each)
         for name, entry in each.files.items():
-            problem = _problem(store, f"{each.path}/{name}", entry)
-            if problem:
+            unfit = _chunk_problem(store, each, extents[name]) if name in extents else ""
+            whole = name in extents and not unfit  # it was read, and its checksum holds
+            if not whole and (problem := _problem(store, f"{each.path}/{name}", entry) or unfit):
                 damage.append(Damage(each.path, name, problem))
                 bad.add(name)
             files, done = files + 1, done + entry.bytes
             progress(done, total)
-        damage += _index_damage(store, each, bad) + _content_damage(store, each, bad)
+        damage += [each for each in wrong if each.file not in bad] + _content_damage(store, each, bad)
     return damage, files, done
 
 
@@ -83,19 +86,27 @@ def _problem(store: Store, path: str, expected: FileEntry) -> str:
     return "" if found == expected.checksum else f"is corrupt: checksum {found}, expected {expected.checksum}"
 
 
-def _index_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Damage]:
-    """Damage of the index and what it names: chunks the manifest does not have."""
+def _extents(store: Store, artifact: Artifact) -> tuple[dict[str, dict[str, Any]], list[Damage]]:
+    """What the index says of each chunk, {file: extent}, and damage of the index: chunks the manifest does not have."""
     name = artifact.summary.get("index", INDEX)
     if name not in artifact.files:
-        return [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
-    if name in bad:
-        return []
+        return {}, [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
     try:
-        index = read_index(store, artifact)
+        extents = {extent["file"]: extent for extent in read_index(store, artifact)["files"]}
     except ArtifactError as error:
-        return [Damage(artifact.path, name, error.message)]
-    chunks = [extent["file"] for extent in index["files"]]
-    return [Damage(artifact.path, MANIFEST, f"does not name {c}") for c in chunks if c not in artifact.files]
+        return {}, [Damage(artifact.path, name, error.message)]
+    lost = [Damage(artifact.path, MANIFEST, f"does not name {c}") for c in extents if c not in artifact.files]
+    return extents, lost
+
+
+def _chunk_problem(store: Store, artifact: Artifact, extent: dict[str, Any]) -> str:
+    """Why a chunk could not be restored: its checksum, or its content; "" where it could."""
+    try:
+        for _ in read_blocks(store, artifact, [extent]):
+            return ""
+    except ArtifactError as error:
+        return error.message
+    return ""
 
 
 def _content_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Damage]:

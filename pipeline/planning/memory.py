@@ -9,6 +9,8 @@ from pipeline.planning.cost import FLOAT, dense_shape, local_batch
 GIB = 2**30
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.
 RUNTIME = 64 << 20
+# What a rank that talks to others has besides: pairs and buffers of three process groups, arenas of their threads.
+RUNTIME_LINKED = 48 << 20
 # float32 values for each parameter: itself, gradient, Adam's two moments, the reduced copy, half of one for bf16.
 PER_PARAMETER = 5.5
 # float32 values for each activation: kept for the backward pass, and its gradient or a temporary copy.
@@ -32,7 +34,7 @@ def dense_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
         "inputs": BATCHES_IN_WORK * batch * _row_bytes(schema),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,
-        "runtime": RUNTIME,
+        "runtime": RUNTIME + (RUNTIME_LINKED if world > 1 else 0),
     }
     if config.hardware.device == "cpu":
         host = host_bytes(config, schema)

@@ -27,13 +27,15 @@ def checkpointer(folder, dmp, access, on_phase=ignore, **settings):
 
 
 def write(folder, kinds, name, steps, settings):
-    """Train ``LAST`` steps with a checkpoint after each of ``steps``; leave the tables at the end."""
+    """Train ``LAST`` steps with a checkpoint after each of ``steps``, that after ``LAST`` the final one; leave the
+    tables at the end.
+    """
     dmp, access = make(plan_for(kinds, dist.get_world_size()))
     saver, _ = checkpointer(folder, dmp, access, **settings)
     for step in range(LAST):
         train(dmp, step, step + 1)
         if step + 1 in steps:
-            assert saver.save(TrainState(step=step + 1, rng=torch.get_rng_state()))
+            assert saver.save(TrainState(step=step + 1, rng=torch.get_rng_state()), final=step + 1 == LAST)
             if step + 1 == max(steps):
                 saver.close()
                 save_file(shards_to_tensors(access), folder / f"{name}-saved-{dist.get_rank()}.safetensors")

@@ -84,6 +84,14 @@ def test_quantised_differences_hold_only_touched_rows_and_stay_close(tmp_path):
     assert all(store.read_json("ck/step-00000002/index.json")["tables"][n]["rows"] == r for n, r in ROWS.items())
 
 
+def test_the_final_checkpoint_is_in_final_quantise_whatever_single_tables_are_kept_in(tmp_path):
+    settings = {"quantise": "8", "tables": {"a": "fp16"}}
+    spawn(write, 1, tmp_path, "table_wise", "a", [1, 6], settings)
+    first, final = committed(Store(str(tmp_path / "store")), "ck")
+    assert {"fp16", "q8"} == set(first.summary["codings"])
+    assert final.summary["codings"] == ["fp32"]
+
+
 def test_compaction_behind_training_changes_no_bit_and_later_differences_rest_on_its_baseline(tmp_path):
     spawn(compact_behind, 2, tmp_path)
     for policy in ("one_shot", "consecutive"):

@@ -260,18 +260,44 @@ def test_gc_keeps_a_checkpoint_that_lost_its_manifest_but_is_rested_on_or_named(
     assert len(store.names(DIRECTORY)) == 4
 
 
+def forge(store, name, content):
+    """Replace file ``name`` of step 3 and its checksum."""
+    artifact = store.get(f"{DIRECTORY}/step-00000003", "train")
+    store.write_bytes(f"{artifact.path}/{name}", content)
+    entry = FileEntry(len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}")
+    store.write_manifest(dataclasses.replace(artifact, files={**artifact.files, name: entry}))
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [("index.json", b"{}"), ("index.json", b"[]"), ("index.json", b"\xff"), ("state.json", b"{}"),
      ("state.json", b"[]"), ("dense.safetensors", pickle.dumps({"a": 1}))],
 )  # fmt: skip
 def test_content_that_is_not_a_checkpoints_is_damage_though_its_checksum_holds(store, capsys, name, content):
-    artifact = store.get(f"{DIRECTORY}/step-00000003", "train")
-    store.write_bytes(f"{artifact.path}/{name}", content)
-    entry = FileEntry(len(content), f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}")
-    store.write_manifest(dataclasses.replace(artifact, files={**artifact.files, name: entry}))
+    forge(store, name, content)
     (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
     assert damage["file"] == name
     assert f"{name} is not a" in damage["problem"]
     if name != "dense.safetensors":
         assert f"{name} is not a" in ckpt(store, capsys, "show", "r", code=7).err
+
+
+@pytest.mark.parametrize("content", [b"", bytes(8), pickle.dumps({"a": 1})])
+def test_a_chunk_that_no_restore_could_read_is_damage_though_its_checksum_holds(store, capsys, content):
+    folder = f"{DIRECTORY}/step-00000003/rows/a"
+    name = f"rows/a/{store.names(folder)[0]}"
+    forge(store, name, content)
+    (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
+    assert damage["file"] == name
+    assert "is not a" in damage["problem"]
+
+
+@pytest.mark.parametrize("odd", [{"step": "3"}, {"type": "x"}, {"parents": None}, {"parents": ["step-00000003"]},
+                                 {"parents": ["../../x"]}])  # fmt: skip
+def test_a_sealed_manifest_that_is_not_a_checkpoints_is_damage(store, capsys, odd):
+    artifact = store.get(f"{DIRECTORY}/step-00000003", "train")
+    store.write_manifest(dataclasses.replace(artifact, summary={**artifact.summary, **odd}))
+    assert [each["type"] for each in ckpt_json(store, capsys, "ls", code=7)][-1] == "damaged"
+    (damage,) = ckpt_json(store, capsys, "verify", "r", code=7)["damage"]
+    assert "is not that of a checkpoint step-00000003" in damage["problem"]
+    assert "is not that of a checkpoint" in ckpt(store, capsys, "show", "r", code=7).err

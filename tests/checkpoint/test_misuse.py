@@ -51,6 +51,32 @@ def test_an_empty_url_is_refused(store, capsys):
         Store("")
 
 
+def test_a_file_is_no_store(store, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert main(["ckpt", "ls", "--store", str(tmp_path / "file")]) == 2
+    assert f"there is no store at {tmp_path / 'file'}" in capsys.readouterr().err
+
+
+def test_a_store_that_does_not_answer_is_no_fault_of_nightjar(capsys, monkeypatch):
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # refused: nothing listens there
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for command in (["ckpt", "ls", "--store", "s3://b/s"], ["run", "run=r", "stages=[ingest]", "store=s3://b/s"]):
+        assert main(command) == 7
+        said = capsys.readouterr().err
+        assert "s3://b/s cannot be read: " in said
+        assert "Traceback" not in said
+
+
+def test_a_checkpoint_that_lost_its_manifest_is_not_listed_as_one_there_is(store, capsys):
+    path = f"{DIRECTORY}/step-00000003"
+    store.fs.rm_file(store.full(f"{path}/manifest.json"))
+    said = ckpt(store, capsys, "verify", "r/step-00000003", code=7).err
+    assert f"{path} has no manifest.json" in said
+    assert said.split("there are: ")[1].splitlines()[0] == "r/step-00000001, r/step-00000002"
+
+
 def test_export_takes_a_table_once_and_a_layout_for_parquet_only(store, capsys, tmp_path):
     arguments = ("export", "r", "--out", str(tmp_path / "out"), "--table", "a")
     assert [each["table"] for each in ckpt_json(store, capsys, *arguments, "--table", "a")["files"]] == ["a"]

@@ -127,6 +127,9 @@ def test_learning_settings_must_be_allowed_by_name_or_group(chain):
         check_changes(chain[1], made, D)
     assert "must be allowed: train.global_batch was 4096, is 64; train.lr was 0.002, is 0.5" in caught.value.message
     assert caught.value.hint == "checkpoint.allow=[train.global_batch,train.lr]"
+    with pytest.raises(ConfigError) as caught:
+        check_changes(chain[1], changed(train__lr=0.5, train__global_batch=64, checkpoint={"allow": ["train.lr"]}), D)
+    assert caught.value.hint == "checkpoint.allow=[train.lr,train.global_batch]"
     allowed = changed(train__lr=0.5, train__global_batch=64, checkpoint={"allow": ["train.lr", "train.global_batch"]})
     assert "allowed: train.lr was 0.002, is 0.5" in check_changes(chain[1], allowed, D)
     check_changes(chain[1], changed(train__lr=0.5, checkpoint={"allow": ["train"]}), D)
