@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings.collection import has_state
 from pipeline.embeddings.ssd.files import ScratchFile
 from pipeline.errors import PlanError
 
@@ -60,6 +61,8 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostB
         )
     for name, table in buffers.items():
         weight: Any = collection.embedding_bags[name].weight
+        if not has_state(weight):
+            table.pop("momentum1")
         own = {"use_one_tbe_per_table": True, "preallocated_host_buffers": table}
         weight._optimizer_kwargs = [{**weight._optimizer_kwargs[0], **own}]
     for config in collection.embedding_bag_configs():
