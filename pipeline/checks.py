@@ -24,6 +24,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "partition.module": ("pass_through", "dlrm", "dcn"),
     "partition.exchange": ("fp32", "fp16", "bf16", "int8"),
     "train.dense_optimizer": ("adam", "adagrad"),
+    "train.sparse_optimizer": ("rowwise_adagrad", "sgd"),
     "train.precision": ("auto", "bf16", "fp32"),
     "train.pipeline": ("sparse_dist", "base"),
     "checkpoint.policy": ("intermittent", "one_shot", "consecutive", "full"),

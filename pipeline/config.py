@@ -295,8 +295,9 @@ class GuardConfig:
 class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
 
-    ``dense_optimizer``: adam | adagrad. ``precision``: auto (bf16 where the CPU or GPU computes in it,
-    else fp32) | bf16 | fp32. ``shuffle_window_groups``: row groups that are mixed at a time.
+    ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
+    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``shuffle_window_groups``: row groups
+    that are mixed at a time.
     """
 
     global_batch: int = 4096
@@ -304,6 +305,7 @@ class TrainConfig:
     lr: float = 0.002
     sparse_lr: float = 0.05
     dense_optimizer: str = "adam"
+    sparse_optimizer: str = "rowwise_adagrad"
     weight_decay: float = 0.0
     warmup_steps: int = 100
     precision: str = "auto"

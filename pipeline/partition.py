@@ -15,7 +15,10 @@ STRIDED = "strided"
 # Settings of partition that say how features are compared; strided compares none.
 _PROBE = ("probe", "probe_steps", "probe_rows", "imbalance")
 # Settings of train that reach the probe.
-_TRAIN = ("global_batch", "lr", "sparse_lr", "dense_optimizer", "weight_decay", "warmup_steps", "precision")
+_TRAIN = (
+    "global_batch", "lr", "sparse_lr", "dense_optimizer", "sparse_optimizer", "weight_decay", "warmup_steps",
+    "precision",
+)  # fmt: skip
 
 
 def covered_settings(config: Config) -> dict[str, Any]:

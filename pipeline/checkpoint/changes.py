@@ -20,9 +20,9 @@ from pipeline.errors import ConfigError
 _REFUSED_TABLES = ("model.embedding_dim", "data.sparse_defaults.mapping", "data.sparse.*.mapping")
 _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
-    "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.weight_decay",
-    "train.warmup_steps", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
-    "data.dense_transform", "data.dense.*", "data.missing", "dataset",
+    "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
+    "train.weight_decay", "train.warmup_steps", "train.shuffle", "train.shuffle_window_groups", "train.precision",
+    "data.label.*", "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
 _HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")
 DATASET = "dataset"

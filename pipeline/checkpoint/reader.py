@@ -229,7 +229,9 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
     values = block.weight[low:high, left - block.column : right - block.column]
     share = (right - left) / shard.columns
-    state = {name: block.state[name][low:high] * share for name in shard.state_names} if states else {}
+    # Tables that were trained without state have none to give; a shard without takes none.
+    kept = [name for name in shard.state_names if states and name in block.state]
+    state = {name: block.state[name][low:high] * share for name in kept}
     shard.put(places, values, state, left - shard.column, add=left > shard.column)
     if touched is not None:
         touched.mask(shard_key(shard))[places] = 1

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch.distributed.optim import _apply_optimizer_in_backward
+from torch.optim import SGD
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
@@ -42,14 +43,19 @@ def build_collection(
     )
 
 
-def apply_fused_optimizer(collection: EmbeddingBagCollection, lr: float) -> None:
-    """Give every table row-wise Adagrad at learning rate ``lr``, fused into the backward pass once sharded.
+def apply_fused_optimizer(collection: EmbeddingBagCollection, lr: float, optimizer: str = "rowwise_adagrad") -> None:
+    """Give every table ``rowwise_adagrad`` or ``sgd`` at rate ``lr``, fused into the backward pass once sharded.
 
-    Adagrad alone: TorchRec's CPU kernels have no Adam, and silently ignore weight decay and max_norm.
+    No others: TorchRec's CPU kernels have no Adam, and silently ignore weight decay and max_norm.
     """
-    _apply_optimizer_in_backward(
-        RowWiseAdagrad, collection.parameters(), optimizer_kwargs={"lr": lr, "eps": ADAGRAD_EPS}
-    )
+    kinds = {"rowwise_adagrad": (RowWiseAdagrad, {"lr": lr, "eps": ADAGRAD_EPS}), "sgd": (SGD, {"lr": lr})}
+    kind, settings = kinds[optimizer]
+    _apply_optimizer_in_backward(kind, collection.parameters(), optimizer_kwargs=settings)
+
+
+def has_state(parameter: Any) -> bool:
+    """Whether the optimizer that ``apply_fused_optimizer`` gave a table's ``parameter`` keeps sums of its gradients."""
+    return parameter._optimizer_classes[0] is not SGD
 
 
 class _Reorder(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Row-wise Adagrad for the tables TorchRec cannot fuse it into, and the learning rate of all tables."""
+"""The optimizer of the tables TorchRec cannot fuse it into, and the learning rate of all tables."""
 
 from __future__ import annotations
 
@@ -44,12 +44,17 @@ class DenseTableAdagrad(torch.optim.Optimizer):
                 weights.view_as(grad).addcmul_(grad, scale[:, None], value=-1.0)
 
 
-def dense_table_optimizer(dmp: DistributedModelParallel) -> DenseTableAdagrad | None:
+def make_dense_optimizer(modules: list[Any], lr: float, *, adagrad: bool) -> torch.optim.Optimizer:
+    """Row-wise Adagrad or SGD for the data-parallel tables of ``modules``."""
+    return DenseTableAdagrad(modules, lr) if adagrad else torch.optim.SGD([m.weights for m in modules], lr=lr)
+
+
+def dense_table_optimizer(dmp: DistributedModelParallel) -> torch.optim.Optimizer | None:
     """The optimizer of the data-parallel tables that ``shard_model`` made; None where there are none.
 
     The training loop calls its ``zero_grad`` and ``step`` beside those of the dense part.
     """
-    return getattr(dmp, "dense_table_adagrad", None)
+    return getattr(dmp, "dense_tables", None)
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:

@@ -83,9 +83,12 @@ class RowAccess:
     def _shards_of(self, kernel: Kernel) -> list[LocalShard]:
         if kernel.fused:
             kernel.module.flush()
-            sums = [states[0] for states in kernel.module.split_optimizer_states()]
-        else:
+            states = kernel.module.split_optimizer_states()
+            sums = [states[0] for states in states] if states else [None] * len(kernel.tables)
+        elif hasattr(kernel.module, ADAGRAD_SUM):
             sums = list(getattr(kernel.module, ADAGRAD_SUM).split([rows for rows, _ in kernel.module.embedding_specs]))
+        else:
+            sums = [None] * len(kernel.tables)
         order = {name: i for i, name in enumerate(self.tables)}
         group = table_group(self._dmp)
         rank, world = dist.get_rank(group), dist.get_world_size(group)
@@ -96,9 +99,9 @@ class RowAccess:
             owner = place is not None or order[table.name] % world == rank
             rows, columns = weight.shape
             if self._ssd is not None and table.name in self._ssd.tables:
-                shards.append(DiskShard(self._ssd, table.name, owner))
+                shards.append(DiskShard(self._ssd, table.name, owner, [] if state is None else [ADAGRAD_SUM]))
             elif rows:
-                parts = {ADAGRAD_SUM: state.detach()}
+                parts = {} if state is None else {ADAGRAD_SUM: state.detach()}
                 shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
         return shards
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.contracts import Plan, TablePlan
-from pipeline.embeddings.optimizer import DenseTableAdagrad
+from pipeline.embeddings.collection import has_state
+from pipeline.embeddings.optimizer import make_dense_optimizer
 from pipeline.embeddings.ssd.buffers import kept_buffers
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
@@ -176,7 +178,8 @@ def shard_model(
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
-    lr = float(next(collection.parameters())._optimizer_kwargs[0]["lr"])  # type: ignore[attr-defined]
+    first: Any = next(collection.parameters())
+    lr, adagrad = float(first._optimizer_kwargs[0]["lr"]), has_state(first)
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
         # A net under check_rows: the kernels' default answers a wrong row number with row 0.
@@ -199,7 +202,7 @@ def shard_model(
         dmp.ssd = ssd
         ssd.attach(dmp)
     dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
-    dmp.dense_table_adagrad = DenseTableAdagrad(dense, lr) if dense else None
+    dmp.dense_tables = make_dense_optimizer(dense, lr, adagrad=adagrad) if dense else None
     return dmp
 
 

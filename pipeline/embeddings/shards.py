@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.embeddings.tables import ADAGRAD_SUM, TableSpec
+from pipeline.embeddings.tables import TableSpec
 
 if TYPE_CHECKING:
     from pipeline.embeddings.ssd.store import SsdStore
@@ -85,11 +85,12 @@ class DiskShard(LocalShard):
     """
 
     _store: SsdStore
+    _states: list[str]
 
-    def __init__(self, store: SsdStore, table: str, owner: bool) -> None:
+    def __init__(self, store: SsdStore, table: str, owner: bool, states: list[str]) -> None:
         shard = store.shard(table)
         place = {"table": table, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
-        for name, value in {**place, "owner": owner, "_store": store}.items():
+        for name, value in {**place, "owner": owner, "_store": store, "_states": states}.items():
             object.__setattr__(self, name, value)
 
     @property
@@ -100,7 +101,7 @@ class DiskShard(LocalShard):
     @property
     def state(self) -> dict[str, Tensor]:  # type: ignore[override]
         """The states of all rows by name: [rows]."""
-        return {ADAGRAD_SUM: self._read(slice(0, self.rows))[:, -2].contiguous()}
+        return {name: self._read(slice(0, self.rows))[:, -2].contiguous() for name in self._states}
 
     def _read(self, places: Places) -> Tensor:
         return torch.from_numpy(self._store.read(self.table, _numbers(places)))
@@ -117,7 +118,7 @@ class DiskShard(LocalShard):
     ) -> None:
         """As of any shard; rows that are not given whole are read before."""
         whole = weight.shape[1] == self.columns and not add and set(state) == set(self.state_names)
-        records = torch.empty(len(weight), self.columns + 2) if whole else self._read(places)
+        records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
         records[:, column : column + weight.shape[1]] = weight
         for values in state.values():
             records[:, -2] = records[:, -2] + values if add else values
@@ -135,11 +136,12 @@ class DiskShard(LocalShard):
     @property
     def state_names(self) -> list[str]:
         """As of any shard."""
-        return [ADAGRAD_SUM]
+        return self._states
 
     def zero_state(self) -> None:
         """Set the optimizer state of all rows to zero."""
-        self._store.zero_state(self.table)
+        if self._states:
+            self._store.zero_state(self.table)
 
     def _write(self, places: Places, records: Tensor) -> None:
         values = records.numpy()

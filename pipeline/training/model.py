@@ -187,7 +187,7 @@ def has_fast_bf16(device: torch.device) -> bool:
 def build(config: Config, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """The unsharded model, its tables on the meta device; ``trained``: with the tables' optimizer and compilation."""
     collection = build_collection(schema, config.model.embedding_dim, torch.device("meta"))
-    apply_fused_optimizer(collection, config.train.sparse_lr)
+    apply_fused_optimizer(collection, config.train.sparse_lr, config.train.sparse_optimizer)
     ranking = _ranking(config, schema, len(schema.sparse), config.model.embedding_dim, device, trained)
     return ClickModel(collection, Head(ranking, schema, compute_dtype(config.train.precision, device)))
 
@@ -203,7 +203,7 @@ def build_towers(
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
     collection = build_collection(own, width, torch.device("meta"), weighted=weighted)
-    apply_fused_optimizer(collection, config.train.sparse_lr)
+    apply_fused_optimizer(collection, config.train.sparse_lr, config.train.sparse_optimizer)
     features, dtype = list(columns), compute_dtype(config.train.precision, device)
     exchange = codecs(config.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, features, width, config.seed, exchange, dtype)

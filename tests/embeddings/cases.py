@@ -54,9 +54,9 @@ def rate(step):
     return LR / (step + 1)
 
 
-def make(plan, seed=SEED, ssd=None):
+def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad"):
     model = Toy()
-    apply_fused_optimizer(model.collection, 123.0)
+    apply_fused_optimizer(model.collection, 123.0, optimizer)
     dmp = shard_model(model, plan, "collection", torch.device("cpu"), ssd=ssd)
     access = RowAccess(dmp)
     access.initialise(seed)
@@ -92,7 +92,7 @@ def shards_to_tensors(access):
     for s in access.local_shards():
         if s.owner:
             tensors[f"{s.table}|{s.row}|{s.column}|weight"] = s.weight.clone()
-            tensors[f"{s.table}|{s.row}|{s.column}|sum"] = s.state["adagrad_sum"].clone()
+            tensors |= {f"{s.table}|{s.row}|{s.column}|sum": state.clone() for state in s.state.values()}
     return tensors
 
 

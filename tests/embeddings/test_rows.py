@@ -70,11 +70,11 @@ def _fused_rate_reaches_the_next_step(dmp, access):
         before = [shard.weight.clone() for shard in access.local_shards()]
         set_sparse_lr(dmp, rate)
         dmp(kjt_of(ids))[1].sum().backward()
-        dmp.dense_table_adagrad.step()
+        dmp.dense_tables.step()
         after = [shard.weight for shard in access.local_shards()]
         assert [not torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [moves] * len(before)
         dmp.fused_optimizer.zero_grad()
-        dmp.dense_table_adagrad.zero_grad()
+        dmp.dense_tables.zero_grad()
 
 
 def test_row_access_and_learning_rates_on_one_rank(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ CASES = {
     "table-wise": {"sharding": "table_wise"},
     "ragged ddr": {"tier": "ddr", "sparse": RAGGED},
     "ragged": {"sparse": RAGGED},
+    "sgd ddr": {"tier": "ddr", "sparse_optimizer": "sgd"},
+    "sgd": {"sparse_optimizer": "sgd"},
     "missing": {"paths": ["nowhere"]},
     "cut": {"cut": 8, "checkpoint": EVERY},
 }
@@ -105,10 +108,10 @@ def outcomes(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "name", ["ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged"]
+    "name", ["ssd", "default path", "pinned", "stopped", "quick checkpoints", "table-wise", "ragged", "sgd"]
 )
 def test_the_bytes_are_those_of_a_run_in_memory(outcomes, name):
-    found, expected = outcomes[name][0], outcomes["ragged ddr" if name == "ragged" else "ddr"][0]
+    found, expected = outcomes[name][0], outcomes[f"{name} ddr" if name in ("ragged", "sgd") else "ddr"][0]
     assert found["logits"] == expected["logits"]
     if name != "table-wise":  # its checkpoint's files are cut otherwise
         # TorchRec draws numbers for tables in memory that nobody uses: torch's generator stands elsewhere.
@@ -199,11 +202,16 @@ def train_long(folder):
     dist.barrier()
     world, store, found = dist.get_world_size(), Store(str(folder)), {}
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
-    for tier in ("ddr", "ssd"):
-        current = config(world, epochs=1000, max_steps=LONG)
+    for optimizer, tier in product(("rowwise_adagrad", "sgd"), ("ddr", "ssd")):
+        current = config(world, epochs=1000, max_steps=LONG, sparse_optimizer=optimizer)
         plan = on_tier(plan_for("row_wise", world, rows=ROWS, dim=8), tier)
-        summary = train(current, store, dataset, plan, f"runs/{tier}/checkpoints/k", "key", lambda record: None)
-        found[tier] = {"steps": summary["train"]["steps"], **digests(store, store.get(summary["final"], "train"))}
+        summary = train(
+            current, store, dataset, plan, f"runs/{tier}-{optimizer}/checkpoints/k", "key", lambda record: None
+        )
+        found[f"{tier} {optimizer}"] = {
+            "steps": summary["train"]["steps"],
+            **digests(store, store.get(summary["final"], "train")),
+        }
     (folder / f"long-{dist.get_rank()}.json").write_text(json.dumps(found))
 
 
@@ -212,5 +220,7 @@ def train_long(folder):
 def test_500_steps_end_in_the_same_bytes(tmp_path, world):
     spawn(train_long, world, tmp_path)
     found = json.loads((tmp_path / "long-0.json").read_text())
-    assert found["ddr"]["steps"] == found["ssd"]["steps"] == LONG
-    assert {**found["ddr"], "rng": ""} == {**found["ssd"], "rng": ""}
+    for optimizer in ("rowwise_adagrad", "sgd"):
+        ddr, ssd = ({**found[f"{tier} {optimizer}"], "rng": ""} for tier in ("ddr", "ssd"))
+        assert ddr == ssd and ddr["steps"] == LONG
+    assert len({str(outcome) for outcome in found.values()}) > 2

@@ -19,6 +19,7 @@ from torch import Tensor
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings.collection import has_state
 from pipeline.embeddings.ssd.files import ScratchFile
 from pipeline.errors import PlanError
 
@@ -27,8 +28,10 @@ _MAP_NORESERVE = 0x4000
 
 def sparse_memory(count: int) -> Tensor:
     """float32 zeros [count] that take memory only where they are touched, however many they are."""
+    if not count:
+        return torch.empty(0)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-    return torch.frombuffer(mmap.mmap(-1, max(count, 1) * 4, flags=flags), dtype=torch.float32, count=count)
+    return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
 
 
 def mapped(file: ScratchFile, count: int) -> Tensor:
@@ -40,7 +43,7 @@ def mapped(file: ScratchFile, count: int) -> Tensor:
 
 
 class HostBuffers(dict[str, Tensor]):
-    """Buffers of one table by FBGEMM's names; equal to itself only, so that it can be part of a grouping key."""
+    """Buffers of one kernel by FBGEMM's names; equal to itself only: TorchRec groups the tables that share it."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]
 
@@ -49,7 +52,7 @@ class HostBuffers(dict[str, Tensor]):
 
 
 def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostBuffers]) -> None:
-    """Tell each named table to live in its buffers, in a kernel of its own. Call after ``apply_fused_optimizer``.
+    """Tell each named table to live in its buffers, with those that have the same. After ``apply_fused_optimizer``.
 
     Every rank names the same tables, for TorchRec's groups must be alike; PlanError where FBGEMM cannot do it.
     """
@@ -60,7 +63,9 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostB
         )
     for name, table in buffers.items():
         weight: Any = collection.embedding_bags[name].weight
-        own = {"use_one_tbe_per_table": True, "preallocated_host_buffers": table}
+        if not has_state(weight):
+            table.pop("momentum1", None)
+        own = {"preallocated_host_buffers": table}
         weight._optimizer_kwargs = [{**weight._optimizer_kwargs[0], **own}]
     for config in collection.embedding_bag_configs():
         if config.name in buffers:

@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Event
 
 import numpy as np
+from torch import Tensor
 
 from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS, initial_rows
@@ -50,16 +51,12 @@ class Part:
 class SsdShard:
     """Rows [plan.row, plan.row + plan.rows) of table ``name``; ``pinned`` of them stay in memory.
 
-    ``weights`` [rows, dim] and ``state`` [rows] are the kernel's storage. GuardError where the disk has no room.
+    ``live_in`` gives it the kernel's storage. GuardError where the disk has no room.
     """
 
     def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int) -> None:
         self.first, self.rows, self.dim, self.pinned = plan.row, plan.rows, plan.columns, pinned
-        self.weights = sparse_memory(self.rows * self.dim).view(self.rows, self.dim)
-        self.state = sparse_memory(self.rows)
         self.log = RowLog(directory, self.rows - pinned, self.dim, f"the rows of table {name!r}")
-        self._weights: F32 = self.weights.numpy()
-        self._state: F32 = self.state.numpy()
         # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
         wide = self.rows * 1.2 > np.iinfo(np.int32).max
         self._where = np.zeros(self.rows - pinned, np.int64 if wide else np.int32)
@@ -67,6 +64,11 @@ class SsdShard:
         self._free: I64 = _NONE
         self._initial: tuple[TableSpec, int] | None = None
         self._era = 0
+
+    def live_in(self, weights: Tensor, state: Tensor | None) -> None:
+        """The kernel's storage: ``weights`` [rows, dim], and ``state`` [rows] where its optimizer has one."""
+        self._weights: F32 = weights.numpy()
+        self._state: F32 = (sparse_memory(self.rows) if state is None else state).numpy()
 
     @property
     def free_slots(self) -> int:

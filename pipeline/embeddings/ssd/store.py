@@ -17,7 +17,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from pipeline.contracts import Plan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped
+from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped, sparse_memory
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
@@ -46,7 +46,7 @@ class SsdStore:
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int) -> None:
         self._directories = check_paths(paths)
         self.figures = Figures()
-        self._names = ssd_tables(plan)
+        self._plan, self._names = plan, ssd_tables(plan)
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[Part]] = {}
         self._hooks: list[Any] = []
@@ -67,22 +67,33 @@ class SsdStore:
         return tuple(self._shards)
 
     def give(self, collection: EmbeddingBagCollection) -> None:
-        """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded."""
-        buffers = {}
+        """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded.
+
+        Those of a width share a kernel.
+        """
+        kinds: dict[tuple[str, int], list[str]] = {}
         for name in (name for name in self._names if name in collection.embedding_bags):
-            shard = self._shards.get(name)
-            empty = torch.empty(0)
-            weights, state = (shard.weights.flatten(), shard.state) if shard else (empty, empty)
-            buffers[name] = HostBuffers(weights=weights, momentum1=state)
+            kinds.setdefault((self._plan.tables[name].sharding, self._plan.tables[name].dim), []).append(name)
+        buffers: dict[str, HostBuffers] = {}
+        for (_, dim), names in kinds.items():
+            rows = sum(self._shards[name].rows for name in names if name in self._shards)
+            given = HostBuffers(weights=sparse_memory(rows * dim), momentum1=sparse_memory(rows))
+            buffers |= dict.fromkeys(names, given)
         give_buffers(collection, buffers)
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; hooks that want rows go before."""
         for kernel in kernels(dmp):
-            name = kernel.tables[0].name
-            if name in self._shards:
-                hook = _Redirect(self, name)
-                self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
+            names = [table.name for table in kernel.tables]
+            if self._shards.keys().isdisjoint(names):
+                continue
+            states = kernel.module.split_optimizer_states()
+            for number, (name, weights) in enumerate(zip(names, kernel.module.split_embedding_weights(), strict=True)):
+                if name in self._shards:
+                    self._shards[name].live_in(weights.detach(), states[number][0] if states else None)
+            features = [table.name for table in kernel.tables for _ in table.feature_names]
+            hook = _Redirect(self, features)
+            self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
         """Initial values for all rows of ``table`` on this rank, zeros for their optimizer state; at once."""
@@ -120,30 +131,35 @@ class SsdStore:
         self.figures.asked += sum(part.lookups for _, part in parts)
         self.figures.there += sum(part.lookups - part.missing for _, part in parts)
 
-    def hold(self, table: str, rows: NDArray[np.int64], lookups: int) -> Part:
-        """The part of a batch with ``rows`` (not pinned, of the shard), in its slots; waits for them.
+    def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
+        """The part of a batch with ``rows`` (not pinned, of the shard), in its slots, and their places in it; waits.
 
         Batches announced before the one that has them all were left out by their reader and are let go.
         """
         shard, waiting = self._shards[table], self._waiting[table]
-        found = next((i for i, part in enumerate(list(waiting)) if part.find(rows) is not None), None)
-        if found is None:
-            part = Part(lookups, np.unique(rows), Event())
-            self._worker.submit(lambda: self._fetcher.fetch([(shard, part)]), urgent=True)
+        found = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
+        number, part, places = next((hit for hit in found if hit[2] is not None), (-1, None, None))
+        if part is None or places is None:
+            unique, places = np.unique(rows, return_inverse=True)
+            part = Part(lookups, unique, Event())
+            self._fetch_now(shard, part)
         else:
-            for _ in range(found):
-                self.let_go(table, waiting.popleft())
-            part = waiting.popleft()
+            self.let_go([(table, waiting.popleft()) for _ in range(number)])
+            waiting.popleft()
         early = part.ready.is_set()
         self._worker.wait(part.ready)
         self.figures.looked += lookups
         self.figures.found += lookups if early else max(0, lookups - part.missing)
-        return part
+        return part, places
 
-    def let_go(self, table: str, part: Part) -> None:
-        """The batch of ``part`` has been trained, or is left out."""
-        shard = self._shards[table]
-        self._worker.submit(lambda: shard.release(part))
+    def _fetch_now(self, shard: SsdShard, part: Part) -> None:
+        self._worker.submit(lambda: self._fetcher.fetch([(shard, part)]), urgent=True)
+
+    def let_go(self, parts: Sequence[tuple[str, Part]]) -> None:
+        """The batches of ``parts``, each with its table, have been trained, or are left out."""
+        if parts:
+            done = [(self._shards[table], part) for table, part in parts]
+            self._worker.submit(lambda: _release(done))
 
     def shard(self, table: str) -> SsdShard:
         """The shard of ``table`` on this rank; KeyError where there is none."""
@@ -189,33 +205,46 @@ class SsdStore:
         self._shards.clear()
 
 
+def _release(parts: list[tuple[SsdShard, Part]]) -> None:
+    for shard, part in parts:
+        shard.release(part)
+
+
 class _Redirect:
     """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
 
     By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
+    ``tables``: the table of each feature of the kernel.
     """
 
-    def __init__(self, store: SsdStore, table: str) -> None:
-        self._store, self._table, self._shard = store, table, store.shard(table)
-        self._held: Part | None = None
+    def __init__(self, store: SsdStore, tables: Sequence[str]) -> None:
+        self._store, self._tables = store, tables
+        self._held: list[tuple[str, Part]] = []
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self._held is not None:
-            self._store.let_go(self._table, self._held)
-            self._held = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._store.let_go(self._held)
+        self._held = []
         indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
-        rows = indices.numpy()
-        cold = rows >= self._shard.pinned
-        wanted = rows[cold].astype(np.int64, copy=False)
-        if not len(wanted):
-            self._store.figures.looked += len(rows)
-            self._store.figures.found += len(rows)
-            return None
-        self._held = self._store.hold(self._table, wanted, len(rows))
+        offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
+        batch = (len(offsets) - 1) // len(self._tables)
+        ends = offsets[::batch].tolist() if batch else [0] * (len(self._tables) + 1)
         moved = indices.clone()
-        moved.numpy()[cold] = self._held.slots[self._held.find(wanted)]
+        rows = moved.numpy()
+        for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
+            self._redirect(table, rows[first:last])
         if "indices" in kwargs:
             return args, {**kwargs, "indices": moved}
         return (moved, *args[1:]), kwargs
+
+    def _redirect(self, table: str, rows: NDArray[Any]) -> None:
+        """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
+        cold = np.flatnonzero(rows >= self._store.shard(table).pinned)
+        if not len(cold):
+            self._store.figures.looked += len(rows)
+            self._store.figures.found += len(rows)
+            return
+        part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
+        self._held.append((table, part))
+        rows[cold] = part.slots[places]
