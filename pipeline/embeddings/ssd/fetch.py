@@ -69,14 +69,16 @@ class Fetcher:
             for name in ("offset", "length", "count", "skip")
         )
         target = np.concatenate([found.target + begin for (_, found), begin in zip(reads, begins, strict=False)])
-        first, columns = np.cumsum(count) - count, np.arange(words)
+        first, whole = np.cumsum(count) - count, together.view(f"V{4 * words}")[:, 0]
         try:
             for which, where, memory in self._queue.read(fds, offset, length):
                 many = count[which]
                 before = np.repeat(first[which] - (np.cumsum(many) - many), many)
                 record = before + np.arange(len(before))
                 at = np.repeat(where, many) + skip[record]
-                together[target[record]] = memory[at[:, None] + columns]
+                # A record as one item, that may begin at any word: copied as a whole.
+                items = np.ndarray(len(memory) - words + 1, whole.dtype, memory, strides=(4,))
+                whole[target[record]] = items[at]
         except OSError as error:
             raise _unreadable(error, [want.shard for want, _ in reads]) from error
         for (want, found), begin in zip(reads, begins, strict=False):
