@@ -12,17 +12,27 @@ from typing import Any
 
 from pipeline.artifacts import Store
 from pipeline.calibration.ranks import run_ranks
-from pipeline.calibration.trial import Trial, make_dataset, measure_training
+from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
 from pipeline.config import Config, HardwareConfig
 from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
-from pipeline.planning.calibrate import KernelTime, LinkTime, StepTime, fit_kernels, fit_links, fit_steps
+from pipeline.planning.calibrate import (
+    KernelTime,
+    LinkTime,
+    StepTime,
+    fit_kernels,
+    fit_links,
+    fit_steps,
+    slower_kernels,
+)
 from pipeline.planning.cost import FLOAT, DenseShape, dense_shape, local_batch
+from pipeline.planning.predict import Prediction, predict
 
 Say = Callable[[str], None]
 STEPS = 20
+# Tables of a thousand to a million rows as in real models: small ones alone would leave the caches to the dense part.
 # From all overhead to all products to all activations: MLPs small and large, few and many tables, batches of all sizes.
 TRIALS = tuple(
-    Trial(rows=(4_000,) * tables, zipf=0.8, dim=dim, bottom=bottom, top=top, batch=batch)
+    Trial(rows=spread_rows(tables), zipf=1.1, dim=dim, bottom=bottom, top=top, batch=batch)
     for tables, dim, bottom, top, batch in (
         (4, 16, (16,), (16,), 512), (8, 32, (512, 256), (512, 256), 4096), (26, 16, (64,), (64,), 4096),
         (24, 64, (128,), (128,), 2048), (8, 16, (256, 128), (256,), 8192), (12, 64, (64, 64), (256, 128, 64), 8192),
@@ -61,9 +71,10 @@ def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
     figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in probed[0]["links"]])
     hardware = replace(hardware, **figures)
     steps = _steps(replace(host, hardware=hardware), say)
-    figures |= fit_steps(steps)
+    rates, slowdown = fit_steps(steps)
+    figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures)
-    return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final))
+    return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final, slowdown))
 
 
 def _disk(disk: Path, world: int, say: Say) -> dict[str, float]:
@@ -93,18 +104,16 @@ def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 def _steps(config: Config, say: Say) -> list[StepTime]:
     """Whole steps of every trial, by the real training loop, with what the cost model knows of them already."""
-    from pipeline.planning.predict import predict
-
     blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
     jobs, shapes, known = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, trial in enumerate(TRIALS):
             trained = trial.config(config.hardware, STEPS)
-            schema, profile = make_dataset(Store(f"{folder}/{number}"), trial)
+            schema, profile = make_dataset(Store(f"{folder}/{number}"), trial, STEPS)
             plan = whole_tables(trained, schema, profile)
             jobs.append((trained, f"{folder}/{number}", plan))
             shapes.append(dense_shape(trained.model, len(schema.dense), len(schema.sparse)))
-            known.append(predict(plan, replace(trained, hardware=blind), schema, profile).step_ms)
+            known.append(predict(plan, replace(trained, hardware=blind), schema, profile))
         world = config.hardware.ranks_per_host
         found = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
     return [
@@ -123,9 +132,12 @@ def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     return found
 
 
-def _step_time(ms: float, known_ms: float, shape: DenseShape, batch: int) -> StepTime:
-    megabytes = batch * shape.activations * FLOAT / 1e6
-    return StepTime(ms=ms, known_ms=known_ms, gflop=batch * shape.flop / 1e9, megabytes=megabytes)
+def _step_time(ms: float, known: Prediction, shape: DenseShape, batch: int) -> StepTime:
+    kernels = max(phases["lookup"] + phases["update"] for phases in known.phases)
+    return StepTime(
+        ms=ms, known_ms=known.step_ms, kernels_ms=kernels, gflop=batch * shape.flop / 1e9,
+        megabytes=batch * shape.activations * FLOAT / 1e6,
+    )  # fmt: skip
 
 
 def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
@@ -146,10 +158,11 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
     )  # fmt: skip
 
 
-def _error(steps: Sequence[StepTime], hardware: HardwareConfig) -> float:
+def _error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
     """Median of how far the fitted figures are off the steps they were fitted to, as a share."""
     off = []
     for step in steps:
         dense = step.gflop / hardware.dense_gflop_per_s * 1e3 + step.megabytes / hardware.dense_gb_per_s
-        off.append(abs(step.known_ms + dense + hardware.step_overhead_ms - step.ms) / step.ms)
+        known = step.known_ms + (slowdown - 1) * step.kernels_ms
+        off.append(abs(known + dense + hardware.step_overhead_ms - step.ms) / step.ms)
     return statistics.median(off)

@@ -15,7 +15,6 @@ from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, Spa
 from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 
 DENSE, GROUP, INTERVAL = 13, 65_536, 4
-BATCHES = 8  # of the data; epochs repeat them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +44,12 @@ class Trial:
         return Config(run="trial", data=data, hardware=hardware, model=model, train=train)
 
 
-def make_dataset(store: Store, trial: Trial, batches: int = BATCHES, seed: int = 1) -> tuple[DatasetSchema, Profile]:
+def spread_rows(tables: int) -> tuple[int, ...]:
+    """Rows of so many tables, from 1,000 to 1,000,000 in equal ratios."""
+    return tuple(round(10 ** (3 + 3 * index / max(tables - 1, 1))) for index in range(tables))
+
+
+def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tuple[DatasetSchema, Profile]:
     """Write ``batches`` batches of ``trial``, the hottest rows first, as artifact ``datasets/trial``.
 
     Returns its schema and the profile that ingestion would have measured.

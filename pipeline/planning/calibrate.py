@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import numpy as np
@@ -39,11 +39,12 @@ class LinkTime:
 class StepTime:
     """Ms of a training step: ``known_ms`` of them are the tables' and the exchanges' by the cost model.
 
-    ``gflop`` and ``megabytes``: the dense part's, one rank's slice.
+    ``kernels_ms``: of these the lookups' and updates'. ``gflop`` and ``megabytes``: the dense part's, one rank's slice.
     """
 
     ms: float
     known_ms: float
+    kernels_ms: float
     gflop: float
     megabytes: float
 
@@ -70,15 +71,28 @@ def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
     return {"intra_host_latency_us": max(1e3 * latency, LEAST_COST), "intra_host_gb_per_s": _rate(megabyte)}
 
 
-def fit_steps(times: Sequence[StepTime]) -> dict[str, float]:
-    """Rates of the dense part and the overhead of a step, from what whole steps take beyond their known part."""
+def fit_steps(times: Sequence[StepTime]) -> tuple[dict[str, float], float]:
+    """Rates of the dense part and the overhead of a step, from what whole steps take beyond their known part.
+
+    Also how many times as long as alone, at least 1, the kernels take in a step, whose dense part empties the caches.
+    """
     rest = [max(t.ms - t.known_ms, 0.05 * t.ms) for t in times]
-    design = [[t.gflop, t.megabytes, 1.0] for t in times]
-    gflop, megabyte, overhead = _fit(design, rest)
-    return {
+    design = [[t.gflop, t.megabytes, 1.0, t.kernels_ms] for t in times]
+    gflop, megabyte, overhead, longer = _fit(design, rest)
+    rates = {
         "dense_gflop_per_s": min(1e3 / max(gflop, 1e-9), LARGEST_RATE),
         "dense_gb_per_s": _rate(megabyte),
         "step_overhead_ms": overhead,
+    }
+    return rates, 1.0 + longer
+
+
+def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, float]:
+    """What ``fit_kernels`` found, for kernels that take ``factor`` times as long."""
+    return {
+        name: value / factor if name.endswith("_gb_per_s") else value * factor
+        for name, value in figures.items()
+        if name in ("ddr_gb_per_s", "hbm_gb_per_s", "lookup_ns", "update_ns", "table_overhead_us")
     }
 
 

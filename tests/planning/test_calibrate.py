@@ -14,6 +14,7 @@ from pipeline.planning.calibrate import (
     fit_links,
     fit_steps,
     hardware_yaml,
+    slower_kernels,
 )
 from pipeline.planning.cost import ShardLoad, shard_ms
 from pipeline.planning.probes import time_disk
@@ -47,10 +48,14 @@ def test_links_and_steps_are_fitted_by_their_terms():
     assert fit_links(links) == pytest.approx({"intra_host_latency_us": 300.0, "intra_host_gb_per_s": 2.0})
     assert fit_links([]) == {}
     steps = [
-        StepTime(ms=1.0 + g / 400 * 1e3 + m / 3 + 2.5, known_ms=1.0, gflop=g, megabytes=m)
-        for g, m in ((0.1, 1.0), (5.0, 10.0), (1.0, 40.0), (10.0, 15.0))
+        StepTime(ms=1.0 + 1.4 * k + g / 400 * 1e3 + m / 3 + 2.5, known_ms=1.0 + k, kernels_ms=k, gflop=g, megabytes=m)
+        for g, m, k in ((0.1, 1.0, 3.0), (5.0, 10.0, 1.0), (1.0, 40.0, 9.0), (10.0, 15.0, 2.0), (3.0, 2.0, 20.0))
     ]
-    found = fit_steps(steps)
+    found, slowdown = fit_steps(steps)
+    assert slowdown == pytest.approx(1.4)
+    assert slower_kernels({"ddr_gb_per_s": 7.0, "update_ns": 5.0, "intra_host_gb_per_s": 1.0}, slowdown) == {
+        "ddr_gb_per_s": pytest.approx(5.0), "update_ns": pytest.approx(7.0)
+    }  # fmt: skip
     assert found == pytest.approx({"dense_gflop_per_s": 400.0, "dense_gb_per_s": 3.0, "step_overhead_ms": 2.5})
 
 
