@@ -15,7 +15,8 @@ PINS = "plan.tables."
 def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
     """The difference as plain data, as ``nightjar plan-diff --json`` prints it. Pairs are [first, second].
 
-    ``tables``: those that moved (another tier, sharding, rank or cache), most bytes first; ``bytes_moved`` counts
+    ``tables``: those that moved (another tier, sharding, rank or cache), most bytes first; ``kinds``: from and to
+    without the numbers of ranks and cached rows, alike for tables that moved alike; ``bytes_moved`` counts
     weights and optimizer state that must get to a rank and tier that did not hold them. ``changes``: hardware
     figures, settings, world and profile; ``own``: a table's rows, dim, pooling and pins.
     """
@@ -105,7 +106,8 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
     }
     return {
         "places": {key: pair for key, pair in places.items() if pair[0] != pair[1]},
-        "from": _place(old), "to": _place(new), "bytes": stored_bytes(new), "bytes_moved": moved_bytes(old, new),
+        "from": _place(old), "to": _place(new), "kinds": [_kind(old), _kind(new)],
+        "bytes": stored_bytes(new), "bytes_moved": moved_bytes(old, new),
         "cost_ms": [old.cost_ms, new.cost_ms], "hit_rate": [old.hit_rate, new.hit_rate],
         "because": _because(_own(name, first, second, changes), changes), "reasons": [old.reason, new.reason],
     }  # fmt: skip
@@ -116,6 +118,13 @@ def _place(table: TablePlan) -> str:
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     cache = f", {table.cache_rows:,} rows cached" if table.cache_rows else ""
     return f"{table.tier} {table.sharding} on {where}{cache}"
+
+
+def _kind(table: TablePlan) -> str:
+    """The place without its numbers: what tables that moved alike have in common."""
+    ranks = len(table_ranks(table))
+    where = "one rank" if ranks == 1 else f"{ranks} ranks"
+    return f"{table.tier} {table.sharding} on {where}{', cached' if table.cache_rows else ''}"
 
 
 def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[str]:

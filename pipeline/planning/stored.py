@@ -88,11 +88,8 @@ def _from_file(path: Path) -> StoredPlan:
 def _parsed(record: Any, where: str) -> Plan:
     try:
         return Plan.from_json(record)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ArtifactError(
-            f"{where} is not a plan of version {Plan.__dataclass_fields__['version'].default}: {error}",
-            hint="nightjar plan force=true writes it again",
-        ) from None
+    except ArtifactError as error:
+        raise ArtifactError(f"{where} {error.message.removeprefix(f'{FILE} ')}", hint=error.hint) from None
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -95,13 +95,32 @@ def test_new_and_gone_tables_are_named():
     assert "1 table gone: C4" in text and "1 table new: extra" in text
 
 
+def test_tables_that_moved_alike_are_said_together():
+    old = cluster(26, 8)
+    tables = {name: replace(found, tier="ddr", reason=f"{name} did not fit") for name, found in old.tables.items()}
+    new = replace(old, tables=tables, figures={**old.figures, "hbm_gib": 2.0})
+    text = difference(diff(old, new))
+    assert text.count("because  the inputs above changed, none of its own") == text.count("copied") < 8
+    assert "C2, C8, C14, C20, C26, C9, C15, C21, C4, C10 and 7 more: hbm table_wise on one rank -> ddr" in " ".join(
+        text.split()
+    )
+    assert "now      C2: C2 did not fit" in text and "(17 tables: " in text
+    same = {name: table(900, [0], dim=16, cost_ms=0.25) for name in ("a", "b")}
+    elsewhere = {
+        name: replace(found, shards=table(900, [i + 1], dim=16).shards) for i, (name, found) in enumerate(same.items())
+    }
+    text = difference(diff(replace(laptop(), tables=same), replace(laptop(), tables=elsewhere)))
+    assert "a, b: hbm table_wise on one rank, other ranks\n" in text and "0.500 -> 0.500 ms" in text
+    assert "  why      900 rows are cheapest table_wise" in text
+
+
 def test_hundreds_of_moves_are_summed_up():
     old = cluster(1000)
-    tables = {name: replace(found, tier="ddr") for name, found in old.tables.items()}
+    tables = {name: replace(found, tier="ddr", pooling=1.0 + i) for i, (name, found) in enumerate(old.tables.items())}
     record = diff(old, replace(old, tables=tables))
     text = difference(record)
     assert "1000 of 1000 tables moved" in text and "and 980 more" in text
-    assert len(record["tables"]) == 1000 and len(text.splitlines()) < 160
+    assert len(record["tables"]) == 1000 and len(text.splitlines()) < 260
     json.dumps(record)
 
 
