@@ -46,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def target_of(out: str, preset: str) -> Target:
     """Where the measured file of ``preset`` goes; ConfigError for a file that Hydra would not find."""
     path = Path(out)
-    if path.suffix not in (".yaml", ".yml"):
+    if path.suffix == ".yml":
+        raise ConfigError(f"--out {out} would not be found: configuration files end with .yaml",
+                          hint=f"-o {path.with_suffix('.yaml')}")  # fmt: skip
+    if path.suffix != ".yaml":
         name = preset if preset.startswith("measured_") else f"measured_{preset}"
         return Target(path / "hardware" / f"{name}.yaml", path)
     if path.parent.name != "hardware":

@@ -69,8 +69,9 @@ def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
     fits = sum(record["fits"] for record in records)
     said = f"{fits} of {len(records)} fit"
     if best is not None and len(records) > 1:
-        winner = next(record for record in records if record["fits"] and record["step_ms"] == best)
+        winner, *equal = [record for record in records if record["fits"] and record["step_ms"] == best]
         said += f"; * quickest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
+        said += f" and {len(equal)} as quick" if equal else ""
     said += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
     return _wrapped(said)
 

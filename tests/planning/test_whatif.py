@@ -79,6 +79,8 @@ def test_combinations_that_are_no_configuration_are_rows_and_the_others_are_plan
         text.count("train.global_batch is 1") == 1 and "\n1, 3: train.global_batch is 1, expected 2 or more\n" in text
     )
     json.dumps(records)
+    alike = comparison(what_if([case(hosts="1"), case(hosts="2")], planner([cluster(), cluster()])))
+    assert "* quickest: hosts=1 and 1 as quick" in alike
 
 
 def test_other_faults_are_not_swallowed():
