@@ -25,7 +25,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
     changes = _changes(first, second)
     moved = {name: _moved(name, first, second, changes) for name in shared}
     moved = {name: table for name, table in moved.items() if table["places"]}
-    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], name))
+    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], -moved[name]["bytes"], name))
     return {
         "first": _side(first),
         "second": _side(second),
@@ -83,7 +83,13 @@ def _inputs(stored: StoredPlan, with_settings: bool) -> dict[str, Any]:
         "profile": plan.profile_key[:12] or None,
     }  # fmt: skip
     found |= {f"hardware.{name}": value for name, value in plan.figures.items()}
-    return found | (stored.settings if with_settings else {})
+    settings = stored.settings if with_settings else {}
+    return found | {path: value for path, value in settings.items() if not path.startswith(PINS) or _is_pin(value)}
+
+
+def _is_pin(value: Any) -> bool:
+    """A pin's field that is empty wishes nothing: the same as none."""
+    return value not in ("", [], None)
 
 
 def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -140,6 +146,8 @@ def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[s
 def _said(value: Any) -> str:
     if value is None:
         return "not set"
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 

@@ -99,12 +99,14 @@ def _side(side: Mapping[str, Any]) -> str:
 def _changes(changes: Mapping[str, Sequence[Any]]) -> str:
     if not changes:
         return ""
-    lines = [f"  {path}: {_value(old)} -> {_value(new)}" for path, (old, new) in changes.items()]
+    lines = [_wrapped(f"  {path}: {_value(old)} -> {_value(new)}", "    ") for path, (old, new) in changes.items()]
     more = [f"  and {len(lines) - MOST_CHANGES} more (--json)"] if len(lines) > MOST_CHANGES else []
     return "\n".join(["inputs that changed", *lines[:MOST_CHANGES], *more])
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
     return "not set" if value is None else f"{value:,.10g}" if units.known(value) else str(value)
 
 
@@ -150,7 +152,7 @@ def _moves(record: Mapping[str, Any]) -> str:
     if not moved:
         return "no table moved"
     count = record["tables_in_both"]
-    lines = [f"{len(moved)} of {units.plural(count, 'table')} moved, {units.size(record['bytes_moved'])} to be copied"]
+    lines = [f"{units.count(len(moved))} of {units.plural(count, 'table')} moved, {units.size(record['bytes_moved'])} to be copied"]
     groups = _alike(moved, record["own"])
     for names in groups[:MOST_MOVED]:
         lines += ["", *_move({name: moved[name] for name in names}, names[0] in record["own"])]
