@@ -151,8 +151,8 @@ def _moves(record: Mapping[str, Any]) -> str:
     moved = record["tables"]
     if not moved:
         return "no table moved"
-    count = record["tables_in_both"]
-    lines = [f"{units.count(len(moved))} of {units.plural(count, 'table')} moved, {units.size(record['bytes_moved'])} to be copied"]
+    both = units.plural(record["tables_in_both"], "table")
+    lines = [f"{units.count(len(moved))} of {both} moved, {units.size(record['bytes_moved'])} to be copied"]
     groups = _alike(moved, record["own"])
     for names in groups[:MOST_MOVED]:
         lines += ["", *_move({name: moved[name] for name in names}, names[0] in record["own"])]
