@@ -46,17 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def target_of(out: str, preset: str) -> Target:
     """Where the measured file of ``preset`` goes; ConfigError for a file that Hydra would not find."""
     path = Path(out)
-    if path.suffix == ".yml":
-        raise ConfigError(f"--out {out} would not be found: configuration files end with .yaml",
-                          hint=f"-o {path.with_suffix('.yaml')}")  # fmt: skip
-    if path.suffix != ".yaml":
+    if path.suffix not in (".yaml", ".yml"):
         name = preset if preset.startswith("measured_") else f"measured_{preset}"
         return Target(path / "hardware" / f"{name}.yaml", path)
     if path.parent.name != "hardware":
         raise ConfigError(
             f"--out {out} is not in a folder named hardware, where hardware=<name> is looked for",
-            hint=f"-o {path.parent / 'hardware' / path.name}, or a directory: -o {path.parent / path.stem}",
+            hint=f"-o {path.parent / 'hardware' / path.stem}.yaml, or a directory: -o {path.parent / path.stem}",
         )
+    if path.suffix == ".yml":
+        raise ConfigError(f"--out {out} would not be found: configuration files end with .yaml",
+                          hint=f"-o {path.with_suffix('.yaml')}")  # fmt: skip
     return Target(path, path.parent.parent)
 
 

@@ -69,6 +69,7 @@ def _plan_of_run(store: Store, run: str) -> str:
 
 def _from_store(store: Store, path: str, text: str) -> StoredPlan:
     artifact = store.get(path, "plan")
+    store.verify(artifact, FILE)
     key = artifact.key[:KEY]
     name = key if path.rpartition("/")[2].startswith(text) else f"{text} ({key})"
     plan = _parsed(store.read_json(f"{path}/{FILE}"), store.url_of(f"{path}/{FILE}"))

@@ -160,6 +160,13 @@ def test_plans_are_found_by_run_key_and_path(store, tmp_path):
     assert find_plan(store, str(alone)).settings == {}
 
 
+def test_a_stored_plan_that_was_changed_by_hand_is_refused(store, tmp_path):
+    path = tmp_path / "store" / "plans" / ("def3" * 8) / "plan.json"
+    path.write_text(path.read_text().replace("table_wise", "row_wise"))
+    with pytest.raises(ArtifactError, match=r"plan.json is corrupt"):
+        find_plan(store, "def3")
+
+
 def test_names_that_mean_no_plan_or_several_are_refused(store, tmp_path):
     with pytest.raises(ArtifactError, match="beginning of 2 plans' keys: abc1abc1abc1, abc2abc2abc2"):
         find_plan(store, "abc")
