@@ -205,17 +205,21 @@ class Plan:
 
     @staticmethod
     def from_json(record: dict[str, Any]) -> Plan:
-        """The plan that ``to_json`` wrote; ArtifactError for one of another version."""
-        if record.get("version") != PLAN_VERSION:
-            raise ArtifactError(
-                f"plan.json has version {record.get('version')}, expected {PLAN_VERSION}: another release made it",
-                hint="nightjar plan force=true makes the plan again",
-            )
-        tables = {
-            name: TablePlan(**{**table, "shards": tuple(ShardPlan(**shard) for shard in table["shards"])})
-            for name, table in record["tables"].items()
-        }
-        return Plan(**{**record, "tables": tables})
+        """The plan that ``to_json`` wrote; ArtifactError for one of another version, and for what is no plan."""
+        again = "nightjar plan force=true makes the plan again"
+        try:
+            if record.get("version") != PLAN_VERSION:
+                said = (
+                    f"plan.json has version {record.get('version')}, expected {PLAN_VERSION}: another release made it"
+                )
+                raise ArtifactError(said, hint=again)
+            tables = {
+                name: TablePlan(**{**table, "shards": tuple(ShardPlan(**shard) for shard in table["shards"])})
+                for name, table in record["tables"].items()
+            }
+            return Plan(**{**record, "tables": tables})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ArtifactError(f"plan.json is not a plan of version {PLAN_VERSION}: {error}", hint=again) from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING
 
 from pipeline.console import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
+if TYPE_CHECKING:
+    from pipeline.planning.whatif import Case, Refused
+
 WHAT_IF = """\
 Overrides are those of nightjar run; one with several values, separated by commas, is tried with each of them,
 in every combination with the others. Nothing is trained and nothing is written: the plans need the dataset
-(nightjar ingest) and the figures of the hardware, not the hardware. Exit code 4: none of the combinations fits.
+(nightjar ingest) and the figures of the hardware, not the hardware. A combination that is no valid configuration is
+listed as refused. Exit code 4: none of the combinations fits; 2: none is valid.
 
   nightjar what-if experiment=demo hardware=h100x8,h100x16x8
   nightjar what-if experiment=demo hardware=h100x8 train.global_batch=32768,65536 --json
@@ -50,28 +54,43 @@ def add_plan_diff(parser: argparse.ArgumentParser) -> None:
 def _what_if(options: argparse.Namespace) -> int:
     from pipeline.compose import sweep
     from pipeline.planning import make_plan
-    from pipeline.planning.whatif import varying, what_if
+    from pipeline.planning.whatif import what_if
     from pipeline.report.planning import comparison
 
     jobs = sweep([text for text in options.overrides if not text.startswith("run=")])  # no run is made
-    cases = [_case(job, settings, options) for job, settings in zip(jobs, varying(jobs), strict=True)]
+    cases = _cases(jobs, options)
     records = what_if(cases, make_plan, progress(options.json, f"planning {len(cases)}"))
     tell(options.json, records, comparison)
     return 0 if any(record["fits"] for record in records) else PlanError.exit_code
 
 
-def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace) -> Any:
-    """One combination with the dataset it plans for; errors name the combination and the command that helps."""
+def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Refused]:
+    """Every combination, those that are no valid configuration as such; where none is valid, the first one's error."""
+    from pipeline.planning.whatif import Refused, varying
+
+    cases: list[Case | Refused] = []
+    for job, settings in zip(jobs, varying(jobs), strict=True):
+        try:
+            cases.append(_case(job, settings, options))
+        except ConfigError as error:
+            cases.append(Refused(settings=settings, error=error))
+    refused = [case for case in cases if isinstance(case, Refused)]
+    if len(refused) == len(cases):
+        first = refused[0]
+        said = " ".join(f"{key}={value}" for key, value in first.settings.items())
+        message = first.error.message
+        raise ConfigError(f"{said}: {message}" if said else message, hint=first.error.hint)
+    return cases
+
+
+def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace) -> Case:
+    """One combination with the dataset it plans for; where that is missing the error names the command that helps."""
     from pipeline.artifacts import Store
     from pipeline.compose import compose
     from pipeline.planning.whatif import Case
     from pipeline.stages import planning_inputs
 
-    try:
-        config = compose(job, options.config_dir)
-    except ConfigError as error:
-        said = " ".join(f"{key}={value}" for key, value in settings.items())
-        raise ConfigError(f"{said}: {error.message}" if said else error.message, hint=error.hint) from None
+    config = compose(job, options.config_dir)
     try:
         schema, profile = planning_inputs(config, Store(config.store))
     except ArtifactError as error:

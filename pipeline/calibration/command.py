@@ -52,8 +52,11 @@ def target_of(out: str, preset: str) -> Target:
     if path.parent.name != "hardware":
         raise ConfigError(
             f"--out {out} is not in a folder named hardware, where hardware=<name> is looked for",
-            hint=f"-o {path.parent / 'hardware' / path.name}, or a directory: -o {path.parent / path.stem}",
+            hint=f"-o {path.parent / 'hardware' / path.stem}.yaml, or a directory: -o {path.parent / path.stem}",
         )
+    if path.suffix == ".yml":
+        raise ConfigError(f"--out {out} would not be found: configuration files end with .yaml",
+                          hint=f"-o {path.with_suffix('.yaml')}")  # fmt: skip
     return Target(path, path.parent.parent)
 
 
@@ -76,14 +79,11 @@ def run(config: Config, options: Any, say: Callable[[str], None], note: Callable
 
     target = target_of(options.out, config.hardware.name)
     _check_device(config.hardware)
+    _written(target.path)  # a folder that cannot be is better known before the minute of measuring
     found = calibrate(config, disk_of(config, options.ssd), note)
     hardware = replace(found.hardware, name=target.name)
     about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
-    try:
-        target.path.parent.mkdir(parents=True, exist_ok=True)
-        target.path.write_text(hardware_yaml(hardware, found.measured, about))
-    except OSError as error:
-        raise ConfigError(f"{target.path} cannot be written: {error.strerror}", hint="-o <a directory>") from None
+    _written(target.path, hardware_yaml(hardware, found.measured, about))
     use = f"nightjar run -cd {target.directory} hardware={target.name}"
     if options.json:
         say(json.dumps({**found.to_json(), "file": str(target.path), "use": use}))
@@ -92,6 +92,16 @@ def run(config: Config, options: Any, say: Callable[[str], None], note: Callable
     say(f"the training steps it was fitted to are met within {found.error:.0%} (median)")
     say(f"written to {target.path}; use it with\n  {use}")
     return 0
+
+
+def _written(path: Path, text: str = "") -> None:
+    """Make the folder of ``path``, and the file where there is ``text``; ConfigError where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if text:
+            path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}", hint="-o <a directory>") from None
 
 
 def _check_device(hardware: HardwareConfig) -> None:

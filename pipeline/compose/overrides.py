@@ -104,9 +104,11 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
             continue
         near = difflib.get_close_matches(value, options, n=1)
         meant = f"did you mean {override.key_or_group}={near[0]}? " if near else ""
+        known = f"{override.key_or_group}={near[0] if near else (options[0] if options else 'null')}"
+        own = f"-cd <directory with {override.key_or_group}/{value}.yaml>, or " if value.startswith("measured_") else ""
         raise ConfigError(
             f"{override.key_or_group}={value} is unknown; {meant}Expected one of: {', '.join(options)}",
-            hint=f"{override.key_or_group}={near[0] if near else (options[0] if options else 'null')}",
+            hint=own + known,
         )
 
 

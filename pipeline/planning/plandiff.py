@@ -15,7 +15,8 @@ PINS = "plan.tables."
 def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
     """The difference as plain data, as ``nightjar plan-diff --json`` prints it. Pairs are [first, second].
 
-    ``tables``: those that moved (another tier, sharding, rank or cache), most bytes first; ``bytes_moved`` counts
+    ``tables``: those that moved (another tier, sharding, rank or cache), most bytes first; ``kinds``: from and to
+    without the numbers of ranks and cached rows, alike for tables that moved alike; ``bytes_moved`` counts
     weights and optimizer state that must get to a rank and tier that did not hold them. ``changes``: hardware
     figures, settings, world and profile; ``own``: a table's rows, dim, pooling and pins.
     """
@@ -24,7 +25,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
     changes = _changes(first, second)
     moved = {name: _moved(name, first, second, changes) for name in shared}
     moved = {name: table for name, table in moved.items() if table["places"]}
-    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], name))
+    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], -moved[name]["bytes"], name))
     return {
         "first": _side(first),
         "second": _side(second),
@@ -82,7 +83,13 @@ def _inputs(stored: StoredPlan, with_settings: bool) -> dict[str, Any]:
         "profile": plan.profile_key[:12] or None,
     }  # fmt: skip
     found |= {f"hardware.{name}": value for name, value in plan.figures.items()}
-    return found | (stored.settings if with_settings else {})
+    settings = stored.settings if with_settings else {}
+    return found | {path: value for path, value in settings.items() if not path.startswith(PINS) or _is_pin(value)}
+
+
+def _is_pin(value: Any) -> bool:
+    """A pin's field that is empty wishes nothing: the same as none."""
+    return value not in ("", [], None)
 
 
 def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, list[Any]]:
@@ -105,7 +112,8 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
     }
     return {
         "places": {key: pair for key, pair in places.items() if pair[0] != pair[1]},
-        "from": _place(old), "to": _place(new), "bytes": stored_bytes(new), "bytes_moved": moved_bytes(old, new),
+        "from": _place(old), "to": _place(new), "kinds": [_kind(old), _kind(new)],
+        "bytes": stored_bytes(new), "bytes_moved": moved_bytes(old, new),
         "cost_ms": [old.cost_ms, new.cost_ms], "hit_rate": [old.hit_rate, new.hit_rate],
         "because": _because(_own(name, first, second, changes), changes), "reasons": [old.reason, new.reason],
     }  # fmt: skip
@@ -116,6 +124,13 @@ def _place(table: TablePlan) -> str:
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     cache = f", {table.cache_rows:,} rows cached" if table.cache_rows else ""
     return f"{table.tier} {table.sharding} on {where}{cache}"
+
+
+def _kind(table: TablePlan) -> str:
+    """The place without its numbers: what tables that moved alike have in common."""
+    ranks = len(table_ranks(table))
+    where = "one rank" if ranks == 1 else f"{ranks} ranks"
+    return f"{table.tier} {table.sharding} on {where}{', cached' if table.cache_rows else ''}"
 
 
 def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[str]:
@@ -131,6 +146,8 @@ def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[s
 def _said(value: Any) -> str:
     if value is None:
         return "not set"
+    if isinstance(value, list):
+        return f"[{', '.join(map(str, value))}]"
     return f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.config import Config
 from pipeline.planning.candidates import Offer
 from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table
-from pipeline.planning.hardware import GIB, fast_memory
+from pipeline.planning.hardware import GIB, fast_memory, size_text
 from pipeline.planning.search import Space
 
 
@@ -21,13 +21,12 @@ def _sharding(config: Config, table: Table, choice: Choice, offer: Offer, space:
         return "one rank holds every table whole"
     if offer.sharding == DATA_PARALLEL:
         return "so small that reducing the whole table is cheaper than exchanging its lookups"
-    size = f"{table.bytes / GIB:.2f} GiB" if table.bytes >= GIB / 100 else f"{table.bytes / 2**20:.2f} MiB"
     if offer.sharding == TABLE_WISE:
-        return f"{size} fit one rank, and whole tables balance the ranks"
+        return "fits one rank whole, and whole tables balance the ranks"
     count = len(offer.layout.shards)
     home = {"hbm": "hbm", "ssd": "ssd"}.get(offer.tier, "ddr")
     if table.bytes > space.room.of(home):
-        return f"{size} do not fit one rank: split over {count} shards"
+        return f"{size_text(table.bytes)} do not fit one rank: split over {count} shards"
     whole = [o for o in space.offers[table.name] if o.sharding == TABLE_WISE and o.tier == offer.tier]
     saved = max(whole[0].ms) / max(*offer.ms, 1e-9) if whole else 0.0
     if saved >= 1.05:

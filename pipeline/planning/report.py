@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.contracts import Plan, TablePlan
 from pipeline.planning.bars import memory_lines, phase_lines
+from pipeline.planning.hardware import size_text
 
 GIB = 2**30
 SHOWN_TABLES = 40
@@ -153,7 +154,8 @@ def _reason_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[
 
 def _closing(plan: Plan) -> list[str]:
     tables = f"{len(plan.tables)} table" + "s" * (len(plan.tables) != 1)
-    lines = [f"{tables}, {_gib(plan.tables.values())} GiB with optimizer state"]
+    size = size_text(sum(stored_bytes(table) for table in plan.tables.values()))
+    lines = [f"{tables}, {size} with optimizer state"]
     if plan.phases:  # a plan of version 1 knows neither phases nor gap
         gap = f"at most {plan.gap:.2%} above the best there is" if plan.gap > 5e-5 else "proven to be the best"
         lines.append(f"tiers: {gap}, by the cost model")

@@ -69,6 +69,7 @@ def _plan_of_run(store: Store, run: str) -> str:
 
 def _from_store(store: Store, path: str, text: str) -> StoredPlan:
     artifact = store.get(path, "plan")
+    store.verify(artifact, FILE)
     key = artifact.key[:KEY]
     name = key if path.rpartition("/")[2].startswith(text) else f"{text} ({key})"
     plan = _parsed(store.read_json(f"{path}/{FILE}"), store.url_of(f"{path}/{FILE}"))
@@ -88,11 +89,8 @@ def _from_file(path: Path) -> StoredPlan:
 def _parsed(record: Any, where: str) -> Plan:
     try:
         return Plan.from_json(record)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ArtifactError(
-            f"{where} is not a plan of version {Plan.__dataclass_fields__['version'].default}: {error}",
-            hint="nightjar plan force=true writes it again",
-        ) from None
+    except ArtifactError as error:
+        raise ArtifactError(f"{where} {error.message.removeprefix(f'{FILE} ')}", hint=error.hint) from None
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

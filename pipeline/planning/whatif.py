@@ -25,6 +25,14 @@ class Case:
     profile: Profile
 
 
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A combination that is no valid configuration: the ``settings`` that vary, and what is wrong with them."""
+
+    settings: dict[str, str]
+    error: ConfigError
+
+
 def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Of each job's overrides those that not all jobs share, by key."""
     common = set(jobs[0]).intersection(*jobs)
@@ -37,17 +45,17 @@ def _parts(override: str) -> tuple[str, str]:
 
 
 def what_if(
-    cases: Sequence[Case], planner: Planner, progress: Callable[[int, int], None] = lambda done, total: None
+    cases: Sequence[Case | Refused], planner: Planner, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> list[dict[str, Any]]:
     """Plan every case; one record each, as ``nightjar what-if --json`` prints it (bytes, ms, seconds).
 
-    A case that does not fit or that the planner refuses is a record with ``fits`` false, never an exception.
+    What does not fit or is refused, by the planner or before, is a record with ``fits`` false, never an exception.
     ``progress``: called with (plans made, plans in all).
     """
     found = []
     progress(0, len(cases))
     for number, case in enumerate(cases, 1):
-        found.append(_planned(case, planner))
+        found.append(_planned(case, planner) if isinstance(case, Case) else _refused(case))
         progress(number, len(cases))
     return found
 
@@ -60,12 +68,21 @@ def _planned(case: Case, planner: Planner) -> dict[str, Any]:
     try:
         record |= _outcome(planner(case.config, case.schema, case.profile))
     except (PlanError, ConfigError) as error:
-        kind = "infeasible" if isinstance(error, PlanError) else "refused"
-        record |= {
-            "fits": False, "problem": kind, "short": _short(error.message), "way_out": error.hint.split(", or ")[0],
-            "message": error.message, "hint": error.hint,
-        }  # fmt: skip
+        record |= _problem(error)
     return {**record, "seconds": round(time.perf_counter() - started, 3)}
+
+
+def _refused(case: Refused) -> dict[str, Any]:
+    known = {"settings": case.settings, "hardware": None, "world_size": None}
+    return {**known, **_problem(case.error), "seconds": 0.0}
+
+
+def _problem(error: PlanError | ConfigError) -> dict[str, Any]:
+    kind = "infeasible" if isinstance(error, PlanError) else "refused"
+    return {
+        "fits": False, "problem": kind, "short": _short(error.message), "way_out": error.hint.split(", or ")[0],
+        "message": error.message, "hint": error.hint,
+    }  # fmt: skip
 
 
 def _outcome(plan: Plan) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipeline.artifacts import Store
 from pipeline.contracts import Plan
+from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.report import units
 from pipeline.report.charts import plots_section
 from pipeline.report.page import cards, document
@@ -26,6 +27,7 @@ RELIABILITY = "reliability.json"
 class ReportData:
     """Everything the page shows; parts that are not known stay empty.
 
+    ``plan_problem``: why ``plan.json`` is there but was not read.
     ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
     ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``: where the plan's own
     page lies, relative to this one.
@@ -34,6 +36,7 @@ class ReportData:
     result: Mapping[str, Any]
     records: list[dict[str, Any]] = field(default_factory=list)
     plan: Plan | None = None
+    plan_problem: str = ""
     reliability: Mapping[str, list[Any]] | None = None
     config: str = ""
     finished: float | None = None
@@ -43,8 +46,9 @@ class ReportData:
 def write_report(store: Store, run: str) -> str:
     """Write the page of ``run`` from what its directory and artifacts hold; returns its path relative to the store.
 
-    The calibration plot needs ``reliability.json`` in the evaluate artifact. Raises ArtifactError where the run
-    has no ``result.json`` or a file is damaged.
+    The calibration plot needs ``reliability.json`` in the evaluate artifact. A plan that is damaged or another
+    release's is said to be so on the page. Raises ArtifactError where the run has no ``result.json`` or another file
+    is damaged.
     """
     path = f"runs/{run}/report.html"
     store.write_bytes(path, render(read_run(store, run)).encode())
@@ -56,7 +60,8 @@ def read_run(store: Store, run: str) -> ReportData:
     result = store.read_json(f"runs/{run}/result.json")
     paths = {name: stage["artifact"] for name, stage in result.get("stages", {}).items() if stage.get("artifact")}
     found = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
-    plan, curve = f"{paths.get('plan')}/plan.json", f"{paths.get('evaluate')}/{RELIABILITY}"
+    curve = f"{paths.get('evaluate')}/{RELIABILITY}"
+    plan, problem = _read_plan(store, paths.get("plan"))
     config = ""
     if store.exists(f"runs/{run}/config.yaml"):
         with store.open(f"runs/{run}/config.yaml") as source:
@@ -64,12 +69,27 @@ def read_run(store: Store, run: str) -> ReportData:
     return ReportData(
         result=result,
         records=read_records(store, run),
-        plan=Plan.from_json(store.read_json(plan)) if store.exists(plan) else None,
+        plan=plan,
+        plan_problem=problem,
         reliability=store.read_json(curve) if store.exists(curve) else None,
         config=config,
         plan_page=f"../../{paths['plan']}/{PLAN_PAGE}" if store.exists(f"{paths.get('plan')}/{PLAN_PAGE}") else "",
         finished=max((artifact.created for artifact in found), default=None),
     )
+
+
+def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
+    """The plan in the artifact at ``path``, if it is as it was committed; else what is the matter with it."""
+    artifact = store.find(path) if path else None
+    if artifact is None:
+        return None, ""
+    try:
+        store.verify(artifact, "plan.json")
+        return Plan.from_json(store.read_json(f"{artifact.path}/plan.json")), ""
+    except UnreachableError:
+        raise
+    except ArtifactError as error:
+        return None, str(error)
 
 
 def render(data: ReportData) -> str:
@@ -83,7 +103,7 @@ def render(data: ReportData) -> str:
         plots_section(data.records, result.get("eval", {}), data.reliability),
         phases_section(result.get("train", {})),
         _details(result),
-        plan_section(result.get("plan", {}), data.plan, data.plan_page),
+        plan_section(result.get("plan", {}), data.plan, data.plan_page, data.plan_problem),
         config_section(data.config),
     ]
     return document(f"Nightjar run {result.get('run', '')}", parts, "result.json and metrics.jsonl")

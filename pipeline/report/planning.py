@@ -27,7 +27,7 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
         [
             f"{number}{'*' if record['fits'] and record['step_ms'] == best and len(records) > 1 else ''}",
             *(record["settings"].get(key, units.ABSENT) for key in keys),
-            "yes" if record["fits"] else "no",
+            "yes" if record["fits"] else "refused" if record.get("problem") == "refused" else "no",
             units.decimal(record.get("step_ms"), 3),
             _bottleneck(record),
             *(units.size(_tier(record, tier)) if record["fits"] else units.ABSENT for tier in tiers),
@@ -35,11 +35,24 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
         for number, record in enumerate(records, 1)
     ]
     lines = [table(head, rows)]
+    for numbers, short, way_out in _problems(records):
+        lines += ["", _wrapped(f"{numbers}: {short}")]
+        lines += [_wrapped(f"   first way out: {way_out}")] if way_out else []
+    return "\n".join([*lines, "", _verdict(records, best)])
+
+
+def _problems(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """(numbers of the combinations, what is wrong with them, the first way out): said once where they agree."""
+    found: dict[tuple[str, str], list[int]] = {}
     for number, record in enumerate(records, 1):
         if not record["fits"]:
-            lines += ["", _wrapped(f"{number}: {record['short']}")]
-            lines += [_wrapped(f"   first way out: {record['way_out']}")] if record["way_out"] else []
-    return "\n".join([*lines, "", _verdict(records, best)])
+            found.setdefault((record["short"], record["way_out"]), []).append(number)
+    return [(_joined([*map(str, numbers)]), *said) for said, numbers in found.items()]
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def _tier(record: Mapping[str, Any], tier: str) -> float:
@@ -56,8 +69,9 @@ def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
     fits = sum(record["fits"] for record in records)
     said = f"{fits} of {len(records)} fit"
     if best is not None and len(records) > 1:
-        winner = next(record for record in records if record["fits"] and record["step_ms"] == best)
+        winner, *equal = [record for record in records if record["fits"] and record["step_ms"] == best]
         said += f"; * quickest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
+        said += f" and {len(equal)} as quick" if equal else ""
     said += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
     return _wrapped(said)
 
@@ -77,19 +91,22 @@ def difference(record: Mapping[str, Any]) -> str:
 
 
 def _side(side: Mapping[str, Any]) -> str:
-    ranks = f"{side['world_size']} {side['device']} rank" + "s" * (side["world_size"] != 1)
-    return f"{side['name']}: {side['hardware']}, {ranks}, {side['tables']} tables, {units.size(side['bytes'])}"
+    ranks = units.plural(side["world_size"], f"{side['device']} rank")
+    tables = units.plural(side["tables"], "table")
+    return f"{side['name']}: {side['hardware']}, {ranks}, {tables}, {units.size(side['bytes'])}"
 
 
 def _changes(changes: Mapping[str, Sequence[Any]]) -> str:
     if not changes:
         return ""
-    lines = [f"  {path}: {_value(old)} -> {_value(new)}" for path, (old, new) in changes.items()]
+    lines = [_wrapped(f"  {path}: {_value(old)} -> {_value(new)}", "    ") for path, (old, new) in changes.items()]
     more = [f"  and {len(lines) - MOST_CHANGES} more (--json)"] if len(lines) > MOST_CHANGES else []
     return "\n".join(["inputs that changed", *lines[:MOST_CHANGES], *more])
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
     return "not set" if value is None else f"{value:,.10g}" if units.known(value) else str(value)
 
 
@@ -127,46 +144,71 @@ def _row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
 def _only(names: Sequence[str], words: str) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return _wrapped(f"{_plural(len(names), 'table')} {words}: {', '.join(names[:MOST_NAMES])}{more}")
+    return _wrapped(f"{units.plural(len(names), 'table')} {words}: {_joined(names)}")
 
 
 def _moves(record: Mapping[str, Any]) -> str:
     moved = record["tables"]
     if not moved:
         return "no table moved"
-    count = record["tables_in_both"]
-    lines = [f"{len(moved)} of {_plural(count, 'table')} moved, {units.size(record['bytes_moved'])} to be copied"]
-    for name, change in list(moved.items())[:MOST_MOVED]:
-        lines += ["", *_move(name, change, name in record["own"])]
-    rest = list(moved.values())[MOST_MOVED:]
+    both = units.plural(record["tables_in_both"], "table")
+    lines = [f"{units.count(len(moved))} of {both} moved, {units.size(record['bytes_moved'])} to be copied"]
+    groups = _alike(moved, record["own"])
+    for names in groups[:MOST_MOVED]:
+        lines += ["", *_move({name: moved[name] for name in names}, names[0] in record["own"])]
+    rest = [moved[name] for names in groups[MOST_MOVED:] for name in names]
     if rest:
-        lines += ["", f"and {len(rest)} more, {units.size(sum(change['bytes_moved'] for change in rest))} (--json)"]
+        lines += ["", f"and {len(rest)} more, {units.size(_total(rest, 'bytes_moved'))} (--json)"]
     return "\n".join(lines)
 
 
-def _move(name: str, change: Mapping[str, Any], own: bool) -> list[str]:
-    old, new = change["cost_ms"]
-    before, after = change["reasons"]
-    shared = len(change["because"]) > 1 or change["because"] != [NO_CAUSE]
-    because = "; ".join(change["because"]) if own or not shared else "the inputs above changed, none of its own"
-    cost = f"{units.decimal(old, 3)} -> {units.decimal(new, 3)} ms"
-    hits = change["hit_rate"]
+def _alike(moved: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
+    """Names of the tables that moved alike for the same cause, in the order of the first of each group."""
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    for name, change in moved.items():
+        key = (*change["kinds"], *change["places"], *change["because"], name in own)
+        groups.setdefault(key, []).append(name)
+    return list(groups.values())
+
+
+def _move(changes: Mapping[str, Mapping[str, Any]], own: bool) -> list[str]:
+    """Tables that moved alike: from where to where, at which cost in all, and why; reasons are those of the first."""
+    names, group = list(changes), list(changes.values())
+    first = group[0]
+    shared = len(first["because"]) > 1 or first["because"] != [NO_CAUSE]
+    because = "; ".join(first["because"]) if own or not shared else "the inputs above changed, none of its own"
+    old, new = (units.decimal(sum(change["cost_ms"][side] for change in group), 3) for side in (0, 1))
+    cost = f"{old} -> {new} ms"
+    hits = [sum(change["hit_rate"][side] for change in group) / len(group) for side in (0, 1)]
     if hits[0] != hits[1]:
-        cost += f", hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
-    return [
-        _wrapped(f"{name}: {change['from']} -> {change['to']}", "    "),
-        _wrapped(
-            f"  copied   {units.size(change['bytes_moved'])} (table: {units.size(change['bytes'])}), {cost}", " " * 11
+        cost += f", {'mean ' * (len(group) > 1)}hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
+    tables = units.plural(len(group), "table") if len(group) > 1 else "table"
+    before, after = first["reasons"]
+    whose = f"{names[0]}: " if any(change["reasons"] != first["reasons"] for change in group) else ""
+    parts = [
+        (
+            "copied",
+            f"{units.size(_total(group, 'bytes_moved'))} ({tables}: {units.size(_total(group, 'bytes'))}), {cost}",
         ),
-        _wrapped(f"  because  {because}", " " * 11),
-        *([_wrapped(f"  was      {before}", " " * 11)] if before and before != after else []),
-        *([_wrapped(f"  {'now' if before != after else 'why'}      {after}", " " * 11)] if after else []),
+        ("because", because),
+        ("was", whose + before if before and before != after else ""),
+        ("now" if before != after else "why", whose + after if after else ""),
     ]
+    title = _wrapped(f"{_joined(names)}: {_way(group)}", "    ")
+    return [title, *(_wrapped(f"  {word:<7}  {said}", " " * 11) for word, said in parts if said)]
 
 
-def _plural(number: int, noun: str) -> str:
-    return f"{number} {noun}" + "s" * (number != 1)
+def _way(group: Sequence[Mapping[str, Any]]) -> str:
+    """From where to where; of several tables whose ranks or cached rows differ, without those numbers."""
+    first = group[0]
+    if all((change["from"], change["to"]) == (first["from"], first["to"]) for change in group):
+        return f"{first['from']} -> {first['to']}"
+    old, new = first["kinds"]
+    return f"{old} -> {new}" if old != new else f"{old}, other {' and '.join(first['places']).replace('_', ' ')}"
+
+
+def _total(changes: Sequence[Mapping[str, Any]], key: str) -> int:
+    return sum(change[key] for change in changes)
 
 
 def _wrapped(text: str, indent: str = "   ") -> str:

@@ -28,6 +28,9 @@ def test_a_file_that_hydra_would_not_find_is_refused():
     with pytest.raises(ConfigError, match="not in a folder named hardware") as caught:
         target_of("mine/box.yaml", "laptop")
     assert "-o mine/hardware/box.yaml" in caught.value.hint
+    with pytest.raises(ConfigError, match=r"files end with \.yaml") as caught:
+        target_of("mine/hardware/box.yml", "laptop")
+    assert caught.value.hint == "-o mine/hardware/box.yaml"
 
 
 def test_the_disk_is_the_stores_unless_one_is_named(tmp_path):
@@ -38,9 +41,14 @@ def test_the_disk_is_the_stores_unless_one_is_named(tmp_path):
         disk_of(config("./store"), str(tmp_path / "none"))
 
 
-def test_mistakes_end_with_exit_code_2_and_a_hint(capsys):
+def test_mistakes_end_with_exit_code_2_and_a_hint(capsys, tmp_path):
     assert main(["calibrate", "hardware=laptop9"]) == 2
     assert "hardware=laptop9 is unknown" in capsys.readouterr().err
+    (tmp_path / "file").write_text("")
+    assert main(["calibrate", "-o", str(tmp_path / "file")]) == 2
+    assert "measured_laptop.yaml cannot be written" in capsys.readouterr().err
+    assert main(["plan", "hardware=measured_laptop2"]) == 2
+    assert "hint: -cd <directory with hardware/measured_laptop2.yaml>, or hardware=laptop2" in capsys.readouterr().err
     assert main(["calibrate", "hardware=h100x8"]) == 2
     assert "has 8 cuda ranks a host, this machine shows" in capsys.readouterr().err
 

@@ -82,6 +82,15 @@ def test_a_tables_own_changes_explain_it_before_those_of_the_plan():
     assert "plan.tables.C1.tier not set -> ssd" in " ".join(difference(record).split())
 
 
+def test_settings_are_said_as_they_are_typed_and_empty_pins_are_none():
+    types = ["data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"]
+    pins = {"plan.tables.C1.tier": "", "plan.tables.C1.avoid": [], "plan.tables.C1.sharding": "table_wise"}
+    record = diff(laptop(), laptop(), {"plan.sharding_types": types}, {"plan.sharding_types": types[1:2], **pins})
+    assert record["own"] == {"C1": {"plan.tables.C1.sharding": [None, "table_wise"]}}
+    text = difference(record)
+    assert "table_column_wise] -> [table_wise]" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
+
+
 def test_a_table_that_moved_with_nothing_changed_makes_room():
     old = laptop()
     record = diff(old, replace(old, tables={**old.tables, "C2": replace(old.tables["C2"], tier="ssd")}))
@@ -95,13 +104,32 @@ def test_new_and_gone_tables_are_named():
     assert "1 table gone: C4" in text and "1 table new: extra" in text
 
 
+def test_tables_that_moved_alike_are_said_together():
+    old = cluster(26, 8)
+    tables = {name: replace(found, tier="ddr", reason=f"{name} did not fit") for name, found in old.tables.items()}
+    new = replace(old, tables=tables, figures={**old.figures, "hbm_gib": 2.0})
+    text = difference(diff(old, new))
+    assert text.count("because  the inputs above changed, none of its own") == text.count("\n  copied ") < 8
+    assert "C26, C20, C14, C8, C2, C21, C15, C9, C22, C16 and 9 more: hbm table_wise on one rank -> ddr" in " ".join(
+        text.split()
+    )
+    assert "now      C26: C26 did not fit" in text and "(19 tables: " in text
+    same = {name: table(900, [0], dim=16, cost_ms=0.25) for name in ("a", "b")}
+    elsewhere = {
+        name: replace(found, shards=table(900, [i + 1], dim=16).shards) for i, (name, found) in enumerate(same.items())
+    }
+    text = difference(diff(replace(laptop(), tables=same), replace(laptop(), tables=elsewhere)))
+    assert "a, b: hbm table_wise on one rank, other ranks\n" in text and "0.500 -> 0.500 ms" in text
+    assert "  why      900 rows are cheapest table_wise" in text
+
+
 def test_hundreds_of_moves_are_summed_up():
     old = cluster(1000)
-    tables = {name: replace(found, tier="ddr") for name, found in old.tables.items()}
+    tables = {name: replace(found, tier="ddr", pooling=1.0 + i) for i, (name, found) in enumerate(old.tables.items())}
     record = diff(old, replace(old, tables=tables))
     text = difference(record)
-    assert "1000 of 1000 tables moved" in text and "and 980 more" in text
-    assert len(record["tables"]) == 1000 and len(text.splitlines()) < 160
+    assert "1,000 of 1,000 tables moved" in text and "and 980 more" in text
+    assert len(record["tables"]) == 1000 and len(text.splitlines()) < 260
     json.dumps(record)
 
 
@@ -130,6 +158,13 @@ def test_plans_are_found_by_run_key_and_path(store, tmp_path):
     alone = tmp_path / "alone.json"
     alone.write_text(json.dumps(cluster(6, 2).to_json()))
     assert find_plan(store, str(alone)).settings == {}
+
+
+def test_a_stored_plan_that_was_changed_by_hand_is_refused(store, tmp_path):
+    path = tmp_path / "store" / "plans" / ("def3" * 8) / "plan.json"
+    path.write_text(path.read_text().replace("table_wise", "row_wise"))
+    with pytest.raises(ArtifactError, match=r"plan.json is corrupt"):
+        find_plan(store, "def3")
 
 
 def test_names_that_mean_no_plan_or_several_are_refused(store, tmp_path):

@@ -9,7 +9,7 @@ from plan_cases import configure, cpu, criteo, dataset
 
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import make_plan
-from pipeline.planning.whatif import Case, varying, what_if
+from pipeline.planning.whatif import Case, Refused, varying, what_if
 from pipeline.report.planning import comparison
 from tests.made_up_plans import PHASES, cluster
 
@@ -61,6 +61,26 @@ def test_what_does_not_fit_is_a_row_with_the_shortfall_and_the_first_way_out():
     assert "1: DDR is short by 3.00 GiB\n   first way out: hardware.hosts=2\n" in text
     assert "3: a pin cannot run" in text and "1 of 3 fit" in text and "* quickest: hosts=2" in text
     assert text.splitlines()[0].split() == ["hosts", "fits", "step", "ms", "bottleneck", "HBM", "DDR", "SSD"]
+
+
+def test_combinations_that_are_no_configuration_are_rows_and_the_others_are_planned():
+    wrong = ConfigError("train.global_batch is 1, expected 2 or more", hint="train.global_batch=2")
+    cases = [
+        Refused(settings={"hosts": "2"}, error=wrong),
+        case(hosts="1"),
+        Refused(settings={"hosts": "3"}, error=wrong),
+    ]
+    records = what_if(cases, planner([cluster()]))
+    assert [record["fits"] for record in records] == [False, True, False]
+    assert records[0].keys() == what_if([case()], planner([SHORT]))[0].keys()
+    text = comparison(records)
+    assert [line.split()[2] for line in text.splitlines()[1:4]] == ["refused", "yes", "refused"]
+    assert (
+        text.count("train.global_batch is 1") == 1 and "\n1, 3: train.global_batch is 1, expected 2 or more\n" in text
+    )
+    json.dumps(records)
+    alike = comparison(what_if([case(hosts="1"), case(hosts="2")], planner([cluster(), cluster()])))
+    assert "* quickest: hosts=1 and 1 as quick" in alike
 
 
 def test_other_faults_are_not_swallowed():

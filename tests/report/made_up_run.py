@@ -115,7 +115,7 @@ def make_reliability():
     }
 
 
-def fill(store, result=None, records=None, reliability=True):
+def fill(store, result=None, records=None, reliability=True, plan=None):
     """Write everything ``write_report`` may find for run ``demo``."""
     result = make_result() if result is None else result
     store.write_json("runs/demo/result.json", result)
@@ -124,7 +124,7 @@ def fill(store, result=None, records=None, reliability=True):
     for record in [make_record(step) for step in [*range(20, 1172, 20), 1172]] if records is None else records:
         log.append(record)
     for name, file, value in (
-        ("plan", "plan.json", make_plan()),
+        ("plan", "plan.json", plan or make_plan()),
         ("evaluate", "reliability.json", make_reliability() if reliability else None),
     ):
         path = result.get("stages", {}).get(name, {}).get("artifact")

@@ -140,6 +140,29 @@ def test_the_plan_table_is_sorted_by_size_and_works_without_plan_json():
     assert "0-1" in plan_section(part, None)
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "plan.json is corrupt: 1 bytes"),
+        (b"", "plan.json is corrupt: 0 bytes"),
+        (None, "has version 1, expected 2"),
+    ],
+)
+def test_a_plan_that_cannot_be_read_is_said_in_its_place_and_the_rest_is_shown(store, content, said):
+    result = fill(store, plan={**make_plan(), "version": 1})  # another release's, as that release committed it
+    if content is not None:
+        store.write_bytes(f"{result['stages']['plan']['artifact']}/plan.json", content)
+    text = " ".join(checked(page_of(store)).text)
+    assert "Sizes and costs are missing:" in text and said in text
+    assert "row wise" in text and "0.8321" in text and "planned for laptop" not in text
+
+
+@pytest.mark.parametrize("record", [[], {"version": 2}, {**make_plan(), "tables": {"C1": 3}}, {**make_plan(), "x": 1}])
+def test_what_is_no_plan_is_an_artifact_error(record):
+    with pytest.raises(ArtifactError, match="is not a plan of version 2"):
+        Plan.from_json(record)
+
+
 def rows_of(page):
     text = re.search(r"<h2>Predicted and measured</h2>(.*?)</section>", page, re.S).group(1)
     rows = re.findall(r"<tr><td>(.*?)</tr>", text, re.S)
