@@ -30,7 +30,7 @@ from pipeline.planning.probes import time_disk
 
 GIB = 2**30
 STATE_BYTES = 4  # a row
-PROCESS = int(0.54 * GIB)  # Python, torch, activations, and the rows of the batches on their way
+PROCESS = int(0.66 * GIB)  # Python, torch, activations, and the rows of the batches on their way
 PLACE_BYTES = 4  # a row on SSD, in memory: where it is
 PHASES = ((1.2, True), (1.05, True), (1.2, False))  # exponent, prefetch
 
