@@ -92,11 +92,11 @@ def test_a_cache_costs_its_misses_at_the_speed_of_what_lies_behind_it():
     assert some == sorted(some, reverse=True)
 
 
-def test_ssd_is_read_ahead_by_the_page_and_limited_by_its_operations():
+def test_ssd_is_read_by_the_page_limited_by_its_operations_and_written_by_the_row():
     slow = replace(CPU, ssd_read_iops=1000.0, ssd_gb_per_s=1.0)
     phases = of(slow, tier="ssd", hit_rate=0.9)
     pages = 100  # a tenth of the lookups
-    assert phases["input_exchange"] == pytest.approx(pages / 1000 * 1e3 + pages * 4096 / 1e6)
+    assert phases["input_exchange"] == pytest.approx(pages / 1000 * 1e3 + pages * 16 * 4 / 1e6)
     assert phases["lookup"] == of(slow)["lookup"]
     assert of(slow, tier="ssd", hit_rate=1.0)["input_exchange"] == 0.0
 

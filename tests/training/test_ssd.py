@@ -1,5 +1,6 @@
 """Whole training runs with tables on SSD: the same bytes as in memory, figures, kills, and disks that fail."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -53,9 +54,10 @@ MESSAGES = {
 def cut_files(folder):
     """Truncate the nameless files of this rank's tables."""
     for link in Path("/proc/self/fd").iterdir():
-        if link.is_symlink() and str(link.readlink()).startswith(str(folder)) and link.stat().st_size >= SMALLEST:
-            with link.open("r+b") as file:
-                file.truncate(0)
+        with contextlib.suppress(FileNotFoundError):  # a thread has closed it meanwhile
+            if str(link.readlink()).startswith(str(folder)) and link.stat().st_size >= SMALLEST:
+                with link.open("r+b") as file:
+                    file.truncate(0)
 
 
 def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, sharding="row_wise", sparse=COLUMNS,
