@@ -156,10 +156,15 @@ class TablePlan:
     hit_rate: float = 1.0
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
-        """Bytes of ``shard`` in the device's own memory: fp32 rows and 4 bytes of state each, or those in the cache."""
-        whole = self.tier == ("hbm" if device == "cuda" else "ddr")
-        rows = shard.rows if whole else -(-self.cache_rows * shard.rows // self.rows)
-        return rows * (shard.columns + 1) * 4
+        """Bytes of ``shard`` in the device's own memory: fp32 rows and 4 bytes of state each.
+
+        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and 4 bytes for the place of every row.
+        """
+        row = (shard.columns + 1) * 4
+        if self.tier == ("hbm" if device == "cuda" else "ddr"):
+            return shard.rows * row
+        places = 4 * shard.rows if self.tier in ("hbm_cached", "ssd") else 0
+        return -(-self.cache_rows * shard.rows // self.rows) * row + places
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,6 @@ from typing import Any
 
 from benchmarks.network.bed import INTERFACE, Bed
 
-# Large tensors keep their memory from step to step instead of asking the kernel for zeroed pages each time.
-MALLOC = "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967296:glibc.malloc.hugetlb=1"
 PORT = 29_400  # nobody else's: the bed has its own ports
 
 
@@ -33,7 +31,6 @@ class Ranks:
                 "RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank % ranks_per_host,
                 "LOCAL_WORLD_SIZE": ranks_per_host, "MASTER_ADDR": bed.address(0), "MASTER_PORT": PORT,
                 "GLOO_SOCKET_IFNAME": INTERFACE, "TP_SOCKET_IFNAME": INTERFACE, "OMP_NUM_THREADS": 1,
-                "GLIBC_TUNABLES": MALLOC,
                 "TORCH_CPP_LOG_LEVEL": "ERROR",  # c10d warns that addresses of the bed have no names
             }  # fmt: skip
             argv = ["env", *(f"{name}={value}" for name, value in told.items()), sys.executable, "-m", module]

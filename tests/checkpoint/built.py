@@ -87,6 +87,15 @@ def new_store(folder):
     return Store(str(folder / "store"))
 
 
+def quantised_chain(folder):
+    """A store with a baseline in 8 bits and two differences to it in 4."""
+    store = new_store(folder)
+    put(store, 1, coding=CODINGS["q8"])
+    put(store, 2, [1], 0.2, CODINGS["q4"])
+    put(store, 3, [1], 0.4, CODINGS["q4"])
+    return store
+
+
 def model(cuts=(0, DIM), rows=ROWS, dim=DIM, fill=0.0):
     """Something to restore into, with shards cut by columns at ``cuts``; the whole tables alias the shards."""
     shards, tables = [], {}

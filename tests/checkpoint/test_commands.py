@@ -14,18 +14,14 @@ from safetensors.torch import load_file
 
 from pipeline.artifacts import FileEntry
 from pipeline.cli import main
-from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, ROWS, new_store, put, restored
+from tests.checkpoint.built import DIM, DIRECTORY, ROWS, put, quantised_chain, restored
 
 ALL_STEPS = ["step-00000001", "step-00000002", "step-00000003"]
 
 
 @pytest.fixture
 def store(tmp_path):
-    store = new_store(tmp_path)
-    put(store, 1, coding=CODINGS["q8"])
-    put(store, 2, [1], 0.2, CODINGS["q4"])
-    put(store, 3, [1], 0.4, CODINGS["q4"])
-    return store
+    return quantised_chain(tmp_path)
 
 
 def ckpt(store, capsys, *arguments, code=0):

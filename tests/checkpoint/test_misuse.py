@@ -10,17 +10,13 @@ from pipeline.checkpoint import find_checkpoint
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError
-from tests.checkpoint.built import CODINGS, DIRECTORY, new_store, put
+from tests.checkpoint.built import CODINGS, DIRECTORY, put, quantised_chain
 from tests.checkpoint.test_commands import ckpt, ckpt_json
 
 
 @pytest.fixture
 def store(tmp_path):
-    store = new_store(tmp_path)
-    put(store, 1, coding=CODINGS["q8"])
-    put(store, 2, [1], 0.2, CODINGS["q4"])
-    put(store, 3, [1], 0.4, CODINGS["q4"])
-    return store
+    return quantised_chain(tmp_path)
 
 
 def flip(store, path):
