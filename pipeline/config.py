@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+# What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
+DEFAULT_STAGES = STAGES
 # Where tables may live, the fastest first.
 TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
 
@@ -402,6 +404,55 @@ class EvaluateConfig:
 
 
 @dataclass(kw_only=True)
+class GateConfig:
+    """What a model must satisfy to be published; null: not asked. docs/gate.md explains each question.
+
+    ``force``: publish in spite of the gate, for this reason, which is recorded. Absolute: ``max_ne``, ``min_auc``,
+    ``max_calibration_error`` (of 1), ``min_coverage`` (share of lookups served by trained rows), ``min_rows``. Beside
+    the incumbent on the same rows: ``max_ne_increase`` (a share), ``max_psi`` (shift of predictions). Beside the
+    incumbent when it was published: ``max_ne_drift``, ``max_label_shift`` (of its calibration), ``max_coverage_drop``.
+    ``max_serving_gap``: of NE as served over NE as trained. ``slices``: sparse features, or other columns of the
+    dataset (day), whose ``slice_values`` largest values are judged apart where they have ``slice_min_clicks`` rows of
+    both classes. ``confidence`` of intervals, of ``replicates`` over ``blocks`` of rows; ``max_rows`` are scored.
+    """
+
+    force: str | None = None
+    max_ne: float | None = 1.0
+    min_auc: float | None = 0.5
+    max_calibration_error: float | None = 0.1
+    max_ne_increase: float | None = 0.002
+    max_psi: float | None = 0.25
+    max_ne_drift: float | None = 0.1
+    max_label_shift: float | None = 0.25
+    min_coverage: float | None = 0.5
+    max_coverage_drop: float | None = 0.1
+    max_serving_gap: float | None = 0.005
+    slices: list[str] = field(default_factory=list)
+    slice_values: int = 10
+    slice_min_clicks: int = 100
+    slice_max_ne_increase: float | None = 0.02
+    slice_max_calibration_error: float | None = 0.25
+    confidence: float = 0.95
+    replicates: int = 400
+    blocks: int = 1000
+    min_rows: int = 1000
+    max_rows: int = 2_000_000
+
+
+@dataclass(kw_only=True)
+class PublishConfig:
+    """What is published. ``model``: name under ``<store>/models`` (null: the data's name).
+
+    ``quantise``: of the tables' rows, 8 | 4 | fp16 | fp32; ``cache_mib``: memory for rows of tables while the gate
+    scores a version.
+    """
+
+    model: str | None = None
+    quantise: str = "8"
+    cache_mib: float = 1024.0
+
+
+@dataclass(kw_only=True)
 class LaunchConfig:
     """How stages are started. ``name``: local (TorchX ``local_cwd``).
 
@@ -432,7 +483,7 @@ class Config:
 
     run: str | None = None
     store: str = "./store"
-    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    stages: list[str] = field(default_factory=lambda: list(DEFAULT_STAGES))
     force: bool = False
     seed: int = 2026
     data: DataConfig = field(default_factory=DataConfig)
@@ -444,8 +495,15 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    publish: PublishConfig = field(default_factory=PublishConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the published model."""
+        return self.publish.model or self.data.name
 
     @property
     def world_size(self) -> int:
