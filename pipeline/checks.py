@@ -10,6 +10,7 @@ import re
 
 from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
+from pipeline.podchecks import check_kubernetes
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
@@ -38,7 +39,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.when_busy": ("wait", "skip"),
     "publish.quantise": ("8", "4", "fp16", "fp32"),
     "ingest.compression": ("zstd", "lz4", "snappy"),
-    "launch.name": ("local",),
+    "launch.name": ("local", "kubernetes"),
+    "launch.job": ("volcano", "indexed"),
 }
 # Figures of hardware that may be 0; where a device needs more than that, planning says so.
 _COSTS = (
@@ -140,6 +142,17 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("publish.cache_mib", 0.0, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
+    ("launch.pending_minutes", 0.01, None),
+    ("launch.rendezvous_minutes", 0.01, None),
+    ("launch.first_step_minutes", 0.01, None),
+    ("launch.port", 1024, 65_535),
+    ("launch.lease_seconds", 3, 3600),
+    ("launch.keep_hours", 0, None),
+    ("launch.pods.user", 1, 2**31 - 1),
+    ("schedule.start_within_minutes", 1, None),
+    ("schedule.retries", 0, 20),
+    ("schedule.deadline_hours", 0.01, None),
+    ("schedule.keep", 0, None),
 )
 
 
@@ -166,6 +179,8 @@ def check(config: Config) -> None:
     _check_model(config)
     _check_checkpoint(config)
     _check_publish(config)
+    if config.launch.name == "kubernetes":
+        check_kubernetes(config)
 
 
 def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:

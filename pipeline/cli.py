@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import ckpt, plans
+from pipeline import ckpt, clusters, plans
 from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.errors import ConfigError, NightjarError
 
@@ -26,7 +26,7 @@ STAGE_COMMANDS = {
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }
-COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate")
+COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule")
 STORE_FLAG = ("plan-diff", "ckpt", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG)
 EPILOG = """\
@@ -81,6 +81,8 @@ def _parser() -> argparse.ArgumentParser:
     calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
     calibrate_arguments(calibration)
     calibration.set_defaults(function=_calibrate)
+    clusters.add_launch(commands.add_parser("launch", help="render a run's jobs for a Kubernetes cluster"))
+    clusters.add_schedule(commands.add_parser("schedule", help="every night by itself, on a Kubernetes cluster"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -158,12 +160,12 @@ def _run(options: argparse.Namespace) -> int:
 def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
     from pipeline.artifacts import Store
-    from pipeline.launch import holding
+    from pipeline.launch.schedulers import only_launcher
 
     store = Store(config.store)
     try:
         store.answers()
-        with holding(store, str(config.run)):
+        with only_launcher(config, store):
             return _held_run(config, store)
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}

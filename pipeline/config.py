@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from pipeline.launchconfig import LaunchConfig, ScheduleConfig
+
 STAGES = ("ingest", "plan", "partition", "train", "evaluate")
 # What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
 DEFAULT_STAGES = STAGES
@@ -453,20 +455,6 @@ class PublishConfig:
 
 
 @dataclass(kw_only=True)
-class LaunchConfig:
-    """How stages are started. ``name``: local (TorchX ``local_cwd``).
-
-    ``inline``: stages that run in the launcher's own process. ``deadline_minutes``: the longest one
-    stage may take before the launcher cancels it.
-    """
-
-    name: str = "local"
-    inline: list[str] = field(default_factory=lambda: ["ingest", "plan", "partition"])
-    attempts: int = 1
-    deadline_minutes: float = 24 * 60.0
-
-
-@dataclass(kw_only=True)
 class DebugConfig:
     """Help for finding faults. ``anomaly``: torch.autograd's anomaly mode; ``profile_steps``: trace that many steps."""
 
@@ -498,6 +486,7 @@ class Config:
     gate: GateConfig = field(default_factory=GateConfig)
     publish: PublishConfig = field(default_factory=PublishConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
 
     @property

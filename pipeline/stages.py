@@ -38,11 +38,15 @@ DECLARED = ("name", "format", "tables", "table_defaults", "dense_features")
 
 @dataclass(frozen=True)
 class StageIO:
-    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line."""
+    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line.
+
+    ``on_phase``: learns of every named point that training passes (``checkpoint.Phase``).
+    """
 
     say: Callable[[str], None]
     interval: Callable[[dict[str, Any]], None]
     close: Callable[[], None]
+    on_phase: Callable[[str], None] = lambda phase: None
 
 
 def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
@@ -308,7 +312,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     plan, towers = read_towers(store, inputs)
     init = _init_artifact(step, config, store)
     summary = train(
-        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init,
+        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_phase,
         plan_key=inputs["plan"].key, towers=towers,
     )  # fmt: skip
     if not is_first_rank():
