@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
@@ -153,6 +154,10 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("schedule.retries", 0, 20),
     ("schedule.deadline_hours", 0.01, None),
     ("schedule.keep", 0, None),
+    ("nightly.wait_minutes", 0.0, None),
+    ("nightly.poll_seconds", 0.01, None),
+    ("nightly.catch_up", 0, 366),
+    ("nightly.lease_seconds", 0.1, 3600.0),
 )
 
 
@@ -179,6 +184,7 @@ def check(config: Config) -> None:
     _check_model(config)
     _check_checkpoint(config)
     _check_publish(config)
+    _check_nightly(config)
     if config.launch.name == "kubernetes":
         check_kubernetes(config)
 
@@ -231,6 +237,23 @@ def _check_publish(config: Config) -> None:
             f"gate.force is {config.gate.force!r}, expected the reason for publishing in spite of the gate, in words",
             hint="gate.force='the traffic of the new app is known to be different'",
         )
+
+
+def _check_nightly(config: Config) -> None:
+    nightly = config.nightly
+    if nightly.webhook is not None and not re.match(r"https?://[^/\s]", nightly.webhook):
+        raise ConfigError(
+            "nightly.webhook is no http or https URL: nothing could be delivered",
+            hint="nightly.webhook=https://<host>/<path>",
+        )
+    if nightly.timezone is not None:
+        try:
+            ZoneInfo(nightly.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ConfigError(
+                f"nightly.timezone is {nightly.timezone!r}, expected the name of a time zone",
+                hint="nightly.timezone=Europe/Berlin",
+            ) from None
 
 
 def _check_checkpoint(config: Config) -> None:

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import ckpt, clusters, plans
+from pipeline import ckpt, clusters, nights, plans
 from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.errors import ConfigError, NightjarError
 
@@ -26,13 +26,14 @@ STAGE_COMMANDS = {
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
 }
-COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule")
+COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
 STORE_FLAG = ("plan-diff", "ckpt", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG)
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
 stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
 
+  nightjar nightly date=yesterday       a day's logs to a published model, or to the reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
   nightjar run --help                   every group and key
   nightjar run --cfg job                the configuration that would run
@@ -83,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     calibration.set_defaults(function=_calibrate)
     clusters.add_launch(commands.add_parser("launch", help="render a run's jobs for a Kubernetes cluster"))
     clusters.add_schedule(commands.add_parser("schedule", help="every night by itself, on a Kubernetes cluster"))
+    nights.add_nightly(commands.add_parser("nightly", help="a night: a day's logs to a verdict, once per date"), _code)
+    nights.add_backfill(commands.add_parser("backfill", help="the nights of several days, in their order"), _code)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -169,6 +172,11 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
             return _held_run(config, store)
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}
+
+
+def _code(config: Config) -> int:
+    """Run ``config``; the exit code alone."""
+    return _one_run(config)[0]
 
 
 def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:

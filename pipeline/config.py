@@ -271,6 +271,7 @@ class PlanConfig:
     ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise | column_wise | row_wise |
     table_row_wise | table_column_wise. ``*_reserve``: shares of each rank's memory and disk kept free on top of what
     is estimated for dense part, activations, inputs, communication and staging. ``tables``: wishes by table.
+    ``former``: path in the store of a plan to take over where nothing changed since (set by the nightly run).
     """
 
     sharding_types: list[str] = field(
@@ -287,6 +288,7 @@ class PlanConfig:
     ddr_reserve: float = 0.1
     ssd_reserve: float = 0.05
     tables: dict[str, TablePin] = field(default_factory=dict)
+    former: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -455,6 +457,26 @@ class PublishConfig:
 
 
 @dataclass(kw_only=True)
+class NightlyConfig:
+    """A night (docs/nightly.md). ``timezone``: of date=yesterday; null: ``schedule.time_zone``.
+
+    ``wait_minutes``: for the day's logs to be complete, looked at every ``poll_seconds``. ``catch_up``: so many missed
+    nights are made up for first. ``keep_going``: a night that failed does not stop the later ones. ``reuse_plan``: the
+    incumbent's, where nothing changed. ``lease_seconds``: after which a dead launcher's lock is taken over.
+    ``webhook``: URL to which the verdict is posted.
+    """
+
+    timezone: str | None = None
+    wait_minutes: float = 120.0
+    poll_seconds: float = 60.0
+    catch_up: int = 0
+    keep_going: bool = False
+    reuse_plan: bool = True
+    lease_seconds: float = 30.0
+    webhook: str | None = None
+
+
+@dataclass(kw_only=True)
 class DebugConfig:
     """Help for finding faults. ``anomaly``: torch.autograd's anomaly mode; ``profile_steps``: trace that many steps."""
 
@@ -487,6 +509,7 @@ class Config:
     publish: PublishConfig = field(default_factory=PublishConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    nightly: NightlyConfig = field(default_factory=NightlyConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
 
     @property

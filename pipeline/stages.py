@@ -180,6 +180,8 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         del data["synthetic"]  # real logs depend neither on the generator's settings nor on the seed
         return {"data": data, "ingest": ingest}
     if name == "plan":
+        if config.plan.former is None:
+            del full["plan"]["former"]
         del full["hardware"]["ssd_paths"]  # where scratch files lie changes no plan
         return {
             "plan": full["plan"],
@@ -247,15 +249,21 @@ def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact
 
 def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     from pipeline.planning import make_plan, plan_summary, render_plan
+    from pipeline.planning.carried import carried_plan
     from pipeline.report import PLAN_PAGE, plan_page
 
-    plan = make_plan(config, *read_dataset(store, inputs["ingest"]), inputs["ingest"].key)
+    dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
+    if config.plan.former is not None:
+        plan, why = carried_plan(store, config.plan.former, step.config, *dataset, inputs["ingest"].key)
+        about = {"former": config.plan.former, "reused": plan is not None, "why": why}
+        io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")
+    plan = plan or make_plan(config, *dataset, inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
         with draft.open(PLAN_PAGE) as sink:
             sink.write(plan_page(plan).encode())
-        artifact = draft.commit(plan_summary(plan))
+        artifact = draft.commit({**plan_summary(plan), **about})
     io.say(render_plan(plan))
     return artifact
 
