@@ -12,11 +12,12 @@ from pipeline.config import STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "none")
-MAPPINGS = ("vocab", "hash", "double_hash")
+MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
     "data.sparse_defaults.mapping": MAPPINGS,
+    "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day"),
     "model.name": ("dlrm",),
@@ -63,10 +64,18 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.drift", 0.0, None),
     ("data.synthetic.blocks", 0, 13),
     ("data.synthetic.new_ids", 0.0, 1.0),
+    ("data.synthetic.id_groups", 0, None),
     ("data.synthetic.popularity_drift", 0.0, 1.0),
     ("data.watermark.min_rows", 1, None),
     ("data.watermark.max_age_hours", 0.0, None),
     ("data.late_days", 1, 366),
+    ("data.max_quarantine_share", 0.0, 1.0),
+    ("data.checks.leak_auc", 0.5, 1.0),
+    *(
+        (f"data.checks.{kind}.{name}", 0.0, None)
+        for kind in ("warn", "hold")
+        for name in ("label_rate", "missing_share", "distinct", "psi")
+    ),
     ("data.sparse_defaults.evict_after_days", 1, None),
     ("data.table_defaults.pooling", 0.0, None),
     ("data.table_defaults.zipf", 0.0, 10.0),

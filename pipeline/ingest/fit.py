@@ -11,8 +11,9 @@ import polars as pl
 
 from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL, RESERVED_ROWS
+from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
-from pipeline.ingest.parse import of_bits, row_hashes
+from pipeline.ingest.parse import row_hashes
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
@@ -100,7 +101,7 @@ Counts = VocabCounts | HashedCounts | BinCounts
 
 
 def _counts_of(feature: SparseSpec) -> Counts:
-    if feature.mapping == "vocab":
+    if feature.mapping in ("vocab", "learned"):
         return VocabCounts()
     if feature.mapping == "bins":
         return BinCounts()

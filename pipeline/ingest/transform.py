@@ -16,10 +16,11 @@ from pipeline.contracts import (
     weight_column,
 )
 from pipeline.ingest.fit import flat_hashes, hash_rows_of, prepared, second_rows_of
+from pipeline.ingest.ids import as_lists, of_bits
 from pipeline.ingest.mapping import Mapping
-from pipeline.ingest.parse import FLOAT32_MAX, as_lists, of_bits
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.values import FLOAT32_MAX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,10 @@ class DenseTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTransform:
-    """Id hash to table row. ``kind``: vocab | hash | double_hash | bins. ``lookup``: hash and row of ids that have one.
+    """Id hash to table row. ``kind``: the mapping. ``lookup``: hash and row of ids that have one.
 
     ``mapping``: where they come from; both None where rows are computed from the hash. ``bounds``: of the bins.
+    ``spread``: (first row, rows) that unknown ids hash into; None: they share row 1.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class SparseTransform:
     lookup: pl.DataFrame | None = None
     mapping: Mapping | None = None
     bounds: np.ndarray | None = None
+    spread: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,11 @@ def _rows(hashes: pl.Series, fitted: SparseTransform) -> pl.Series:
         rows = frame.with_columns(hash_rows_of(hashes, fitted.rows).cast(pl.Int32).alias("row"))
     else:
         rows = frame.join(fitted.lookup, on="hash", how="left", maintain_order="left")
-    known = pl.col("row").fill_null(UNSEEN_ROW)
+    unknown = pl.lit(UNSEEN_ROW, dtype=pl.Int32)
+    if fitted.spread is not None:
+        first, count = fitted.spread
+        unknown = (pl.col("hash") % count).cast(pl.Int32) + first
+    known = pl.col("row").fill_null(unknown)
     missing = pl.lit(MISSING_ROW, dtype=pl.Int32)
     return rows.select(pl.when(pl.col("hash").is_null()).then(missing).otherwise(known).alias("row"))["row"]
 

@@ -86,7 +86,7 @@ def write(path, rows, header="label,x,c,t"):
 
 
 def test_percentiles_are_fitted_on_train_rows_only(run_ingest, tmp_path):
-    rows = [f"{i % 2},{i % 100},a,{1 + (i >= 1000)}" for i in range(1000)] + ["1,1000000,a,2"] * 50 + ["0,,a,1"]
+    rows = [f"{int(i % 11 < 5)},{i % 100},a,1" for i in range(1000)] + ["1,1000000,a,2"] * 50 + ["0,,a,1"]
     dense = {"x": DenseFeature(transform="percentile", bins=4)}
     config = csv_config(write(tmp_path / "a.csv", rows), dense=dense, day_column="t", split=SplitConfig(by="day"))
     dataset = run_ingest(config)
