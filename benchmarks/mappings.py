@@ -3,7 +3,8 @@
     python -m benchmarks.mappings [--rows 300000] [--ids 20000] [--table 2000] [--criteo FILE]
 
 Every mapping trains the same model on the same logs, one epoch; all that differs is which ids share a row.
-``--criteo``: also on real logs in Criteo's format. The ratio of the JSON line: NE of ``learned`` to the best of the three others.
+``--criteo``: also on real logs in Criteo's format. The ratio of the JSON line: NE of ``learned`` to the best of the
+three others.
 """
 
 from __future__ import annotations
