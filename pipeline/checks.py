@@ -11,7 +11,7 @@ import re
 from pipeline.config import STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
 
-TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "none")
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
 MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),

@@ -26,8 +26,9 @@ class LabelConfig:
 
 @dataclass(kw_only=True)
 class DenseFeature:
-    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | percentile | none.
+    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | percentile | max_norm | none.
 
+    Max_norm is a layer of the model: value / largest so far + a trainable bias, 0 for a missing one.
     ``clip``: [lowest, highest], values beyond are taken as these before the transform. ``bins``: of percentile.
     ``min``, ``max``, ``required``: a row whose value is outside, or missing, goes to quarantine.
     """

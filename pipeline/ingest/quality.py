@@ -55,7 +55,7 @@ def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
         shares = rows[keys] / max(int(rows.sum()), 1)
     else:
         table = counts.table()
-        top = table.sort(["count", "hash"], descending=[True, False]).head(TOP)
+        top = table.top_k(TOP, by=["count", "hash"]).sort(["count", "hash"], descending=True)
         distinct, keys = table.height, top["hash"].to_numpy()
         shares = top["count"].to_numpy() / max(int(table["count"].sum()), 1)
     return {"missing": missing, "distinct": distinct, "keys": keys.tolist(), "shares": shares.tolist()}
@@ -216,13 +216,21 @@ class Verdict:
         return {"against": self.against, "drift": features, "leaks": self.leaks, "warnings": self.warnings}
 
 
+@dataclass(frozen=True)
+class Before:
+    """What is compared with: dataset ``path`` and its ``distribution``, where it has one."""
+
+    path: str | None = None
+    distribution: dict[str, Any] | None = None
+
+
 def verdict(
-    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, before: dict[str, Any] | None, against: str | None
+    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], before: Before
 ) -> Verdict:
-    """Look at drift against the distribution ``before`` of dataset ``against``, and at leaks."""
-    found = Verdict(against=against)
-    if before is not None:
-        found.drift = drifts(before, distribution(spec, fit), fit)
+    """Look at drift of the distribution ``now`` from the one before, and at leaks."""
+    found = Verdict(against=before.path)
+    if before.distribution is not None:
+        found.drift = drifts(before.distribution, now, fit)
         held = beyond(found.drift, checks.hold)
         found.held += [drift.line() for drift in held]
         found.warnings += [drift.line() for drift in beyond(found.drift, checks.warn) if drift not in held]

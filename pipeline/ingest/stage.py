@@ -24,7 +24,7 @@ from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, Quarantine, write_frame
 from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.profiling import make_profile
-from pipeline.ingest.quality import LEAK_ROWS, Alone, distribution, verdict
+from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
 from pipeline.ingest.sources import RawBlock, answering, file_blocks, find_files, missing_data
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.ingest.spill import Spill, prefetched, temporary_spill
@@ -205,13 +205,8 @@ class _Run:
     def _quality(self) -> dict[str, Any]:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
-        data, store = self.config.data, self.draft.store
-        before = store.find(data.mapping_from) if data.mapping_from else None
-        if before is None and self.days:
-            before = days.previous_dataset(store, data.name, self.days[0])
-        known = before is not None and QUALITY in before.files
-        record = store.read_json(f"{before.path}/{QUALITY}")["distribution"] if before and known else None
-        found = verdict(self.spec, self.total, self.alone, data.checks, record, before.path if before else None)
+        now = distribution(self.spec, self.total)
+        found = verdict(self.spec, self.total, self.alone, self.config.data.checks, now, self._before())
         for line in found.warnings:
             self.progress(f"warning: {line}")
         if found.held:
@@ -222,11 +217,17 @@ class _Run:
             "reasons": dict(self.quarantine.kinds.most_common()),
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
         }  # fmt: skip
-        return {
-            "quarantine": quarantine,
-            "checks": found.to_json(),
-            "distribution": distribution(self.spec, self.total),
-        }
+        return {"quarantine": quarantine, "checks": found.to_json(), "distribution": now}
+
+    def _before(self) -> Before:
+        """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
+        data, store = self.config.data, self.draft.store
+        found = store.find(data.mapping_from) if data.mapping_from else None
+        if found is None and self.days:
+            found = days.previous_dataset(store, data.name, self.days[0])
+        if found is None or QUALITY not in found.files:
+            return Before()
+        return Before(found.path, store.read_json(f"{found.path}/{QUALITY}")["distribution"])
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
         """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""

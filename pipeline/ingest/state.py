@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,6 +58,8 @@ def fitted_state(spec: DataSpec, train: Partial, carried: State | None = None, h
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
     if feature.transform == "percentile":
         return DenseTransform(bounds=train.sketches[feature.name].bounds(feature.bins))
+    if feature.transform == "max_norm":
+        return DenseTransform(missing=math.nan)  # the model's layer tells it from a zero
     if not feature.standardised:
         return DenseTransform()
     moments = train.prepared.get(feature.name, train.raw[feature.name])
@@ -118,7 +121,8 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
         f.name: {
             "column": f.column, "transform": f.transform, "clip": list(f.clip), "bins": f.bins,
             "min": f.low, "max": f.high, "required": f.required,
-            "mean": state.dense[f.name].mean, "std": state.dense[f.name].std, "missing": 0.0,
+            "mean": state.dense[f.name].mean, "std": state.dense[f.name].std,
+            "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
             "bounds": _listed(state.dense[f.name].bounds),
         }
         for f in spec.dense
@@ -210,7 +214,12 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")
     dense = {
-        f.name: DenseTransform(mean=then["mean"], std=then["std"], bounds=_bounds(then))
+        f.name: DenseTransform(
+            mean=then["mean"],
+            std=then["std"],
+            missing=math.nan if then["missing"] is None else 0.0,
+            bounds=_bounds(then),
+        )  # fmt: skip
         for f in spec.dense
         if (then := record["dense"].get(f.name)) is not None
         and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)

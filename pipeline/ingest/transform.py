@@ -25,13 +25,14 @@ from pipeline.ingest.values import FLOAT32_MAX
 
 @dataclass(frozen=True, kw_only=True)
 class DenseTransform:
-    """(t(x) - mean) / std, t = clip and signed log or identity; a missing value becomes 0.
+    """(t(x) - mean) / std, t = clip and signed log or identity; ``missing`` for a missing value.
 
     ``bounds``: of the bins, where the value becomes the share of them below it, minus 1/2 (0: the median).
     """
 
     mean: float = 0.0
     std: float = 1.0
+    missing: float = 0.0
     bounds: np.ndarray | None = None
 
 
@@ -75,7 +76,7 @@ def transform(frame: pl.DataFrame, spec: DataSpec, state: State) -> pl.DataFrame
 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
     value = ((prepared(feature) - fitted.mean) / fitted.std).clip(-FLOAT32_MAX, FLOAT32_MAX)
-    return value.fill_null(0.0).cast(pl.Float32).alias(feature.name)
+    return value.fill_null(fitted.missing).cast(pl.Float32).alias(feature.name)
 
 
 def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> pl.Series:
