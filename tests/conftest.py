@@ -23,5 +23,13 @@ def real_data() -> Path:
     return folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    default = Path.home() / ".cache" / "nightjar" / "k8s-assets"
+    text = f"folder of the test cluster's programs, which ../shared/k8s/build.sh makes (default: {default})"
+    parser.addoption("--k8s-assets", default=str(default), help=text)
+    kit = SHARED / "k8s"
+    parser.addoption("--k8s-kit", default=str(kit), help=f"folder of the Kubernetes test kit (default: {kit})")
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")
