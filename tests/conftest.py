@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = f"folder of the test cluster's programs, which ../shared/k8s/build.sh makes (default: {default})"
     parser.addoption("--k8s-assets", default=str(default), help=text)
     kit = SHARED / "k8s"
+    parser.addoption("--airflow-python", default="", help="a Python with Airflow 3, for the DAG of docs/airflow.md")
     parser.addoption("--k8s-kit", default=str(kit), help=f"folder of the Kubernetes test kit (default: {kit})")
 
 

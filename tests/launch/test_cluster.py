@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.artifacts import Store
+from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch import Step
 from pipeline.launch.kubernetes.api import RefusedError
@@ -168,6 +169,32 @@ def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> Non
     wait_for(lambda: api.find(f"{collection(cron)}/tried") is None)
     with pytest.raises(LaunchError, match="there is no CronJob 'tried' in namespace training"):
         status(api, cron)
+
+
+def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
+    overrides = [
+        *CLUSTER, "launch.namespace=training", "run=scheduled", "stages=[ingest]", "data.synthetic.rows=2000",
+        "data.synthetic.ids_per_feature=50", f"store={tmp_path}", "schedule.suspended=true", "launch.lease_seconds=3",
+        f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
+    ]  # fmt: skip
+    api, config = cluster.api("admin"), compose(overrides)
+    cron = cluster.module.as_v1beta1(cron_job(config, overrides))
+    apply(api, [cron])
+    owner = api.get(f"{collection(cron)}/{config.schedule.name}")["metadata"]
+    job = cron["spec"]["jobTemplate"]  # as kubectl create job --from=cronjob has it
+    reference = {"apiVersion": cron["apiVersion"], "kind": "CronJob", "name": owner["name"], "uid": owner["uid"]}
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    place = container["command"].index("nightly")
+    assert container["command"][place + 1] == "date=yesterday"
+    container["command"][place : place + 2] = ["run"]
+    metadata = {"name": "tonight", "ownerReferences": [reference], **job["metadata"]}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]}
+    api.create("/apis/batch/v1/namespaces/training/jobs", body)
+    (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
+    assert (night.job, night.state, night.exit_code) == ("tonight", "succeeded", 0)
+    assert Store(str(tmp_path)).read_json("runs/scheduled/result.json")["stages"]["ingest"]["status"] == "done"
+    jobs = api.get(VOLCANO, labelSelector="nightjar/run=scheduled")["items"]
+    assert [job["status"]["state"]["phase"] for job in jobs] == ["Completed"]
 
 
 SETTINGS = [

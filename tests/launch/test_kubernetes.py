@@ -3,6 +3,9 @@
 import copy
 import itertools
 import json
+import socket
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,6 +18,7 @@ from pipeline import cli
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch import Step
+from pipeline.launch.appdefs import pod_command
 from pipeline.launch.kubernetes.api import Api, check_clock, refusal
 from pipeline.launch.kubernetes.diagnosis import death, pending_problem
 from pipeline.launch.kubernetes.names import job_name
@@ -250,8 +254,17 @@ def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_obje
     ]  # fmt: skip
 
 
-def test_hosts_that_never_meet_are_told_from_other_ends() -> None:
-    assert never_met("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
+def test_a_pod_that_waits_for_another_in_vain_ends_in_time_and_says_so() -> None:
+    config = compose([*CLUSTER, "store=s3://b/s", "hardware.hosts=2", "launch.rendezvous_minutes=0.02"])
+    command = pod_command("train", config, "s3://b/s/runs/r/config.yaml", "alone")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    values = {"$(POD_IP)": "127.0.0.1", f"$(FIRST_POD):{config.launch.port}": f"127.0.0.1:{port}"}
+    arguments = [values.get(argument, argument) for argument in command[1:]]
+    done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0
+    assert never_met(done.stderr), done.stderr
     assert not never_met("RuntimeError: Connection closed by peer")
 
 

@@ -60,12 +60,14 @@ class _Follower:
         self.thread.start()
 
     def drain(self) -> bytes:
+        """The lines that came since the last call."""
         lines = []
         while self._fresh:
             lines.append(self._fresh.popleft())
         return b"".join(lines)
 
     def text(self) -> str:
+        """What is kept of the log."""
         return b"".join(list(self._kept)).decode(errors="replace")
 
     def _run(self) -> None:

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.launch.appdefs import DISTRIBUTED
 from pipeline.launchconfig import PodResources
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
-DISTRIBUTED = ("train", "evaluate")
 LAUNCHER = "launcher"
 CONTAINER = "nightjar"
 
