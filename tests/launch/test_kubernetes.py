@@ -248,6 +248,9 @@ def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_obje
     assert cli.main(["launch", "render"]) == 2
     assert "launch=kubernetes" in capsys.readouterr().err
     settings = [*CLUSTER, "run=r", "store=s3://b/s", "stages=[ingest,plan]"]
+    assert cli.main(["launch", "render", *settings]) == 0
+    jobs = list(yaml.safe_load_all(capsys.readouterr().out))
+    assert [job["metadata"]["labels"]["nightjar/stage"] for job in jobs] == ["ingest", "plan"]
     assert cli.main(["schedule", "render", *settings, "--out", str(tmp_path / "m")]) == 0
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "m").iterdir()) == [
         "cronjob", "role", "rolebinding", "serviceaccount", "serviceaccount",
