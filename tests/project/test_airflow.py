@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 TRIAL = """
 import json, sys
-from dag import dag
+sys.path.insert(0, "dags")
+from nightjar import dag
 run = dag.test(run_conf=json.loads(sys.argv[1]))
 print(json.dumps({ti.task_id: str(ti.state) for ti in run.get_task_instances()}), str(run.state))
 """
@@ -34,13 +35,16 @@ def test_the_dag_runs_its_stages_in_order(tmp_path: Path, request: pytest.Fixtur
     python = request.config.getoption("--airflow-python")
     if not python:
         pytest.skip("no Python with Airflow 3: --airflow-python=<venv>/bin/python")
-    (tmp_path / "dag.py").write_text(code_of_the_page())
+    (tmp_path / "dags").mkdir()
+    (tmp_path / "dags/nightjar.py").write_text(code_of_the_page())
     log = tmp_path / "commands"
     (tmp_path / "nightjar").write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
     (tmp_path / "nightjar").chmod(0o755)
     place = {"PATH": "/usr/bin:/bin", "AIRFLOW_HOME": str(tmp_path), "HOME": str(tmp_path)}
-    setup = [python, "-m", "airflow", "db", "migrate"]
-    subprocess.run(setup, env=place, cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    place["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+    for setup in (["db", "migrate"], ["dags", "reserialize"]):
+        command = [python, "-m", "airflow", *setup]
+        subprocess.run(command, env=place, cwd=tmp_path, check=True, capture_output=True, timeout=240)
     conf = json.dumps({"nightjar": str(tmp_path / "nightjar"), "overrides": "experiment=demo"})
     done = subprocess.run(
         [python, "-c", TRIAL, conf], env=place, cwd=tmp_path, capture_output=True, text=True, timeout=240
