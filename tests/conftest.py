@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster_kit import cluster  # noqa: F401 (a fixture)
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 

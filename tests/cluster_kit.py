@@ -1,21 +1,21 @@
 """A real API server with controllers and a stand-in node, where ``../shared/k8s`` and its programs are."""
 
+from __future__ import annotations
+
 import importlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pipeline.launch.kubernetes.api import Api
-from pipeline.schedule.cluster import apply
-from pipeline.schedule.manifests import access, accounts
-from tests.conftest import ROOT
-from tests.launch.cluster_cases import config_for
+if TYPE_CHECKING:
+    from pipeline.launch.kubernetes.api import Api
 
+ROOT = Path(__file__).parents[1]
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
 
 
@@ -38,6 +38,8 @@ class TestCluster:
 def _api(kubeconfig: Path) -> Api:
     from kubernetes.config import new_client_from_config
 
+    from pipeline.launch.kubernetes.api import Api
+
     return Api(new_client_from_config(str(kubeconfig)))
 
 
@@ -54,6 +56,10 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         kit = importlib.import_module("cluster")
     finally:
         sys.path.remove(str(folder))
+    from pipeline.schedule.cluster import apply
+    from pipeline.schedule.manifests import access, accounts
+    from tests.launch.cluster_cases import config_for
+
     home = tmp_path_factory.mktemp("k8s")
     programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as running:
