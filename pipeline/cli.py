@@ -168,7 +168,7 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     store = Store(config.store)
     try:
         store.answers()
-        with only_launcher(config, store):
+        with only_launcher(config, store, _say):
             return _held_run(config, store)
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}

@@ -35,7 +35,8 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar launch``."""
     parser.epilog, parser.formatter_class = LAUNCH, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    _out(_command(commands, "render", _render_launch, "the jobs of a run's stages as YAML, without a cluster"))
+    render = _out(_command(commands, "render", _render_launch, "the jobs of a run's stages as YAML, without a cluster"))
+    render.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -53,13 +54,13 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
-    parser.set_defaults(function=function)
+    parser.set_defaults(function=function, config_dir=None)  # the CronJob's image has the built-in one alone
     return parser
 
 
-def _out(parser: argparse.ArgumentParser) -> None:
+def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     parser.add_argument("--out", help="directory for a file of each object; default: all on standard output")
+    return parser
 
 
 def _render_launch(options: argparse.Namespace) -> int:

@@ -66,7 +66,7 @@ def _check_names(config: Config) -> None:
 
 
 def _check_pods(pods: PodConfig) -> None:
-    known = (*STAGES, "publish", LAUNCHER)
+    known = tuple(dict.fromkeys((*STAGES, "publish", LAUNCHER)))
     for stage, resources in pods.resources.items():
         if stage not in known:
             raise ConfigError(

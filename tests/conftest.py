@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster_kit import cluster  # noqa: F401 (a fixture)
+
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
 
@@ -21,6 +23,15 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    default = Path.home() / ".cache" / "nightjar" / "k8s-assets"
+    text = f"folder of the test cluster's programs, which ../shared/k8s/build.sh makes (default: {default})"
+    parser.addoption("--k8s-assets", default=str(default), help=text)
+    kit = SHARED / "k8s"
+    parser.addoption("--airflow-python", default="", help="a Python with Airflow 3, for the DAG of docs/airflow.md")
+    parser.addoption("--k8s-kit", default=str(kit), help=f"folder of the Kubernetes test kit (default: {kit})")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

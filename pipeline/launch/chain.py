@@ -170,6 +170,10 @@ class Chain:
         self.outcomes[step.name] = Outcome("skipped", 0.0, artifact.path)
 
     def _discard(self, step: Step) -> None:
+        if self.config.launch.name != "local" and step.name not in self.config.launch.inline:
+            former = self._scheduler().find(step)  # it would write on into what is removed
+            if former is not None:
+                former.stop(seconds_to_end(step.name, self.config))
         for path in (step.path, *step.scratch):
             if self.store.exists(path):
                 self.store.fs.rm(self.store.full(path), recursive=True)

@@ -34,7 +34,7 @@ def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> S
 
 
 @contextmanager
-def only_launcher(config: Config, store: Store) -> Iterator[None]:
+def only_launcher(config: Config, store: Store, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the run: a lock of its folder, and on a cluster a lease. LaunchError where another launcher does."""
     with holding(store, str(config.run)):
         if config.launch.name == "local":
@@ -47,5 +47,5 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
 
         api = Api(api_client(config.launch.context))
         lease = f"nightjar-{run_label(str(config.run), 54)}"
-        with held(api, config.launch.namespace, lease, config.launch.lease_seconds):
+        with held(api, config.launch.namespace, lease, config.launch.lease_seconds, say):
             yield

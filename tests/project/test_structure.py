@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": set(),
     "report": set(),
     "launch": set(),
+    "schedule": {"launch", "stages"},
     "towers": {"embeddings"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint"},

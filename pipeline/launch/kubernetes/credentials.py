@@ -9,6 +9,8 @@ from pipeline.errors import LaunchError
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
+
 
 def api_client(context: str | None = None) -> ApiClient:
     """A client with the pod's service account, or the kubeconfig's ``context`` (None: the current one).
@@ -19,6 +21,7 @@ def api_client(context: str | None = None) -> ApiClient:
     from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 
     configuration = Configuration()
+    configuration.connection_pool_maxsize = MOST_CONNECTIONS
     if context is None:
         try:
             load_incluster_config(client_configuration=configuration)

@@ -35,6 +35,7 @@ class ClusterRunner(ABC):
         self.config, self.api, self.say = config, api, say
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
+        self._followed: list[ClusterJob] = []
         check_clock(api)
         check_rights(api, config)
 
@@ -63,7 +64,7 @@ class ClusterRunner(ABC):
             if "deletionTimestamp" in job["metadata"] or self.phase(name) != "running":
                 continue
             if name == job_name(self.config, step, attempt):
-                found = ClusterJob(self, step, name)
+                found = self._follow(step, name)
                 self.say(f"{step.name:<10} attached to job {name}, which runs already")
             else:
                 self.say(f"{step.name:<10} job {name} of other settings is ended")
@@ -89,8 +90,12 @@ class ClusterRunner(ABC):
                     raise
                 continue  # it ended without its artifact, or is being deleted
             self.say(f"{step.name:<10} job {name} in namespace {self.namespace}")
-            return ClusterJob(self, step, name)
+            return self._follow(step, name)
         raise LaunchError(f"{MOST_ATTEMPTS} jobs of stage {step.name} lie in the cluster", hint="launch.keep_hours=1")
+
+    def _follow(self, step: Step, name: str) -> ClusterJob:
+        self._followed.append(ClusterJob(self, step, name))
+        return self._followed[-1]
 
     def pods(self, name: str) -> list[Object]:
         """The pods of a job."""
@@ -102,7 +107,9 @@ class ClusterRunner(ABC):
         """What selects the pods of a job."""
 
     def close(self) -> None:
-        """Nothing is held: jobs outlast their launcher."""
+        """Follow no logs any more; jobs outlast their launcher."""
+        for job in self._followed:
+            job.leave()
         self.api.client.close()
 
 
@@ -176,6 +183,10 @@ class ClusterJob:
                 self._logs.show(pods)
                 time.sleep(self.runner.poll_seconds)
             self._logs.finish()
+
+    def leave(self) -> None:
+        """Follow it no more."""
+        self._logs.leave()
 
     def cancel(self) -> None:
         """Delete the job where it still runs; a finished one stays to be looked at for ``launch.keep_hours``."""

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 
@@ -24,12 +24,15 @@ CHECKS = 6  # of the record while a dead holder's time runs out
 
 
 @contextmanager
-def held(api: Api, namespace: str, name: str, seconds: int) -> Iterator[None]:
+def held(
+    api: Api, namespace: str, name: str, seconds: int, say: Callable[[str], None] = lambda line: None
+) -> Iterator[None]:
     """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``.
 
+    ``say`` takes a line where that has to be waited for.
     A launcher that loses it, for it could not renew it in time, is told to end (SIGTERM); its stages go on.
     """
-    lease = _Lease(api, namespace, name, seconds)
+    lease = _Lease(api, namespace, name, seconds, say)
     lease.acquire()
     ended = threading.Event()
     keeper = threading.Thread(target=lease.keep, args=(ended,), name="lease", daemon=True)
@@ -43,8 +46,8 @@ def held(api: Api, namespace: str, name: str, seconds: int) -> Iterator[None]:
 
 
 class _Lease:
-    def __init__(self, api: Api, namespace: str, name: str, seconds: int) -> None:
-        self.api, self.name, self.namespace, self.seconds = api, name, namespace, seconds
+    def __init__(self, api: Api, namespace: str, name: str, seconds: int, say: Callable[[str], None]) -> None:
+        self.api, self.name, self.namespace, self.seconds, self.say = api, name, namespace, seconds, say
         self.path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self.holder = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self.lost = False
@@ -67,6 +70,7 @@ class _Lease:
         holder = str(record["spec"]["holderIdentity"])
         seconds = float(record["spec"].get("leaseDurationSeconds") or self.seconds)
         last = time.monotonic() + seconds
+        self.say(f"launcher {holder} held this run: it is looked at for {seconds:g} s, whether it still lives")
         while time.monotonic() < last:
             time.sleep(seconds / CHECKS)
             now = self.api.find(f"{self.path}/{self.name}")

@@ -42,6 +42,11 @@ class PodLogs:
             follower.ended = True
             follower.thread.join(max(0.0, last - time.monotonic()))
 
+    def leave(self) -> None:
+        """Follow nothing any more."""
+        for follower in self._followers.values():
+            follower.ended = True
+
     def text(self) -> str:
         """All that was followed, each pod's behind its name."""
         parts = [f"==> {name} <==\n{follower.text()}" for name, follower in sorted(self._followers.items())]
@@ -60,12 +65,14 @@ class _Follower:
         self.thread.start()
 
     def drain(self) -> bytes:
+        """The lines that came since the last call."""
         lines = []
         while self._fresh:
             lines.append(self._fresh.popleft())
         return b"".join(lines)
 
     def text(self) -> str:
+        """What is kept of the log."""
         return b"".join(list(self._kept)).decode(errors="replace")
 
     def _run(self) -> None:

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.launch.appdefs import DISTRIBUTED
 from pipeline.launchconfig import PodResources
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
-DISTRIBUTED = ("train", "evaluate")
 LAUNCHER = "launcher"
 CONTAINER = "nightjar"
 
@@ -53,8 +53,11 @@ def pod_template(
         spec["tolerations"] = [
             {key: value for key, value in vars(toleration).items() if value} for toleration in pods.tolerations
         ]
-    # A service mesh's sidecar would outlive the stage and keep its pod from ending.
-    return {"metadata": {"labels": dict(labels), "annotations": {"sidecar.istio.io/inject": "false"}}, "spec": spec}
+    annotations = {
+        "sidecar.istio.io/inject": "false",  # a service mesh's sidecar would keep the pod from ending
+        "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",  # a node less is not worth an attempt
+    }
+    return {"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}
 
 
 def resources_of(config: Config, stage: str) -> PodResources:
