@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
 # What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
-DEFAULT_STAGES = STAGES
+DEFAULT_STAGES = STAGES[:-1]
 # Where tables may live, the fastest first.
 TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
 

@@ -15,7 +15,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end, stage_app
 from pipeline.launch.logs import Tail, cause_of, collect, exit_hint, killed_rank
-from pipeline.launch.result import Outcome, assemble
+from pipeline.launch.result import Outcome, assemble, refuse_held
 from pipeline.launch.runner import LocalRunner
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
@@ -81,6 +81,7 @@ class Chain:
                 self._find_upstream()
                 for step in self.selected:
                     self._run_step(step)
+                refuse_held(self.artifacts)
         except BaseException as error:
             with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
                 self._write(error)
