@@ -89,6 +89,11 @@ class TableReader:
         self.cache = RowCache(min(places, layout.rows), layout.record_bytes) if places else None
         self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-rows")
 
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows are read from the file as they are asked for."""
+        return self._pool is not None
+
     def lookup(self, rows: NDArray[np.integer]) -> Tensor:
         """float32 [n, dim] of ``rows`` [n], any order, repeats allowed."""
         numbers = rows.astype(np.int64)
@@ -106,14 +111,14 @@ class TableReader:
 
 
 def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
-    """Bytes of ``memory`` for each table: the small ones whole as long as they fit, the others by size."""
+    """Bytes of ``memory`` for each table: those that take less than an even share whole, the others by size."""
     found: dict[str, int] = {}
     left = memory
     sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for place, name in enumerate(ranked):
-        if sizes[name] > left:
-            rest = ranked[place:]
+        rest = ranked[place:]
+        if sizes[name] * len(rest) > left:
             total = sum(sizes[other] for other in rest)
             return found | {other: left * sizes[other] // total for other in rest}
         found[name] = sizes[name]

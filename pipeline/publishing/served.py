@@ -107,10 +107,10 @@ class ServedModel:
         return functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
 
     def cache_figures(self) -> dict[str, float]:
-        """``hits`` and ``misses`` of the row caches, rows asked for once a batch; ``cached_tables``."""
+        """``hits`` and ``misses`` of the row caches, a row asked for once a batch; ``tables_on_disk``."""
         caches = [table.cache for table in self.tables.values() if table.cache is not None]
         return {
-            "cached_tables": len(caches),
+            "tables_on_disk": sum(table.on_disk for table in self.tables.values()),
             "hits": sum(cache.hits for cache in caches),
             "misses": sum(cache.misses for cache in caches),
         }

@@ -43,6 +43,8 @@ class TableLayout:
     def decode(self, records: NDArray[np.uint8], rows: NDArray[np.int64]) -> Tensor:
         """The float32 values [n, dim] of ``records`` [n, record_bytes], which are those of ``rows`` [n]."""
         found = torch.from_numpy(records)
+        if not len(rows):
+            return torch.zeros(0, self.dim)
         if self.coding in FLOATS:
             return found.view(FLOATS[self.coding]).float()
         codes, ends = found[:, :-_RANGE_BYTES], found[:, -_RANGE_BYTES:].contiguous().view(torch.float16)

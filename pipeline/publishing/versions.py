@@ -252,7 +252,9 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
             path = version_path(model, each.version)
             if each.version in stay or time.time() - _touched(store, path, each) < min_age_seconds:
                 continue
-            gone.append({"version": each.version, "bytes": each.bytes, "reason": each.problem or f"older than {keep}"})
+            gone.append(
+                {"version": each.version, "bytes": each.bytes, "reason": each.problem or f"not among the newest {keep}"}
+            )
             if not dry_run:
                 _remove(store, path)
         return gone

@@ -80,10 +80,13 @@ def predicted(done: Mapping[str, Any]) -> str:
         f"{units.duration(done['seconds'])}, {units.count(done['rows_per_s'])} rows/s"
     ]
     if done["rows_rejected"]:
-        lines.append(f"{units.count(done['rows_rejected'])} rows left out, the first: {done['rejected'][0]}")
-    if asked := cache["hits"] + cache["misses"]:
-        on_disk = units.plural(cache["cached_tables"], "table")
-        lines.append(f"{on_disk} on disk: {units.percent(cache['hits'] / asked)} of the rows came from memory")
+        lines.append(f"{units.plural(done['rows_rejected'], 'row')} left out, the first: {done['rejected'][0]}")
+    if cache["tables_on_disk"]:
+        asked = cache["hits"] + cache["misses"]
+        share = units.percent(cache["hits"] / asked if asked else 0.0)
+        lines.append(
+            f"{units.plural(cache['tables_on_disk'], 'table')} on disk: {share} of their rows came from memory"
+        )
     if figures := done.get("eval"):
         lines.append(
             f"NE {units.decimal(figures['ne'], 5)}   AUC {units.decimal(figures['auc'], 5)}   "

@@ -60,7 +60,8 @@ def test_publishing_is_among_the_steps_only_where_it_is_to_run() -> None:
     ("override", "changes"),
     [
         ("train.lr=0.5", True), ("gate.max_psi=0.3", True), ("gate.force='we know why'", True),
-        ("publish.model=other", True), ("publish.quantise='4'", True), ("publish.cache_mib=1", False), ("force=true", False),
+        ("publish.model=other", True), ("publish.quantise='4'", True), ("publish.cache_mib=1", False),
+        ("force=true", False),
     ],
 )  # fmt: skip
 def test_what_the_key_of_publishing_covers(override: str, changes: bool) -> None:

@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from pipeline.artifacts import Store
+from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 
@@ -86,15 +87,13 @@ def test_what_is_served_scores_as_what_was_trained_bit_for_bit(store: Store) -> 
     assert gate["candidate"]["ne"][0] == pytest.approx(found["eval"]["ne"], rel=1e-12)
 
 
-def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Path, tmp_path: Path) -> None:
+def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Path, tmp_path: Path, capfd) -> None:
     out = tmp_path / "scores.parquet"
-    done = nightjar(
-        "predict", f"{logs}/mon.tsv", "--store", store.url, "--out", str(out), "--cache-mib", "0.01", "--json"
-    )
-    assert done.returncode == 0, done.stderr
-    said, scores = json.loads(done.stdout), pl.read_parquet(out)
+    flags = ["--store", store.url, "--out", str(out), "--cache-mib", "0.01", "--json"]
+    assert main(["predict", f"{logs}/mon.tsv", *flags]) == 0
+    said, scores = json.loads(capfd.readouterr().out), pl.read_parquet(out)
     assert (said["rows"], said["rows_rejected"], scores.height) == (20_000, 0, 20_000)
-    assert said["cache"]["cached_tables"] > 0
+    assert said["cache"]["tables_on_disk"] > 0 and said["cache"]["hits"] > 0
     evaluated = result(store, "mon")["stages"]["evaluate"]["artifact"]
     with store.open(f"{evaluated}/logits.npy") as source:
         logits = np.load(source, allow_pickle=False)
@@ -105,21 +104,57 @@ def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Pat
 
 
 def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
-    store: Store, logs: Path, tmp_path: Path
+    store: Store, logs: Path, tmp_path: Path, capfd
 ) -> None:
     lines = (logs / "mon.tsv").read_text().splitlines()[:50]
     labelled, bare = tmp_path / "labelled.tsv", tmp_path / "bare.tsv"
     labelled.write_text("\n".join([*lines[:7], "nonsense", *lines[7:]]) + "\n")
     bare.write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
-    one = nightjar("predict", str(labelled), "--store", store.url)
-    two = nightjar("predict", str(bare), "--store", store.url, "--no-label", "--model", "clicks")
-    assert (one.returncode, two.returncode) == (0, 0), one.stderr + two.stderr
-    assert "1 row" in one.stderr and "labelled.tsv line 8" in one.stderr
-    with_labels = [line.split(",") for line in one.stdout.splitlines()]
-    without = [line.split(",") for line in two.stdout.splitlines()]
+    assert main(["predict", str(labelled), "--store", store.url]) == 0
+    one = capfd.readouterr()
+    assert main(["predict", str(bare), "--store", store.url, "--no-label", "--model", "clicks"]) == 0
+    two = capfd.readouterr()
+    assert "1 row left out, the first: labelled.tsv line 8: 1 fields, expected 40" in one.err
+    with_labels = [line.split(",") for line in one.out.splitlines()]
+    without = [line.split(",") for line in two.out.splitlines()]
     assert with_labels[0] == ["file", "line", "probability", "label"] and without[0] == ["file", "line", "probability"]
     assert [row[2] for row in with_labels[1:]] == [row[2] for row in without[1:]]
     assert with_labels[8][1] == "9", "line numbers are those of the file"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["predict", "none.tsv"], 3, "nothing exists at none.tsv"),
+        (["predict", "none.tsv", "--model", "other"], 2, "no model 'other' in store"),
+        (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "no committed artifact at"),
+        (["models", "show", "clicks", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
+        (["models", "promote", "clicks", "v00009-aaaaaaaa"], 7, "has no version 'v00009-aaaaaaaa'"),
+        (["rollback"], 2, "model 'clicks' has no former version to go back to"),
+        (["models", "ls", "--nonsense"], 2, "does not know --nonsense"),
+    ],
+)
+def test_mistakes_are_one_message(store: Store, capfd, arguments: list[str], code: int, words: str) -> None:
+    assert main([*arguments, "--store", store.url]) == code
+    said = capfd.readouterr()
+    assert words in said.err and "hint:" in said.err and "Traceback" not in said.err
+
+
+def test_models_are_listed_and_shown(store: Store, capfd) -> None:
+    version = result(store, "mon")["model"]["version"]
+    assert main(["models", "ls", "--store", store.url]) == 0
+    assert f"> {version}" in capfd.readouterr().out
+    assert main(["models", "show", "clicks", "--store", store.url]) == 0
+    shown = capfd.readouterr().out
+    assert f"clicks {version} (serves)" in shown and "26 tables in coding fp32" in shown and "run: mon" in shown
+    assert main(["models", "gc", "--keep", "0", "--min-age", "0", "--store", store.url]) == 0
+    assert "nothing to remove" in capfd.readouterr().out
+
+
+def test_the_run_report_links_the_gates_own_page(store: Store) -> None:
+    page = Path(store.full("runs/mon/report.html")).read_text()
+    link = f"../../{result(store, 'mon')['stages']['publish']['artifact']}/gate.html"
+    assert f'href="{link}"' in page and Path(store.full(f"runs/mon/{link}")).resolve().is_file()
 
 
 @pytest.mark.slow
@@ -138,7 +173,7 @@ def test_the_same_night_again_does_nothing_and_a_better_one_follows(store: Store
     warm = ["checkpoint.init_from=tue", "checkpoint.allow=[dataset]"]
     bad = nightjar("run", *SMALL, *warm, f"data.path={logs}/bad.tsv", "run=bad", f"store={store.url}")
     assert bad.returncode == 6, bad.stdout + bad.stderr
-    assert bad.stderr.startswith("nightjar: the gate held v00003-") and f"{tuesday} goes on serving" in bad.stderr
+    assert "nightjar: the gate held v00003-" in bad.stderr and f"{tuesday} goes on serving" in bad.stderr
     found = result(store, "bad")
     assert found["error"]["exit_code"] == 6 and "model" not in found
     assert any(reason.startswith("calibration") for reason in found["gate"]["reasons"])

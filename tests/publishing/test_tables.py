@@ -92,7 +92,8 @@ def test_small_tables_are_read_whole_and_the_rest_is_shared_by_size() -> None:
         return TableLayout(file="f", rows=rows, dim=4, coding="8", record_bytes=8, block_rows=1)
 
     found = shares({"large": layout(1000), "small": layout(10), "mid": layout(500)}, 80 + 6000)
-    assert found == {"small": 80, "mid": 4000, "large": 2000}
+    assert found == {"small": 80, "mid": 2000, "large": 4000}
+    assert shares({"large": layout(1000), "mid": layout(500)}, 13_000) == {"mid": 4000, "large": 8000}
     assert shares({"large": layout(1000), "mid": layout(500)}, 3000) == {"large": 2000, "mid": 1000}
 
 
