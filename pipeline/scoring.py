@@ -53,7 +53,7 @@ def score_file(
     if name is None:
         raise ArtifactError(f"model {model!r} has no version that serves", hint="nightjar models ls")
     place = versions.version_path(model, name)
-    artifact = store.get(place, "publish")
+    artifact = versions.find_version(store, model, name)
     config = _config(store, place, path, labelled)
     spec = _spec(config, labelled)
     state = _state(store, place, spec)

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.publishing.card import CARD
-from pipeline.publishing.versions import listing, read_current, version_path
+from pipeline.publishing.versions import find_version, listing, read_current, version_path
 
 
 def list_versions(store: Store, model: str) -> dict[str, Any]:
@@ -31,10 +31,7 @@ def show(store: Store, model: str, version: str | None) -> dict[str, Any]:
     name = version or current.version
     if name is None:
         raise ArtifactError(f"model {model!r} has no version that serves", hint=f"nightjar models ls {model}")
-    path = version_path(model, name)
-    artifact = store.find(path)
-    if artifact is None:
-        raise ArtifactError(f"model {model!r} has no version {name!r}", hint=f"nightjar models ls {model}")
+    path, artifact = version_path(model, name), find_version(store, model, name)
     store.verify(artifact, CARD)
     return {
         "path": store.url_of(path), "serves": name == current.version, "card": store.read_json(f"{path}/{CARD}"),

@@ -163,16 +163,21 @@ def _swap(store: Store, current: Current, line: tuple[str, ...], by: str, versio
     return after
 
 
-def _require_whole(store: Store, model: str, version: str) -> Artifact:
-    """The version; ArtifactError unless ``version`` is committed and its files have their sizes."""
-    path = version_path(model, version)
-    artifact = store.find(path)
+def find_version(store: Store, model: str, version: str) -> Artifact:
+    """The committed ``version`` of ``model``; ArtifactError naming those there are where it is none."""
+    artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
     if artifact is None:
         known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"
         raise ArtifactError(
             f"model {model!r} has no version {version!r} in store {store.url}; there are: {known}",
             hint=f"nightjar models ls {model}",
         )
+    return artifact
+
+
+def _require_whole(store: Store, model: str, version: str) -> Artifact:
+    """The version; ArtifactError unless it is committed and its files have their sizes."""
+    artifact, path = find_version(store, model, version), version_path(model, version)
     for name, entry in artifact.files.items():
         file = f"{path}/{name}"
         size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
@@ -257,6 +262,10 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
             )
             if not dry_run:
                 _remove(store, path)
+        for name in store.names(model_path(model)):
+            path = f"{model_path(model)}/{name}"
+            if name.startswith(".write-") and not dry_run and time.time() - _written(store, path) >= min_age_seconds:
+                store.fs.rm_file(store.full(path))
         return gone
 
 
@@ -264,8 +273,13 @@ def _touched(store: Store, path: str, each: Listing) -> float:
     """When a version was last written, seconds since 1970; 0 where the store does not say."""
     if each.created is not None:
         return each.created
-    times = [info.get("mtime") or 0.0 for info in store.fs.find(store.full(path), detail=True).values()]
-    return max((float(t) if isinstance(t, int | float) else t.timestamp() for t in times), default=0.0)
+    return max((_written(store, f"{path}/{name}") for name in store.names(path)), default=0.0)
+
+
+def _written(store: Store, path: str) -> float:
+    """When a file or folder was last written, seconds since 1970; 0 where the store does not say."""
+    mark = store.fs.info(store.full(path)).get("mtime") or 0.0
+    return float(mark) if isinstance(mark, int | float) else float(mark.timestamp())
 
 
 def _remove(store: Store, path: str) -> None:

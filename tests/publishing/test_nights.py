@@ -127,10 +127,11 @@ def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
     [
         (["predict", "none.tsv"], 3, "nothing exists at none.tsv"),
         (["predict", "none.tsv", "--model", "other"], 2, "no model 'other' in store"),
-        (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "no committed artifact at"),
+        (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "show", "clicks", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "promote", "clicks", "v00009-aaaaaaaa"], 7, "has no version 'v00009-aaaaaaaa'"),
         (["rollback"], 2, "model 'clicks' has no former version to go back to"),
+        (["models", "promote", "clicks", "../../runs"], 7, "has no version '../../runs'"),
         (["models", "ls", "--nonsense"], 2, "does not know --nonsense"),
     ],
 )

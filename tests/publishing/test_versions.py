@@ -90,13 +90,15 @@ def test_numbers_rise_and_keys_tell_versions_apart(store: Store) -> None:
 def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store) -> None:
     plain(store, D)
     Path(store.full("models/m/v00005-aaaaaaaa")).mkdir()
+    left = Path(store.full("models/m/.write-abc"))
+    left.touch()
     promote(store, A, B)
     tried = versions.collect(store, "m", 0, 0.0, dry_run=True)
     assert [each["version"] for each in tried] == [C, D, "v00005-aaaaaaaa"]
     gone = versions.collect(store, "m", 1, 0.0, dry_run=False)
     assert [each["version"] for each in gone] == [C, "v00005-aaaaaaaa"]
     assert [each["reason"] for each in gone] == ["not among the newest 1", "never finished: it has no manifest"]
-    assert [each.version for each in versions.listing(store, "m")] == [A, B, D]
+    assert [each.version for each in versions.listing(store, "m")] == [A, B, D] and not left.exists()
     assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
     assert versions.roll_back(store, "m").version == A
 
