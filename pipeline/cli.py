@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import ckpt, clusters, nights, plans
+from pipeline import ckpt, clusters, nights, plans, published
 from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.errors import ConfigError, NightjarError
 
@@ -25,9 +25,10 @@ STAGE_COMMANDS = {
     "partition": "towers of features and the plan on their hosts (flat: none)",
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
+    "publish": "judge the model beside the one that serves; publish it, or hold it and say why",
 }
 COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
-STORE_FLAG = ("plan-diff", "ckpt", "doctor", "result")  # these take --store
+STORE_FLAG = ("plan-diff", "ckpt", "models", "rollback", "predict", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG)
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
@@ -79,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
     plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
+    published.add_models(commands.add_parser("models", help="list, show, promote, roll back, remove versions"))
+    published.add_rollback(commands.add_parser("rollback", help="let the version that served before serve again"))
+    published.add_predict(commands.add_parser("predict", help="score raw rows with a published version"))
     calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
     calibrate_arguments(calibration)
     calibration.set_defaults(function=_calibrate)
@@ -124,7 +128,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:
-        action = f" {options.action}" if options.command == "ckpt" else ""
+        action = f" {options.action}" if options.command in ("ckpt", "models") else ""
         helped = f" {options.command}{action}" if options.command in STORE_FLAG else ""
         raise ConfigError(
             f"nightjar {options.command}{action} does not know {unknown[0]}", hint=f"nightjar{helped} --help"

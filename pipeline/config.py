@@ -12,9 +12,9 @@ from omegaconf import MISSING
 
 from pipeline.launchconfig import LaunchConfig, ScheduleConfig
 
-STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
 # What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
-DEFAULT_STAGES = STAGES
+DEFAULT_STAGES = STAGES[:-1]
 # Where tables may live, the fastest first.
 TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
 

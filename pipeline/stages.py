@@ -1,4 +1,4 @@
-"""The stages: their order, their keys, and what each does with its configuration and input artifacts.
+"""The six stages: their order, their keys, and what each does with its configuration and input artifacts.
 
 A stage meets the others only through artifacts. ``steps`` works out every key and path of a run at
 once (a key is made of keys, not of content), ``run_stage`` does one of them on this rank. The rooms
@@ -27,8 +27,9 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "partition": ("ingest", "plan"),
     "train": ("ingest", "plan", "partition"),
     "evaluate": ("ingest", "plan", "partition", "train"),
+    "publish": ("ingest", "plan", "partition", "train", "evaluate"),
 }
-NEEDS_ROWS = ("train", "evaluate")
+NEEDS_ROWS = ("train", "evaluate", "publish")
 _INIT_FROM = "checkpoint.init_from="  # as it is typed
 # Settings of train that change speed or what is shown, never the model that comes out.
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
@@ -54,20 +55,25 @@ class StageIO:
 def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
     """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
 
-    ``names``: only the first of them, up to the one that is wanted.
+    ``names``: only the first of them, up to the one that is wanted. Publishing is among them only where it is to run.
     """
     from pipeline.ingest import raw_fingerprint
+    from pipeline.publish import covered_incumbent
     from pipeline.towers import check_partition
 
     if config.data.sparse:
         check_partition(config, list(config.data.sparse))
     made: dict[str, Step] = {}
     for name in names:
+        if name == "publish" and name not in config.stages:
+            continue
         covered = key_config(name, config)
         if name == "ingest":
             covered["raw"] = raw_fingerprint(config, store)
         if name == "train" and config.checkpoint.init_from is not None:
             covered["init"] = _init(config, store, made["ingest"].key)
+        if name == "publish":
+            covered["incumbent"] = covered_incumbent(config, store, made["train"].key)
         if name == "partition" and (probe := covered_probe(config, store)):
             covered["probe"] = probe
         input_keys = {stage: made[stage].key for stage in INPUTS[name]}
@@ -198,6 +204,8 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         train = {key: value for key, value in full["train"].items() if key not in NOT_IN_TRAIN_KEY}
         exchange = {} if config.partition.exchange == "fp32" else {"exchange": config.partition.exchange}
         return {"model": full["model"], "train": train, "seed": config.seed, **exchange}
+    if name == "publish":
+        return {"gate": full["gate"], "model": config.model_name, "quantise": config.publish.quantise}
     return {"evaluate": full["evaluate"]}
 
 
@@ -209,6 +217,7 @@ def _path(name: str, key: str, config: Config) -> str:
         "partition": f"towers/{key}",
         "train": f"{run}/train/{key}",
         "evaluate": f"{run}/evaluate/{key}",
+        "publish": f"{run}/publish/{key}",
     }[name]
 
 
@@ -335,8 +344,11 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
 
 def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
+    import numpy as np
+
     from pipeline.checkpoint.reader import OTHER_MODEL
     from pipeline.evaluation import evaluate, reliability
+    from pipeline.publish import LOGITS
     from pipeline.training import predict
 
     final = inputs["train"].summary.get("final")
@@ -359,7 +371,16 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     with _draft(store, step) as draft:
         draft.write_json("metrics.json", figures)
         draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
+        with draft.open(LOGITS) as sink:
+            np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
         return draft.commit(figures)
+
+
+def _publish(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
+    from pipeline.publish import publish
+
+    with _draft(store, step) as draft:
+        return draft.commit(publish(config, store, step, inputs, draft, io.say))
 
 
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
@@ -417,6 +438,7 @@ _FUNCTIONS: dict[str, Callable[[Step, Config, Store, dict[str, Artifact], StageI
     "partition": _partition,
     "train": _train,
     "evaluate": _evaluate,
+    "publish": _publish,
 }
 
 

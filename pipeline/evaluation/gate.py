@@ -14,6 +14,7 @@ from pipeline.config import GateConfig
 
 PASS, HOLD = "PASS", "HOLD"
 WHEN = "when it was published"
+SLICE = "slice: "  # begins the names of checks of single slices
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _calibration(
     passed = low <= 1 + limit and high >= 1 - limit
     words = (
         f"{what} is {point:.4f} [{low:.4f}, {high:.4f}]: predicted clicks are {abs(point - 1):.1%} "
-        f"{'above' if point > 1 else 'below'} the observed ones, {'within' if passed else 'beyond'} {limit:.1%} "
+        f"{'above' if point > 1 else 'below'} the observed ones, {_place(abs(point - 1), limit, passed)} {limit:.1%} "
         f"(gate.{setting})"
     )
     yield Check(name, f"gate.{setting}", passed, words)
@@ -113,12 +114,20 @@ def _against_incumbent(record: Mapping[str, Any], settings: GateConfig) -> Itera
         passed = _not_worse(change, settings.max_ne_increase)
         words = (
             f"NE is {ours['ne'][0]:.4f}, the incumbent's on the same rows {theirs['ne'][0]:.4f}: {_percent(change)}, "
-            f"{'within' if passed else 'beyond'} +{settings.max_ne_increase:.2%} (gate.max_ne_increase)"
+            f"{_place(change[0], settings.max_ne_increase, passed)} +{settings.max_ne_increase:.2%} "
+            "(gate.max_ne_increase)"
         )
         yield Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
     shift = record["shift"]
-    what = f"predictions moved away from the incumbent's: PSI (KS {shift['ks']:.3f})"
+    what = f"predictions moved from the incumbent's by KS {shift['ks']:.3f}, PSI"
     yield from _above("prediction shift", "max_psi", shift["psi"], settings.max_psi, what, ".3f")
+
+
+def _place(value: float, limit: float, passed: bool) -> str:
+    """How a figure lies to its limit, in words."""
+    if value <= limit:
+        return "within"
+    return "by chance perhaps beyond" if passed else "beyond"
 
 
 def _not_worse(change: list[float], limit: float) -> bool:
@@ -179,17 +188,18 @@ def _slices(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
         name = f"{each['slice']}={each['value']}"
         limit = settings.slice_max_calibration_error
         yield from _calibration(
-            f"calibration, {name}", "slice_max_calibration_error", each["candidate"], limit,
+            f"{SLICE}calibration, {name}", "slice_max_calibration_error", each["candidate"], limit,
             f"calibration of slice {name} ({each['rows']:,} rows)",
         )  # fmt: skip
         if "change" in each and settings.slice_max_ne_increase is not None:
-            passed = _not_worse(each["change"]["ne"], settings.slice_max_ne_increase)
+            limit, change = settings.slice_max_ne_increase, each["change"]["ne"]
+            passed = _not_worse(change, limit)
             words = (
                 f"NE of slice {name} ({each['rows']:,} rows) is {each['candidate']['ne'][0]:.4f}, the incumbent's "
-                f"{each['incumbent']['ne'][0]:.4f}: {_percent(each['change']['ne'])}, "
-                f"{'within' if passed else 'beyond'} +{settings.slice_max_ne_increase:.1%} (gate.slice_max_ne_increase)"
+                f"{each['incumbent']['ne'][0]:.4f}: {_percent(change)}, {_place(change[0], limit, passed)} "
+                f"+{limit:.1%} (gate.slice_max_ne_increase)"
             )
-            yield Check(f"NE, {name}", "gate.slice_max_ne_increase", passed, words)
+            yield Check(f"{SLICE}NE, {name}", "gate.slice_max_ne_increase", passed, words)
 
 
 def _serving(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:

@@ -15,7 +15,7 @@ from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarErr
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.protocol import StageJob, StageRunner
-from pipeline.launch.result import Outcome, assemble
+from pipeline.launch.result import Outcome, assemble, refuse_held
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
@@ -80,6 +80,7 @@ class Chain:
                 self._find_upstream()
                 for step in self.selected:
                     self._run_step(step)
+                refuse_held(self.artifacts)
         except BaseException as error:
             with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
                 self._write(error)

@@ -13,6 +13,7 @@ from pipeline.report.tables import facts, head_cells, number, scroll_table, sect
 
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
+_SLICE = "slice: "
 LEAST_CHANGE = 0.01  # of coverage, to be listed
 
 
@@ -24,11 +25,28 @@ def gate_page(record: Mapping[str, Any]) -> str:
         _cards(record),
         section("Candidate and incumbent on the same rows", _figures_table(record)) if "candidate" in record else "",
         plots(record),
-        section("Questions", _checks_table(record.get("checks", ()))),
+        section("Questions", _checks_table(_checks(record))),
         section("Slices", _slices_table(record["slices"])) if record.get("slices") else "",
         _coverage(record),
     ]
     return document(f"Gate: {record.get('verdict', '')} {_model(record)}", parts, "gate.json")
+
+
+def gate_section(gate: Mapping[str, Any], model: Mapping[str, Any], page: str) -> str:
+    """The run report's part about the gate: verdict, reasons, what is published; ``page``: relative URL of its own."""
+    if not gate:
+        return ""
+    verdict = str(gate.get("verdict", ""))
+    against = gate.get("incumbent")
+    said = f"{gate.get('version', '')} beside {against}" if against else f"{gate.get('version', '')}, no incumbent"
+    where = f"; published at {model['uri']}" if model.get("uri") else "; not published" if verdict == "HOLD" else ""
+    link = f' <a href="{escape(page)}">Figures, slices and questions: the gate\'s own page.</a>' if page else ""
+    reasons = "".join(f"<li>{escape(str(reason))}</li>" for reason in gate.get("reasons", ()))
+    return section(
+        "Gate",
+        f'<p><span class="pill {escape(verdict)}">{escape(verdict)}</span> {escape(said + where)}.{link}</p>'
+        + (f"<ul>{reasons}</ul>" if reasons else ""),
+    )
 
 
 def gate_markdown(record: Mapping[str, Any]) -> str:
@@ -130,13 +148,14 @@ def _figures_table(record: Mapping[str, Any]) -> str:
 
 
 def _checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What failed first."""
-    return sorted(record.get("checks", ()), key=lambda check: check["passed"])
+    """What failed first; slices that passed are left to their own table."""
+    found = [check for check in record.get("checks", ()) if not (check["passed"] and check["name"].startswith(_SLICE))]
+    return sorted(found, key=lambda check: check["passed"])
 
 
 def _checks_table(checks: Sequence[Mapping[str, Any]]) -> str:
     rows = []
-    for check in sorted(checks, key=lambda check: check["passed"]):
+    for check in checks:
         pill = "done" if check["passed"] else "failed"
         rows.append(
             f'<tr><td><span class="pill {pill}">{"yes" if check["passed"] else "no"}</span></td>'

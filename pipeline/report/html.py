@@ -13,6 +13,7 @@ from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.report import units
 from pipeline.report.charts import plots_section
+from pipeline.report.gate import GATE_PAGE, gate_section
 from pipeline.report.page import cards, document
 from pipeline.report.phases import phases_section
 from pipeline.report.plans import PLAN_PAGE
@@ -30,7 +31,7 @@ class ReportData:
     ``plan_problem``: why ``plan.json`` is there but was not read.
     ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
     ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``: where the plan's own
-    page lies, relative to this one.
+    page lies, relative to this one; ``gate_page`` likewise.
     """
 
     result: Mapping[str, Any]
@@ -41,6 +42,7 @@ class ReportData:
     config: str = ""
     finished: float | None = None
     plan_page: str = ""
+    gate_page: str = ""
 
 
 def write_report(store: Store, run: str) -> str:
@@ -74,6 +76,9 @@ def read_run(store: Store, run: str) -> ReportData:
         reliability=store.read_json(curve) if store.exists(curve) else None,
         config=config,
         plan_page=f"../../{paths['plan']}/{PLAN_PAGE}" if store.exists(f"{paths.get('plan')}/{PLAN_PAGE}") else "",
+        gate_page=f"../../{paths['publish']}/{GATE_PAGE}"
+        if store.exists(f"{paths.get('publish')}/{GATE_PAGE}")
+        else "",
         finished=max((artifact.created for artifact in found), default=None),
     )
 
@@ -99,6 +104,7 @@ def render(data: ReportData) -> str:
         _header(data),
         _error(result),
         _figures(result),
+        gate_section(result.get("gate", {}), result.get("model", {}), data.gate_page),
         stages_section(result.get("stages", {})),
         plots_section(data.records, result.get("eval", {}), data.reliability),
         phases_section(result.get("train", {})),
@@ -161,7 +167,7 @@ def _figures(result: Mapping[str, Any]) -> str:
 def _details(result: Mapping[str, Any]) -> str:
     """The remaining figures of ``result.json``, two or three columns of name and value."""
     rows, train, saved, scores = (result.get(name, {}) for name in ("ingest", "train", "checkpoint", "eval"))
-    gate, model, sent = result.get("gate", {}), result.get("model", {}), train.get("bytes_per_sample", {})
+    sent = train.get("bytes_per_sample", {})
     found = [
         ("Raw bytes read", units.size(rows.get("bytes_in"))),
         ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
@@ -181,8 +187,5 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Checkpoints skipped", units.count(saved.get("skipped") or None)),
         ("Checkpoints failed", units.count(saved.get("failed") or None)),
         ("Held-out rows", units.count(scores.get("samples"))),
-        ("Gate", "; ".join([str(gate.get("verdict", "")), *map(str, gate.get("reasons", []))]) if gate else "-"),
-        ("Model version", str(model.get("version", units.ABSENT))),
-        ("Model", str(model.get("uri", units.ABSENT))),
     ]
     return facts("Details", [(name, value) for name, value in found if value != units.ABSENT])
