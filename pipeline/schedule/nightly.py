@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 
-from pipeline.artifacts import Store, artifact_key
+from pipeline.artifacts import Store, artifact_key, fingerprint
 from pipeline.compose import config_hash
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, GateHeldError, NightjarError
+from pipeline.ingest.days import path_of
 from pipeline.launch.step import run_directory
 from pipeline.schedule.base import Base, find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
@@ -62,14 +63,15 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
     code of a signal: the night goes on where it stopped when it is called again.
     """
     record = read_record(store, config.model_name, day)
-    settings = _settings(config)
-    if record is not None and not config.force and _decided(record, settings):
-        tools.say(f"night      {line_of(record)}; nothing to do: force=true does it again")
+    if record is not None and not config.force and _decided(record, config, day):
+        again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
+        tools.say(f"night      {line_of(record)}; {again}force=true does it again")
         return record
-    record = _begun(config, store, day, settings, record)
+    record = _begun(config, store, day, record)
     tools.say(f"night      {day} of model {config.model_name}: run {record['run']}, {_from(record)}")
     try:
         record["seconds_waited"] = round(wait_for(config, day, wait_minutes, tools.say), 1)
+        record["logs"] = _logs(config, day)
         base = None if record["base"] is None else Base(**record["base"])
         night = night_config(config, day, base)
         code = tools.run(night)
@@ -92,18 +94,25 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
 
 
 def _settings(config: Config) -> str:
-    """Hash of what decides the verdict: a held night is judged again where that has changed."""
+    """Hash of what decides the verdict, the logs apart."""
     return artifact_key("nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {
         "run": config_hash(config)
     })  # fmt: skip
 
 
-def _decided(record: dict[str, Any], settings: str) -> bool:
-    """Whether calling the night again would change nothing."""
-    return record["outcome"] == PUBLISHED or (record["outcome"] == HELD and record["settings"] == settings)
+def _logs(config: Config, day: date) -> str:
+    """Fingerprint of the day's raw logs, "" where there are none."""
+    return "" if config.data.format == "synthetic" else fingerprint(path_of(config.data, day))
 
 
-def _begun(config: Config, store: Store, day: date, settings: str, former: dict[str, Any] | None) -> dict[str, Any]:
+def _decided(record: dict[str, Any], config: Config, day: date) -> bool:
+    """Whether the night has its verdict; a held one loses it with other settings or logs, a published one never."""
+    if record["outcome"] != HELD:
+        return bool(record["outcome"] == PUBLISHED)
+    return bool(record["settings"] == _settings(config) and record["logs"] == _logs(config, day))
+
+
+def _begun(config: Config, store: Store, day: date, former: dict[str, Any] | None) -> dict[str, Any]:
     """The record of a night that begins, or goes on from the model it began with where it was killed."""
     model = config.model_name
     found = find_base(store, model, day)
@@ -112,7 +121,7 @@ def _begun(config: Config, store: Store, day: date, settings: str, former: dict[
         base = former["base"]
     record = {
         "format": FORMAT, "model": model, "date": str(day), "run": run_name(model, day), "outcome": RUNNING,
-        "exit_code": None, "settings": settings, "base": base, "started": time.time(),
+        "exit_code": None, "settings": _settings(config), "logs": "", "base": base, "started": time.time(),
     }  # fmt: skip
     _save(store, record)
     return record

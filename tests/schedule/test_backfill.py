@@ -79,6 +79,22 @@ def test_a_held_night_is_judged_again_only_by_other_settings(tmp_path: Path) -> 
     assert nights.outcomes()[0] == "published"
 
 
+def test_a_held_night_is_judged_again_where_its_logs_were_mended_a_published_one_says_so(tmp_path: Path) -> None:
+    logs = tmp_path / "2026-01-01.csv"
+    logs.write_text("label,a\n1,x\n")
+    data = ["data=csv", "data.name=synthetic", "+data.sparse.a={}", f'data.path="{tmp_path}/{{day}}.csv"']
+    nights = Nights(tmp_path / "store", {1: 6})
+    assert nights(DAYS[:1], *data) == 6
+    logs.write_text("label,a\n0,x\n1,y\n")
+    nights.codes = {}
+    assert nights(DAYS[:1], *data) == 0
+    assert len(nights.runs) == 2
+    logs.write_text("label,a\n0,x\n1,y\n1,z\n")
+    assert nights(DAYS[:1], *data) == 0
+    assert len(nights.runs) == 2
+    assert "its logs are others by now: force=true does it again" in nights.said[-1]
+
+
 def test_a_signal_stops_at_once_and_the_night_goes_on_later(tmp_path: Path) -> None:
     nights = Nights(tmp_path, {2: 143})
     assert nights(DAYS, keep_going=True) == 143
