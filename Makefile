@@ -10,7 +10,7 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-predict bench-partition bench-ssd bench-towers bench-towers-quality
+	bench-gate bench-predict bench-partition bench-ssd bench-towers bench-towers-quality
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -58,6 +58,9 @@ bench-towers: install ## step time over slow links between hosts, flat, SPTT and
 
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
 	@.venv/bin/python -m benchmarks.towers_quality
+
+bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
+	@.venv/bin/python -m benchmarks.gate
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
