@@ -62,6 +62,9 @@ bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
 
+# The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
+CRITEO ?= ../shared/data/criteo_sample.tsv
+
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
 
