@@ -13,11 +13,14 @@ from pipeline.errors import ConfigError
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
-TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "none")
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
+MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
-    "data.sparse_defaults.mapping": ("vocab", "hash"),
+    "data.sparse_defaults.mapping": MAPPINGS,
+    "data.checks.leak": ("hold", "warn", "off"),
+    "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day"),
     "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
@@ -66,6 +69,20 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.latent_dim", 1, 1024),
     ("data.synthetic.drift", 0.0, None),
     ("data.synthetic.blocks", 0, 13),
+    ("data.synthetic.new_ids", 0.0, 1.0),
+    ("data.synthetic.id_groups", 0, None),
+    ("data.synthetic.popularity_drift", 0.0, 1.0),
+    ("data.watermark.min_rows", 1, None),
+    ("data.watermark.max_age_hours", 0.0, None),
+    ("data.late_days", 1, 366),
+    ("data.max_quarantine_share", 0.0, 1.0),
+    ("data.checks.leak_auc", 0.5, 1.0),
+    *(
+        (f"data.checks.{kind}.{name}", 0.0, None)
+        for kind in ("warn", "hold")
+        for name in ("label_rate", "missing_share", "distinct", "psi")
+    ),
+    ("data.sparse_defaults.evict_after_days", 1, None),
     ("data.table_defaults.pooling", 0.0, None),
     ("data.table_defaults.zipf", 0.0, 10.0),
     ("data.dense_features", 0, None),
@@ -272,12 +289,27 @@ def _check_data(data: DataConfig) -> None:
             f"feature {sorted(shared)[0]!r} is in data.dense and in data.sparse, expected one of them",
             hint=f"~data.dense.{sorted(shared)[0]}",
         )
+    _check_dense(data)
+    _check_sparse(data)
+    _check_days(data)
+
+
+def _check_dense(data: DataConfig) -> None:
     for name, dense in data.dense.items():
         if dense.transform not in (*TRANSFORMS, None):
             raise ConfigError(
                 f"data.dense.{name}.transform is {dense.transform!r}, expected one of: {', '.join(TRANSFORMS)}",
                 hint=f"data.dense.{name}.transform=log1p",
             )
+        _check_range(f"data.dense.{name}.bins", dense.bins, 2, 10_000)
+        if dense.clip and (len(dense.clip) != 2 or not dense.clip[0] < dense.clip[1]):
+            raise ConfigError(
+                f"data.dense.{name}.clip is {dense.clip}, expected two numbers that rise",
+                hint=f"data.dense.{name}.clip=[0,1000]",
+            )
+
+
+def _check_sparse(data: DataConfig) -> None:
     for name, sparse in data.sparse.items():
         if name in TAKEN_NAMES or "." in name:
             other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")
@@ -285,19 +317,54 @@ def _check_data(data: DataConfig) -> None:
                 f"a feature of data.sparse is called {name!r}, which PyTorch keeps for itself, expected another name",
                 hint=f"~data.sparse.{name} +data.sparse.{other}={{column: {sparse.column or name}}}",
             )
-        if sparse.mapping not in ("vocab", "hash", None):
+        if sparse.mapping not in (*MAPPINGS, None):
             raise ConfigError(
-                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected vocab or hash",
+                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected one of: {', '.join(MAPPINGS)}",
                 hint=f"data.sparse.{name}.mapping=vocab",
             )
         if sparse.min_count is not None:
             _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
+        if sparse.evict_after_days is not None:
+            _check_range(f"data.sparse.{name}.evict_after_days", sparse.evict_after_days, 1, None)
+        for key, low in (("bins", 2), ("max_ids", 1)):
+            if (value := getattr(sparse, key)) is not None:
+                _check_range(f"data.sparse.{name}.{key}", value, low, 10_000_000)
+        if sum((bool(sparse.cross), sparse.bins is not None, sparse.separator is not None)) > 1:
+            raise ConfigError(
+                f"data.sparse.{name} has more than one of cross, bins and separator, expected one of them",
+                hint=f"data.sparse.{name}.cross=[] or data.sparse.{name}.bins=null",
+            )
         if sparse.rows is not None:
             _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
-    if data.split.by == "day" and not (data.day or data.timestamp or data.format == "synthetic"):
+
+
+def _check_days(data: DataConfig) -> None:
+    if data.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", data.day):
         raise ConfigError(
-            "data.split.by is 'day', but neither data.day nor data.timestamp names a column",
-            hint="data.day=<column> or data.split.by=hash",
+            f"data.day is {data.day!r}, expected YYYY-MM-DD, or two such days for a range",
+            hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
+        )
+    if data.split.by == "day" and data.day is not None and ".." not in data.day:
+        raise ConfigError(
+            f"data.split.by is 'day', but data.day={data.day} is one day, which cannot be train and test",
+            hint="data.split.by=hash, or a range: data.day=2026-01-01..2026-01-08",
+        )
+    patterned = re.search(r"\{day(:[^{}]*)?\}", data.path or "") is not None
+    if patterned and data.day is None:
+        raise ConfigError(
+            f"data.path={data.path} has a file for each day, but data.day names none", hint="data.day=2026-01-31"
+        )
+    known = patterned or data.day_column or data.timestamp or data.format == "synthetic"
+    if data.day is not None and not known:
+        raise ConfigError(
+            f"data.day is {data.day}, but neither data.path holds {{day}} nor does data.day_column or data.timestamp "
+            "name a column that tells a row's day",
+            hint="'data.path=\"logs/{day}/*.tsv\"', or data.day_column=<column>",
+        )
+    if data.split.by == "day" and not known:
+        raise ConfigError(
+            "data.split.by is 'day', but neither data.day_column nor data.timestamp names a column",
+            hint="data.day_column=<column> or data.split.by=hash",
         )
 
 

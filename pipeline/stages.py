@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
+from pipeline.contracts import DatasetSchema, Plan, Profile, Towers, dataset_path
 from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 from pipeline.partition import assign, covered_probe, covered_settings
@@ -35,6 +35,8 @@ _INIT_FROM = "checkpoint.init_from="  # as it is typed
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
 # Settings of data that a dataset of format tables depends on; but for the first two no other one does.
 DECLARED = ("name", "format", "tables", "table_defaults", "dense_features")
+# Settings of data that decide whether a dataset is made, not what is in it.
+CHECKED = ("watermark", "max_quarantine_share", "checks")
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
             continue
         covered = key_config(name, config)
         if name == "ingest":
-            covered["raw"] = raw_fingerprint(config)
+            covered["raw"] = raw_fingerprint(config, store)
         if name == "train" and config.checkpoint.init_from is not None:
             covered["init"] = _init(config, store, made["ingest"].key)
         if name == "publish":
@@ -175,6 +177,8 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
             return {"data": {key: data[key] for key in DECLARED}}
         for name in DECLARED[2:]:
             del data[name]
+        for name in CHECKED:
+            del data[name]
         del ingest["block_mib"]  # how much is read at a time does not change the bytes
         if config.data.format == "synthetic":
             return {"data": data, "ingest": ingest, "seed": config.seed}
@@ -202,7 +206,7 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
 def _path(name: str, key: str, config: Config) -> str:
     run = run_directory(str(config.run))
     return {
-        "ingest": f"datasets/{config.data.name}/{key}",
+        "ingest": dataset_path(config.data.name, key, config.data.day),
         "plan": f"plans/{key}",
         "partition": f"towers/{key}",
         "train": f"{run}/train/{key}",
@@ -243,9 +247,9 @@ def _draft(store: Store, step: Step) -> Any:
 
 
 def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-    from pipeline.ingest import ingest
+    from pipeline.ingest import answering, ingest
 
-    with _draft(store, step) as draft:
+    with answering(config, store), _draft(store, step) as draft:
         return draft.commit(ingest(config, draft, io.say))
 
 

@@ -11,9 +11,11 @@ import polars as pl
 
 from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL, RESERVED_ROWS
+from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
 from pipeline.ingest.parse import row_hashes
-from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+from pipeline.ingest.sketch import Sketch
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
 _MERGE_ROWS = 1 << 18
@@ -56,14 +58,16 @@ class VocabCounts:
 class HashedCounts:
     """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, double: bool = False) -> None:
         self.counts = np.zeros(rows, np.int64)
         self.smallest = np.zeros(0, np.uint64)
+        self.ways = (hash_rows_of, second_rows_of) if double else (hash_rows_of,)
 
     def add(self, hashes: pl.Series, ids: pl.Series) -> None:
         """Count ``hashes`` (no nulls)."""
-        rows = hash_rows_of(hashes, len(self.counts)).to_numpy()
-        self.counts += np.bincount(rows, minlength=len(self.counts))
+        for rows_of in self.ways:
+            rows = rows_of(hashes, len(self.counts)).to_numpy()
+            self.counts += np.bincount(rows, minlength=len(self.counts))
         self._keep(hashes.unique().to_numpy())
 
     def merge(self, other: HashedCounts) -> None:
@@ -82,9 +86,51 @@ class HashedCounts:
         return round((SKETCH - 1) / (float(self.smallest[-1]) / 2.0**64))
 
 
+class BinCounts:
+    """The values of a feature that is cut into bins."""
+
+    def __init__(self) -> None:
+        self.sketch = Sketch()
+
+    def merge(self, other: BinCounts) -> None:
+        """Take in what ``other`` counted."""
+        self.sketch.merge(other.sketch)
+
+
+Counts = VocabCounts | HashedCounts | BinCounts
+
+
+def _counts_of(feature: SparseSpec) -> Counts:
+    if feature.mapping in ("vocab", "learned"):
+        return VocabCounts()
+    if feature.mapping == "bins":
+        return BinCounts()
+    return HashedCounts(feature.rows, double=feature.mapping == "double_hash")
+
+
+def prepared(feature: DenseSpec) -> pl.Expr:
+    """The feature's value as it is standardised: clipped, then its logarithm taken, where it says so."""
+    value = pl.col(f"dense:{feature.name}")
+    if feature.clip:
+        value = value.clip(*feature.clip)
+    return signed_log(value) if feature.logarithmic else value
+
+
+def quantised(feature: DenseSpec) -> pl.Expr:
+    """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
+    return (prepared(feature) / LOG_QUANTUM).round() if feature.logarithmic else prepared(feature)
+
+
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
     """Table row of each hash where a feature is hash-mapped: 2 + hash modulo (rows - 2)."""
     return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int64) + RESERVED_ROWS
+
+
+def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Another row of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
+    mixed = hashes.fill_null(0).to_numpy() * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
 
 
 def flat_hashes(frame: pl.DataFrame, feature: SparseSpec) -> pl.Series:
@@ -101,42 +147,47 @@ class Partial:
         self.rows = 0
         self.positives = 0
         self.raw = {feature.name: Moments() for feature in spec.dense}
-        self.logs = {feature.name: Moments() for feature in spec.dense if feature.logarithmic}
+        self.prepared = {feature.name: Moments() for feature in spec.dense if feature.logarithmic or feature.clip}
+        self.sketches = {feature.name: Sketch() for feature in spec.dense}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
-        self.counts = {
-            feature.name: VocabCounts() if feature.mapping == "vocab" else HashedCounts(feature.rows)
-            for feature in spec.sparse
-        }
+        self.counts = {feature.name: _counts_of(feature) for feature in spec.sparse}
 
     def add(self, frame: pl.DataFrame) -> None:
         """Count the typed rows of ``frame``."""
         self.rows += frame.height
         self.positives += int(frame[LABEL].sum())
         self._add_dense(frame)
+        labels = frame[LABEL].to_numpy()
+        for dense in self.spec.dense:
+            self.sketches[dense.name].add(frame[f"dense:{dense.name}"].to_numpy(), labels)
         for feature in self.spec.sparse:
-            self._add_sparse(frame, feature)
+            self._add_sparse(frame, feature, labels)
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         raw = [pl.col(f"dense:{name}") for name in self.raw]
-        logs = [(signed_log(pl.col(f"dense:{name}")) / LOG_QUANTUM).round() for name in self.logs]
-        targets = [*self.raw.values(), *self.logs.values()]
+        prepared = [quantised(feature) for feature in self.spec.dense if feature.name in self.prepared]
+        targets = [*self.raw.values(), *self.prepared.values()]
         if not targets:
             return
-        for target, moments in zip(targets, measure(frame, [*raw, *logs]), strict=True):
+        for target, moments in zip(targets, measure(frame, [*raw, *prepared]), strict=True):
             target.merge(moments)
 
-    def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec) -> None:
+    def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec, labels: np.ndarray) -> None:
         hashes, ids = flat_hashes(frame, feature), frame[f"id:{feature.name}"]
         if feature.multi:
             ids = ids.explode(empty_as_null=True)
         missing = hashes.null_count()
         self.missing[feature.name] += missing
         self.lookups[feature.name] += len(hashes)
+        counts = self.counts[feature.name]
+        if isinstance(counts, BinCounts):
+            counts.sketch.add(of_bits(hashes), labels)
+            return
         if missing:
             keep = hashes.is_not_null()
             hashes, ids = hashes.filter(keep), ids.filter(keep)
-        self.counts[feature.name].add(hashes, ids)
+        counts.add(hashes, ids)
 
     def merge(self, other: Partial) -> None:
         """Take in what ``other`` counted."""
@@ -144,8 +195,10 @@ class Partial:
         self.positives += other.positives
         for name, moments in self.raw.items():
             moments.merge(other.raw[name])
-        for name, moments in self.logs.items():
-            moments.merge(other.logs[name])
+        for name, moments in self.prepared.items():
+            moments.merge(other.prepared[name])
+        for name, sketch in self.sketches.items():
+            sketch.merge(other.sketches[name])
         for name, counts in self.counts.items():
             self.missing[name] += other.missing[name]
             self.lookups[name] += other.lookups[name]
@@ -153,25 +206,34 @@ class Partial:
 
 
 class Fit:
-    """The split and what was counted of its train rows."""
+    """The split and what was counted of its train rows.
 
-    def __init__(self, spec: DataSpec) -> None:
+    ``test``: that all rows are test rows, or none, where whole days are ingested one after the other; None where that
+    depends on the row.
+    """
+
+    def __init__(self, spec: DataSpec, test: bool | None = None) -> None:
         self.spec = spec
         self.split: SplitConfig = spec.split
+        self.test = test
         self.train = Partial(spec)
         self.days: dict[int, Partial] = {}
         self.test_rows = 0
         self.test_positives = 0
 
     def add(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Count a block of typed rows; returns it, with column ``test`` if the split is by hash."""
-        if self.split.by == "day":
+        """Count a block of typed rows; returns it, with column ``test`` if the split is by row."""
+        if self.split.by == "day" and self.test is None:
             self._add_days(frame)
             return frame
-        test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
+        if self.test is None:
+            test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
+        else:
+            test = pl.Series([self.test]).new_from_index(0, frame.height)
         self.test_rows += int(test.sum())
         self.test_positives += int(frame[LABEL].filter(test).sum())
-        self.train.add(frame.filter(~test))
+        if not self.test:
+            self.train.add(frame.filter(~test))
         return frame.with_columns(test.alias("test"))
 
     def _add_days(self, frame: pl.DataFrame) -> None:
@@ -182,9 +244,15 @@ class Fit:
             if len(self.days) > self.split.test_days:
                 self.train.merge(self.days.pop(min(self.days)))
 
+    def merge(self, other: Fit) -> None:
+        """Take in what ``other``, of the next day, counted."""
+        self.train.merge(other.train)
+        self.test_rows += other.test_rows
+        self.test_positives += other.test_positives
+
     def test_mask(self, frame: pl.DataFrame) -> pl.Series:
         """Which rows of a block are test rows; to be asked once all blocks were added."""
-        if self.split.by == "hash":
+        if "test" in frame.columns:
             return frame["test"]
         return frame[DAY] >= min(self.days, default=0)
 

@@ -87,11 +87,11 @@ def _plain(table: pa.Table) -> pa.Table:
     return table if schema == table.schema else table.cast(schema)
 
 
-def write_vocab(draft: Draft, feature: str, vocab: pl.DataFrame, compression: str) -> None:
-    """``vocab/<feature>.parquet``: id, hash, row, count by falling count."""
-    with draft.open(f"vocab/{feature}.parquet") as sink:
-        table = vocab.to_arrow()
-        fields = [pa.field(f.name, pa.string() if f.name == "id" else f.type) for f in table.schema]
+def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) -> None:
+    """Write ``frame`` as Parquet file ``name``, its strings as ordinary ones, which every reader knows."""
+    table = frame.rechunk().to_arrow()
+    fields = [pa.field(f.name, pa.string() if pa.types.is_large_string(f.type) else f.type) for f in table.schema]
+    with draft.open(name) as sink:
         pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
 
 
@@ -102,6 +102,7 @@ class Quarantine:
         self.sink = sink
         self.rows = 0
         self.kinds: Counter[str] = Counter()
+        self.columns: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
 
     def add(self, file: str, rejects: list[Reject]) -> None:
@@ -109,6 +110,7 @@ class Quarantine:
         lines: list[str] = []
         for reject in rejects:
             self.kinds[reject.kind] += 1
+            self.columns[reject.column] += 1
             self.examples.setdefault(reject.kind, f"{file} line {reject.line}: {reject.reason}")
             record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")

@@ -20,11 +20,13 @@ import pyarrow.parquet as pq
 import zstandard
 from fsspec import AbstractFileSystem
 
+from pipeline.artifacts import Store
 from pipeline.config import Config, DataConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, Reject, read_lines, text_blocks
 
+_CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
 
 
@@ -50,6 +52,29 @@ class Files:
     paths: list[str]
     labels: list[str]
     bytes: int
+
+
+@contextmanager
+def answering(config: Config, store: Store | None) -> Iterator[None]:
+    """Turn what clients of a remote file system raise, after their own retries, into an UnreachableError."""
+    try:
+        yield
+    except (NightjarError, FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:
+        remote = _is_remote(config.data.path or "") or (store is not None and not store.is_local)
+        client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
+        if not (remote and client):
+            raise
+        place = f" or {store.url}" if store is not None else ""
+        raise UnreachableError(
+            f"{config.data.path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
+            hint="the same command again once it does; nothing half-written was kept",
+        ) from error
+
+
+def _is_remote(url: str) -> bool:
+    return "://" in url and not url.startswith("file://")
 
 
 def missing_data(path: str) -> DataError:
@@ -92,16 +117,16 @@ def file_blocks(config: Config, spec: DataSpec, files: Files) -> Iterator[RawBlo
     """Every file's rows in blocks of about ``ingest.block_mib`` MiB of uncompressed data."""
     block_bytes = config.ingest.block_mib * BLOCK_UNIT
     for path, label in zip(files.paths, files.labels, strict=True):
-        with _readable(label), files.fs.open(path, "rb") as source:
+        with readable(label), files.fs.open(path, "rb") as source:
             if config.data.format == "parquet":
                 yield from _parquet_blocks(source, label, spec, block_bytes)
             else:
-                with _decompressed(source, path) as stream:
+                with decompressed(source, path) as stream:
                     yield from _text_file_blocks(stream, label, config.data, spec, block_bytes)
 
 
 @contextmanager
-def _readable(label: str) -> Iterator[None]:
+def readable(label: str) -> Iterator[None]:
     """Turn what a damaged or locked file raises into a DataError that names it."""
     try:
         yield
@@ -117,7 +142,8 @@ def _readable(label: str) -> Iterator[None]:
 
 
 @contextmanager
-def _decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
+def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
+    """The bytes of a .gz or .zst file, of any other as they are."""
     if path.endswith(".gz"):
         with gzip.open(source, "rb") as stream:
             yield cast(BinaryIO, stream)
@@ -189,3 +215,12 @@ def _parquet_blocks(source: BinaryIO, label: str, spec: DataSpec, block_bytes: i
         frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
         yield RawBlock(frame=frame, file=label, lines=np.arange(line, line + frame.height))
         line += frame.height
+
+
+def counted_lines(stream: BinaryIO, enough: int) -> int:
+    """Lines that are not blank at the end of ``stream``, counted until there are ``enough``."""
+    lines, open_line = 0, False
+    while lines < enough and (block := stream.read(1 << 22)):
+        lines += block.count(b"\n")
+        open_line = not block.endswith(b"\n")
+    return lines + open_line

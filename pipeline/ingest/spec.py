@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import xxhash
 
 from pipeline.config import DataConfig, SplitConfig
-from pipeline.contracts import LABEL, TRUE_PROBABILITY, weight_column
+from pipeline.contracts import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
 from pipeline.errors import ConfigError, DataError
 
 DAY = "day"
@@ -18,11 +18,16 @@ CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-    """One numeric feature: the raw ``column`` it comes from and its ``transform``."""
+    """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be."""
 
     name: str
     column: str
     transform: str
+    clip: tuple[float, ...] = ()
+    bins: int = 100
+    low: float | None = None
+    high: float | None = None
+    required: bool = False
 
     @property
     def logarithmic(self) -> bool:
@@ -44,13 +49,24 @@ class SparseSpec:
     mapping: str
     rows: int
     min_count: int
+    evict_after_days: int | None
     separator: str | None
     weight_separator: str | None
+    cross: tuple[str, ...] = ()
+    bins: int | None = None
+    max_ids: int | None = None
+    integer: bool = False
+    required: bool = False
 
     @property
     def multi(self) -> bool:
         """Whether a row may hold several ids."""
         return self.separator is not None
+
+    @property
+    def lists(self) -> bool:
+        """Whether a row may look up several rows of the table: of several ids, or two of one."""
+        return self.multi or self.mapping == "double_hash"
 
     @property
     def weighted(self) -> bool:
@@ -72,7 +88,7 @@ class DataSpec:
     negative: str
     dense: tuple[DenseSpec, ...]
     sparse: tuple[SparseSpec, ...]
-    day: str | None
+    day_column: str | None
     timestamp: str | None
     true_probability: bool
     missing: tuple[str, ...]
@@ -83,21 +99,30 @@ class DataSpec:
     @property
     def has_day(self) -> bool:
         """Whether rows carry a day, which is kept in the dataset."""
-        return self.day is not None or self.timestamp is not None
+        return self.day_column is not None or self.timestamp is not None
 
 
 def data_spec(data: DataConfig) -> DataSpec:
     """The schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
     synthetic = data.format == "synthetic"
     dense = tuple(
-        DenseSpec(name=name, column=feature.column or name, transform=feature.transform or data.dense_transform)
+        DenseSpec(
+            name=name,
+            column=feature.column or name,
+            transform=feature.transform or data.dense_transform,
+            clip=tuple(feature.clip),
+            bins=feature.bins,
+            low=feature.min,
+            high=feature.max,
+            required=feature.required,
+        )  # fmt: skip
         for name, feature in data.dense.items()
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
-    day = data.day or (DAY if synthetic else None)
+    day = data.day_column or (DAY if synthetic else None)
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
-        dense=dense, sparse=sparse, day=day, timestamp=None if day else data.timestamp,
+        dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic, missing=tuple(data.missing), strip=data.strip, split=data.split,
         columns=_columns(data, dense, sparse, day),
     )  # fmt: skip
@@ -109,12 +134,18 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     feature, defaults = data.sparse[name], data.sparse_defaults
     return SparseSpec(
         name=name,
-        column=feature.column or name,
-        mapping=feature.mapping or defaults.mapping,
-        rows=feature.rows or defaults.rows,
+        column=feature.cross[0] if feature.cross else feature.column or name,
+        mapping="bins" if feature.bins else feature.mapping or defaults.mapping,
+        rows=RESERVED_ROWS + feature.bins if feature.bins else feature.rows or defaults.rows,
         min_count=feature.min_count or defaults.min_count,
-        separator=feature.separator or defaults.separator,
+        evict_after_days=feature.evict_after_days or defaults.evict_after_days,
+        separator=None if feature.cross or feature.bins else feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
+        cross=tuple(feature.cross),
+        bins=feature.bins,
+        max_ids=feature.max_ids,
+        integer=feature.integer,
+        required=feature.required,
     )
 
 
@@ -125,8 +156,11 @@ def _columns(
     for group, features in (("dense", dense), ("sparse", sparse)):
         for feature in features:
             columns.setdefault(feature.column, f"data.{group}.{feature.name}.column")
+    for feature in sparse:
+        for column in feature.cross:
+            columns.setdefault(column, f"data.sparse.{feature.name}.cross")
     if day:
-        columns.setdefault(day, "data.day")
+        columns.setdefault(day, "data.day_column")
     elif data.timestamp:
         columns.setdefault(data.timestamp, "data.timestamp")
     return columns

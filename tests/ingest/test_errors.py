@@ -77,7 +77,7 @@ def test_one_class_only(run_ingest, tmp_path):
 def test_no_train_rows(run_ingest, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("label,x,c,d\n" + "0,1,a,1\n1,2,b,2\n" * 9)
-    config = csv_config(path, day="d", split=SplitConfig(by="day", test_days=2))
+    config = csv_config(path, day_column="d", split=SplitConfig(by="day", test_days=2))
     refused(run_ingest, config, "all 18 rows fall into the test split", "there are 2 days, the last 2 test")
 
 
@@ -140,7 +140,7 @@ def test_garbage_bytes_are_a_data_error(run_ingest, tmp_path):
 def test_a_feature_name_that_cannot_name_a_module_or_file_is_refused_early(run_ingest, tmp_path, name):
     path = tmp_path / "d.csv"
     path.write_text("label,c\n1,a\n0,b\n")
-    with pytest.raises(ConfigError, match="'/' and '.' are not allowed"):
+    with pytest.raises(ConfigError, match="'/' and '.' are not allowed|PyTorch keeps for itself"):
         run_ingest(csv_config(path, sparse={name: SparseFeature(column="c")}))
 
 
