@@ -10,7 +10,7 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality \
+	bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
 	bench-nights
 
 help:
@@ -60,11 +60,19 @@ bench-towers: install ## step time over slow links between hosts, flat, SPTT and
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
 	@.venv/bin/python -m benchmarks.towers_quality
 
+<<<<<<< HEAD
 bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (4 minutes)
 	@.venv/bin/python -m benchmarks.nights
+=======
+bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
+	@.venv/bin/python -m benchmarks.gate
+>>>>>>> gate
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
+
+# The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
+CRITEO ?= ../shared/data/criteo_sample.tsv
 
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))

@@ -10,6 +10,8 @@ three others.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import tempfile
 from pathlib import Path
@@ -53,10 +55,12 @@ def measured(overrides: list[str], mapping: str, table: int) -> dict[str, Any]:
         settings = [
             *overrides, "run=m", f"store={folder}", f"data.sparse_defaults.mapping={mapping}",
             f"data.sparse_defaults.rows={table}", "model.embedding_dim=8", "model.bottom_mlp=[32]",
-            "model.top_mlp=[64]", "train.precision=fp32", "train.log_every_steps=1000",
+            "model.top_mlp=[64]", "train.precision=fp32", "train.log_every_steps=1000", "train.global_batch=512",
+            "train.warmup_steps=20", "train.sparse_lr=0.1",
             "launch.inline=[ingest,plan,partition,train,evaluate]",
         ]  # fmt: skip
-        code = nightjar(["run", *settings])
+        with contextlib.redirect_stdout(io.StringIO()):
+            code = nightjar(["run", *settings])
         result = json.loads(Path(folder, "runs/m/result.json").read_text())
     if code:
         raise SystemExit(f"{mapping}: {result['error']['message']}")

@@ -25,7 +25,8 @@ from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.sources import RawBlock, file_blocks, find_files
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
-from pipeline.ingest.transform import DenseTransform, SparseTransform, State, transform
+from pipeline.ingest.state import read_state
+from pipeline.ingest.transform import State, transform
 from pipeline.publishing import versions
 from pipeline.publishing.served import ServedModel, local_version
 
@@ -56,7 +57,7 @@ def score_file(
     artifact = versions.find_version(store, model, name)
     config = _config(store, place, path, labelled)
     spec = _spec(config, labelled)
-    state = _state(store, place, spec)
+    state = read_state(store, place, spec)
     for file in ("serving.json", "dense.pt2", "config.yaml"):
         store.verify(artifact, file)
     began, rows, rejected = time.monotonic(), 0, list[str]()
@@ -104,26 +105,9 @@ def _without_label(data: DataConfig) -> list[str]:
 def _spec(config: Config, labelled: bool) -> DataSpec:
     """What a row must have: the features, the label where there is one; days and splits are training's business."""
     spec = data_spec(config.data)
-    unused = {spec.day, spec.timestamp} | (set() if labelled else {spec.label})
-    used = {feature.column for feature in spec.dense} | {feature.column for feature in spec.sparse}
-    columns = {name: option for name, option in spec.columns.items() if name in used or name not in unused}
-    return dataclasses.replace(spec, day=None, timestamp=None, true_probability=False, columns=columns)
-
-
-def _state(store: Store, place: str, spec: DataSpec) -> State:
-    """The fitted transforms and id mappings that lie in the version."""
-    record = store.read_json(f"{place}/transforms.json")
-    dense, sparse = {}, {}
-    for feature in spec.dense:
-        fitted = record["dense"][feature.name]
-        dense[feature.name] = DenseTransform(logarithmic=feature.logarithmic, mean=fitted["mean"], std=fitted["std"])
-    for column in spec.sparse:
-        mapped, vocab = record["sparse"][column.name], None
-        if mapped["vocab"]:
-            with store.open(f"{place}/{mapped['vocab']}") as source:
-                vocab = pl.read_parquet(source.read(), columns=["hash", "row"])
-        sparse[column.name] = SparseTransform(rows=mapped["rows"], vocab=vocab)
-    return State(dense=dense, sparse=sparse)
+    unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
+    columns = {name: option for name, option in spec.columns.items() if option not in unused}
+    return dataclasses.replace(spec, day_column=None, timestamp=None, true_probability=False, columns=columns)
 
 
 def _score(

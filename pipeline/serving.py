@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pipeline.config import Config
 from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.errors import ArtifactError
-from pipeline.models import build_model
+from pipeline.models import MaxNorm, build_model
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.translate import Translation
 from pipeline.towers import layout_of
@@ -21,7 +21,7 @@ from pipeline.towers.modules import build_tower, joined
 if TYPE_CHECKING:
     from pipeline.training.parquet import Columns, SplitReader
 
-_RANKING, _TOWERS = "head.ranking.", "towers.tower."
+_RANKING, _TOWERS, _NORMALISE = "head.ranking.", "towers.tower.", "head.normalise."
 
 
 class DensePart(nn.Module):
@@ -30,9 +30,16 @@ class DensePart(nn.Module):
     The same arithmetic as in training, on one machine and in float32.
     """
 
-    def __init__(self, ranking: nn.Module, towers: list[tuple[list[int], nn.Module]], order: list[int]) -> None:
+    def __init__(
+        self,
+        ranking: nn.Module,
+        towers: list[tuple[list[int], nn.Module]],
+        order: list[int],
+        normalise: MaxNorm | None = None,
+    ) -> None:
         super().__init__()
         self.ranking = ranking
+        self.normalise = normalise
         self.towers = nn.ModuleList(module for _, module in towers)
         self._places = [places for places, _ in towers]
         self._order = order
@@ -43,6 +50,8 @@ class DensePart(nn.Module):
             embeddings = joined(parts)
             if self._order:
                 embeddings = embeddings[:, self._order]
+        if self.normalise is not None:
+            dense = self.normalise(dense)
         logits: Tensor = self.ranking(dense, embeddings)
         return logits
 
@@ -65,8 +74,17 @@ def dense_part(config: Config, schema: DatasetSchema, towers: Towers, weights: M
         vectors = sum(module.vectors for _, module in modules)  # type: ignore[misc]
     ranking = build_model(replace(config.model, embedding_dim=dim), len(schema.dense), vectors, config.seed)
     _load(ranking, weights, _RANKING)
+    columns = [column for column, name in enumerate(schema.dense) if _max_normed(config, name)]
+    normalise = MaxNorm(columns) if columns else None
+    if normalise is not None:
+        _load(normalise, weights, _NORMALISE)
     order = [found.index(name) for name in features] if modules and towers.module.by_feature else []
-    return DensePart(ranking, modules, [] if order == sorted(order) else order).eval()
+    return DensePart(ranking, modules, [] if order == sorted(order) else order, normalise).eval()
+
+
+def _max_normed(config: Config, name: str) -> bool:
+    feature = config.data.dense.get(name)
+    return feature is not None and (feature.transform or config.data.dense_transform) == "max_norm"
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:

@@ -19,6 +19,8 @@ from pipeline.contracts import RESERVED_ROWS, UNSEEN_ROW
 TRANSFORMS = "transforms.json"
 # Scales that there is a way back from.
 AFFINE = ("log1p", "standardise", "log1p_standardise", "none")
+# What may differ between two mappings whose ids have the same hashes.
+_FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
 
 
 class NotComparableError(Exception):
@@ -102,12 +104,12 @@ def _sparse(
     store: Store, dataset: str, version: str, name: str, features: dict[str, Any], then: dict[str, Any]
 ) -> NDArray[np.int32] | None:
     now = _known(name, features)
-    for setting in ("seed", "separator", "weight_separator"):
-        if now[setting] != then[setting]:
+    for setting in sorted(now.keys() - _FREE):
+        if now[setting] != then.get(setting):
             raise NotComparableError(
-                f"{setting} of feature {name!r} is {now[setting]!r} in the dataset, {then[setting]!r} for it"
+                f"{setting} of feature {name!r} is {now[setting]!r} in the dataset, {then.get(setting)!r} for it"
             )
-    if now["mapping"] != "vocab":
+    if now["vocab"] is None:
         if (now["mapping"], now["rows"]) != (then["mapping"], then["rows"]):
             raise NotComparableError(
                 f"feature {name!r} is mapped by {now['mapping']} into {now['rows']} rows in the dataset, for it by "
@@ -117,7 +119,10 @@ def _sparse(
     hashes, rows = read_vocab(store, dataset, name)
     table = np.full(now["rows"], UNSEEN_ROW, np.int32)
     table[:RESERVED_ROWS] = np.arange(RESERVED_ROWS)
-    if then["mapping"] == "vocab":
+    if now.get("spread") and now["spread"] == then.get("spread"):  # rows that unknown ids hash into
+        first, count = now["spread"]
+        table[first : first + count] = np.arange(first, first + count)
+    if then["vocab"] is not None:
         table[rows] = _rows_of(hashes, *read_vocab(store, version, name))
     elif then["mapping"] == "hash":
         table[rows] = (hashes % np.uint64(then["rows"] - RESERVED_ROWS)).astype(np.int32) + RESERVED_ROWS
@@ -128,11 +133,14 @@ def _sparse(
 
 
 def read_vocab(store: Store, path: str, feature: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Hash and row of every id that has a row in the dataset or version at ``path``."""
+    """Hash and row of every id that has a row in the dataset or version at ``path``, by rising count.
+
+    Where ids share a row, the most frequent one comes last: written in this order it speaks for the row.
+    """
     import pyarrow.parquet as pq
 
     with store.open(f"{path}/vocab/{feature}.parquet") as source:
-        table = pq.read_table(source, columns=["hash", "row"])
+        table = pq.read_table(source, columns=["hash", "row", "count"]).sort_by("count")
     return table["hash"].to_numpy().astype(np.uint64), table["row"].to_numpy().astype(np.int64)
 
 

@@ -19,7 +19,7 @@ def test_cells_hold_even_weights_of_neighbours():
     assert np.bincount(found, weights) == pytest.approx(np.full(37, weights.sum() / 37), rel=0.1)
     within = np.mean([points[found == cell].var(axis=0).sum() for cell in range(37)])
     assert within < 0.1 * points.var(axis=0).sum()
-    assert cells(points[:3], weights[:3], 5).tolist() == [0, 1, 2]
+    assert sorted(cells(points[:3], weights[:3], 5)) == [0, 1, 2]
     assert len(set(cells(np.zeros((10, 2)), np.ones(10), 4))) == 4  # nothing tells them apart
 
 

@@ -16,17 +16,21 @@ def dense(transform="log1p_standardise", mean=1.0, std=2.0, column="x"):
 
 
 def sparse(mapping="vocab", rows=5, **more):
-    return {"mapping": mapping, "rows": rows, "seed": 7, "separator": None, "weight_separator": None, **more}
+    vocab = "vocab/a.parquet" if mapping == "vocab" else None
+    made = {"mapping": mapping, "rows": rows, "vocab": vocab, "seed": 7, "separator": None, "weight_separator": None}
+    return made | more
 
 
-def put(store: Store, path: str, x=None, a=None, hashes=(11, 22, 33), features=None):
+def put(store: Store, path: str, x=None, a=None, hashes=(11, 22, 33), features=None, rows=None):
     store.write_json(
         f"{path}/transforms.json", features or {"dense": {"x": x or dense()}, "sparse": {"a": a or sparse()}}
     )
     folder = Path(store.full(f"{path}/vocab"))
     folder.mkdir(parents=True)
-    rows = pa.array(range(2, 2 + len(hashes)), pa.int32())
-    pq.write_table(pa.table({"hash": pa.array(hashes, pa.uint64()), "row": rows}), folder / "a.parquet")
+    numbers = pa.array(rows or range(2, 2 + len(hashes)), pa.int32())
+    counts = pa.array(range(len(hashes), 0, -1), pa.int64())
+    table = pa.table({"hash": pa.array(hashes, pa.uint64()), "row": numbers, "count": counts})
+    pq.write_table(table, folder / "a.parquet")
 
 
 @pytest.fixture
@@ -46,6 +50,15 @@ def test_ids_keep_their_identity_not_their_row(store: Store) -> None:
     put(store, "then", hashes=(33, 44, 11, 55), a=sparse(rows=6))
     found = translation(store, "now", "then")
     assert found.rows("a", np.array([0, 1, 2, 3, 4])).tolist() == [0, 1, 4, 1, 2]
+
+
+def test_of_ids_that_share_a_row_the_most_frequent_one_speaks(store: Store) -> None:
+    spread = {"a": sparse(rows=6, spread=[4, 2])}
+    put(store, "now", hashes=(11, 22, 33), rows=(2, 2, 3), **spread)
+    put(store, "then", hashes=(33, 44, 11), rows=(2, 2, 3), **spread)
+    assert translation(store, "now", "then").rows("a", np.arange(6)).tolist() == [0, 1, 3, 2, 4, 5]
+    put(store, "other", hashes=(33, 44, 11), rows=(2, 2, 3), a=sparse(rows=6, spread=[4, 1]))
+    assert translation(store, "now", "other").rows("a", np.arange(6)).tolist() == [0, 1, 3, 2, 1, 1]
 
 
 def test_ids_may_go_from_a_vocabulary_to_a_hash(store: Store) -> None:
