@@ -52,7 +52,9 @@ def pip_settings(folder: Path) -> list[str]:
     for line in listed.stdout.splitlines():
         name, _, value = line.partition("=")
         settings[name.rpartition(".")[2].lower()] = str(ast.literal_eval(value)).replace("\n", " ").strip()
-    words = " ".join(settings.values()).replace("file://", "").split()
+    words = " ".join(settings.values()).split()
+    # A folder that is an index refers to packages beside it.
+    words = [str(Path(word.removeprefix("file://")).parent) if word.startswith("file://") else word for word in words]
     conf = folder / "pip.conf"
     conf.write_text("[global]\n" + "".join(f"{name} = {value}\n" for name, value in settings.items()))
     places = [word for word in words if word.startswith("/") and Path(word).exists()]
@@ -82,7 +84,8 @@ def test_the_image_is_built_and_runs_a_whole_chain_as_its_user(tmp_path: Path) -
 
     base = tmp_path / "base"
     packages = "--include=python3,python3-venv,ca-certificates"
-    subprocess.run(["debootstrap", "--variant=minbase", packages, "bookworm", str(base)], check=True, timeout=300)
+    bootstrap = ["debootstrap", "--variant=minbase", packages, "bookworm", str(base)]
+    subprocess.run(bootstrap, check=True, timeout=300, capture_output=True)
     empty = buildah("from", "scratch")
     buildah("copy", "--quiet", empty, str(base), "/")
     buildah("commit", "--quiet", "--rm", empty, "localhost/base")
