@@ -10,19 +10,28 @@ from zoneinfo import ZoneInfo
 from pipeline.errors import ConfigError
 
 WORDS = {"today": 0, "yesterday": 1}
+# Overrides that a night decides itself, and what to type instead.
+DECIDED = {
+    "data.day": ("the night's date says it", "{date}={value}"),
+    "run": ("a night's run is called <model>-<date>", "publish.model={value}"),
+    "stages": ("a night does all six", "nightjar run data.day=<date> stages={value}"),
+    "data.mapping_from": ("a night takes the mappings of what serves", "nightjar run data.mapping_from={value}"),
+    "plan.former": ("a night takes the plan of what serves", "nightly.reuse_plan=true"),
+}
 
 
 def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """{name: value} of the arguments ``name=value`` among ``names``, and the other ones.
 
-    ConfigError for one given twice, and for ``data.day``, which the date of the night says.
+    ConfigError for one given twice, and for an override that a night decides itself.
     """
     found: dict[str, str] = {}
     rest = []
     for text in arguments:
         name, sign, value = text.partition("=")
-        if name.lstrip("+") == "data.day":
-            raise ConfigError(f"{text} is given, but the night's date says it", hint=f"{names[0]}={value}")
+        if name.lstrip("+") in DECIDED:
+            why, instead = DECIDED[name.lstrip("+")]
+            raise ConfigError(f"{text} is given, but {why}", hint=instead.format(date=names[0], value=value))
         if not sign or name not in names:
             rest.append(text)
         elif name in found:

@@ -11,6 +11,8 @@ from pipeline.schedule.lock import held
 MISTAKES = [
     (["nightly", "date=tomorrow"], "date is 'tomorrow', expected YYYY-MM-DD, yesterday or today"),
     (["nightly", "date=2026-01-01", "data.day=2026-01-02"], "data.day=2026-01-02 is given, but the night's date says"),
+    (["nightly", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
+    (["nightly", "stages=[train]"], "stages=[train] is given, but a night does all six"),
     (["backfill", "from=2026-01-01"], "to= is missing"),
     (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 lies after to=2026-01-01"),
     (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is no http or https URL"),
