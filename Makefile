@@ -56,11 +56,8 @@ bench-partition: install ## planted feature blocks found by the tower partitione
 bench-towers: install ## step time over slow links between hosts, flat, SPTT and DMT (network namespaces: root, iproute2)
 	@.venv/bin/python -m benchmarks.towers
 
-# The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
-ADULT ?= ../shared/data/adult.data
-
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
-	@.venv/bin/python -m benchmarks.towers_quality $(if $(wildcard $(ADULT)),--adult $(ADULT))
+	@.venv/bin/python -m benchmarks.towers_quality
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 from scipy.stats import t as student
 
+from benchmarks import flights
 from benchmarks.common import finish
 from benchmarks.towers_model import Exchange, host_bytes
 from benchmarks.towers_partition import test_ne
@@ -39,17 +40,17 @@ def main() -> None:
     options.add_argument("--first", type=int, default=1, help="the first seed")
     options.add_argument("--towers", type=int, nargs="+", default=[2, 4])
     options.add_argument("--rows", type=int, default=450_000, help="of the synthetic logs, a fifth of them to test on")
-    options.add_argument("--adult", type=Path, help="adult.data, the real logs; without it synthetic ones alone")
-    options.add_argument("--no-synthetic", action="store_true")
+    options.add_argument(
+        "--logs", nargs="+", default=["synthetic", "flights"], choices=["synthetic", "flights", "adult"]
+    )
+    options.add_argument("--adult", type=Path, help="adult.data, for --logs adult: small, seeds differ by 1 %% there")
     options.add_argument("--bytes", type=float, default=2.0, help="flat bytes between hosts by those with towers")
     options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     began = time.monotonic()
-    logs = {} if given.no_synthetic else {"synthetic": _synthetic(given.rows)}
-    if given.adult is not None:
-        logs["adult"] = ["experiment=adult", f"data.path={given.adult}"]
+    logs = {name: found for name in given.logs if (found := _logs(given, name))}
     figures = {}
     for name, overrides in logs.items():
         figures |= _compare(given, name, overrides)
@@ -60,9 +61,16 @@ def main() -> None:
     )  # fmt: skip
 
 
-def _synthetic(rows: int) -> list[str]:
+def _logs(given: argparse.Namespace, name: str) -> list[str]:
+    """Settings for the logs of that name; none where they cannot be had."""
+    if name == "adult":
+        return ["experiment=adult", f"data.path={given.adult}"]
+    if name == "flights":
+        path = flights.flights()
+        return flights.overrides(path) if path else []
     return [
-        "data=synthetic", f"data.synthetic.rows={rows}", "data.synthetic.days=1", "data.synthetic.ids_per_feature=300",
+        "data=synthetic", f"data.synthetic.rows={given.rows}", "data.synthetic.days=1",
+        "data.synthetic.ids_per_feature=300",
         "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]", "train.global_batch=1024",
         "train.warmup_steps=20", "train.precision=fp32", "train.log_every_steps=200",
     ]  # fmt: skip

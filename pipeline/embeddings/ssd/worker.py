@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TypeVar, cast
 
 T = TypeVar("T")
+# The thread takes what the dense part leaves of the cores, and gives the interpreter back at once: with Python's 5 ms a
+# training step waited for it some ten times, and a step on two cores took 116 ms where it now takes 94.
+_NICE = 10
+_SWITCH_SECONDS = 0.0002
 
 
 class Worker:
@@ -19,6 +25,8 @@ class Worker:
         self._error: BaseException | None = None
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="nightjar-ssd", daemon=True)
+        self._interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
         self._thread.start()
 
     def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
@@ -58,8 +66,11 @@ class Worker:
             self._stopped = True
             self._change.notify_all()
         self._thread.join()
+        sys.setswitchinterval(self._interval)
 
     def _run(self) -> None:
+        if sys.platform == "linux":  # elsewhere it would be the whole process
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             while True:
                 with self._change:
