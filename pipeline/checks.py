@@ -34,6 +34,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.when_busy": ("wait", "skip"),
     "ingest.compression": ("zstd", "lz4", "snappy"),
     "launch.name": ("local",),
+    "launch.hold_memory": ("auto", "always", "never"),
 }
 # Figures of hardware that may be 0; where a device needs more than that, planning says so.
 _COSTS = (

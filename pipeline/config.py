@@ -371,13 +371,15 @@ class LaunchConfig:
     """How stages are started. ``name``: local (TorchX ``local_cwd``).
 
     ``inline``: stages that run in the launcher's own process. ``deadline_minutes``: the longest one
-    stage may take before the launcher cancels it.
+    stage may take before the launcher cancels it. ``hold_memory``: whether ranks are kept under
+    ``hardware.ddr_gib``, auto (where the plan has tables on SSD) | always | never.
     """
 
     name: str = "local"
     inline: list[str] = field(default_factory=lambda: ["ingest", "plan", "partition"])
     attempts: int = 1
     deadline_minutes: float = 24 * 60.0
+    hold_memory: str = "auto"
 
 
 @dataclass(kw_only=True)

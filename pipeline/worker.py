@@ -22,6 +22,7 @@ from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.launch import Report, read_steps, write_report
+from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.step import run_directory
 from pipeline.stages import StageIO, run_stage
 
@@ -62,7 +63,12 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         config = load(store, run)
         step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:
-            run_stage(step, config, store, make_io(config, store))
+            io = make_io(config, store)
+            if launcher and is_held(config, plan_of(step, store)):
+                how = hold(config, launcher)
+                if rank == 0 and stage == "train":
+                    io.say(how)
+            run_stage(step, config, store, io)
     except Exception as error:
         _fail(store, run, stage, Report.of(_plain(error, stage), rank))
     if rank == 0:

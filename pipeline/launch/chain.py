@@ -15,6 +15,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end, stage_app
 from pipeline.launch.logs import Tail, cause_of, collect, exit_hint, killed_rank
+from pipeline.launch.memory import exceeded, release
 from pipeline.launch.result import Outcome, assemble
 from pipeline.launch.runner import LocalRunner
 from pipeline.launch.signals import Interrupted, deadline, handled
@@ -88,6 +89,7 @@ class Chain:
         finally:
             if self._runner is not None:
                 self._runner.close()
+                release(os.getpid())
         return self._write(None)
 
     def _write(self, error: BaseException | None) -> dict[str, Any]:
@@ -252,6 +254,8 @@ class Chain:
         text = collect(self._runner.log_directory, handle)
         report = read_report(self.store, run, step.name, text)
         known, dead = report.exception() if report else None, killed_rank(text)
+        if over := exceeded(self.config, self.store, step, os.getpid()):
+            return over
         if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
         path = f"{run_directory(run)}/logs/{step.name}.log"
