@@ -43,6 +43,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "ingest.compression": ("zstd", "lz4", "snappy"),
     "launch.name": ("local", "kubernetes"),
     "launch.job": ("volcano", "indexed"),
+    "launch.hold_memory": ("auto", "always", "never"),
 }
 # Figures of hardware that may be 0; where a device needs more than that, planning says so.
 _COSTS = (

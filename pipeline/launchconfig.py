@@ -71,6 +71,8 @@ class LaunchConfig:
 
     ``inline``: stages that run in the launcher's own process. ``attempts``: tries of a stage that dies, each from the
     newest checkpoint on. ``deadline_minutes``: the longest one stage may take before the launcher cancels it.
+    ``hold_memory``: whether a host's ranks are kept under ``hardware.ddr_gib``, auto (where the plan has tables on SSD)
+    | always | never.
 
     Kubernetes: ``job``: volcano | indexed (``batch/v1``, no gang scheduling); ``context``: of the kubeconfig, null is
     the current one. ``pending_minutes``: until a pod that does not start is an error; ``rendezvous_minutes``: until
@@ -82,6 +84,7 @@ class LaunchConfig:
     inline: list[str] = field(default_factory=lambda: ["ingest", "plan", "partition"])
     attempts: int = 1
     deadline_minutes: float = 24 * 60.0
+    hold_memory: str = "auto"
     job: str = "volcano"
     context: str | None = None
     namespace: str = "nightjar"

@@ -192,7 +192,10 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         if config.plan.former is None:
             del full["plan"]["former"]
         del full["hardware"]["ssd_paths"]  # where scratch files lie changes no plan
+        optimizer = config.train.sparse_optimizer
+        stateless = {} if optimizer == "rowwise_adagrad" else {"sparse_optimizer": optimizer}
         return {
+            **stateless,
             "plan": full["plan"],
             "hardware": full["hardware"],
             "embedding_dim": config.model.embedding_dim,

@@ -23,6 +23,7 @@ from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
+from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.step import run_directory
 from pipeline.stages import StageIO, run_stage
 
@@ -65,6 +66,10 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:
             io = make_io(config, store) if rank == 0 else QUIET
+            if launcher and is_held(config, plan_of(step, store)):
+                how = hold(config, launcher)
+                if stage == "train":
+                    io.say(how)
             minutes = config.launch.first_step_minutes if stage == "train" and config.launch.name != "local" else None
             with first_step_in_time(
                 minutes, lambda error: _fail(store, run, stage, Report.of(error, rank))

@@ -14,6 +14,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
+from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import StageJob, StageRunner
 from pipeline.launch.result import Outcome, assemble, refuse_held
 from pipeline.launch.schedulers import scheduler
@@ -88,6 +89,7 @@ class Chain:
         finally:
             if self._runner is not None:
                 self._runner.close()
+                release(os.getpid())
         return self._write(None)
 
     def _write(self, error: BaseException | None) -> dict[str, Any]:
@@ -263,6 +265,8 @@ class Chain:
         run, text = str(self.config.run), job.logs()
         report = read_report(self.store, run, step.name, text)
         known, dead = report.exception() if report else None, job.death(text)
+        if over := exceeded(self.config, self.store, step, os.getpid()):
+            return over
         if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
         path = f"{run_directory(run)}/logs/{step.name}.log"

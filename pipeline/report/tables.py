@@ -13,7 +13,6 @@ COLOURS = 6
 MOST_TABLES = 200
 # Parts of the configuration worth a glance; the data's feature list is long, so only its own values are shown.
 SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train", "checkpoint", "evaluate")
-BYTES_PER_VALUE = 4
 
 
 def stages_section(stages: Mapping[str, Mapping[str, Any]]) -> str:
@@ -81,8 +80,8 @@ def plan_section(part: Mapping[str, Any], plan: Plan | None, page: str = "", pro
 
 
 def table_bytes(table: TablePlan) -> int:
-    """Bytes of one copy of the table with its row-wise Adagrad state, fp32."""
-    return table.rows * (table.dim + 1) * BYTES_PER_VALUE
+    """Bytes of one copy of the table with its optimizer state, fp32."""
+    return table.bytes
 
 
 def _plan_words(part: Mapping[str, Any], plan: Plan | None, tables: int) -> str:
