@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, TowerEvidence
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towers
+from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 
 STRIDED = "strided"
 # Settings of partition that say how features are compared; strided compares none.
@@ -70,6 +70,45 @@ def assign(
     return partition(
         features, tower_count(config), part, similarity, _loads(features, plan), source=source, seed=config.seed
     )
+
+
+def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
+    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError.
+
+    ``key``: the dataset's.
+    """
+    from pipeline.planning import make_plan
+    from pipeline.towers import layout_of, site_config, united_plan
+
+    features = [column.name for column in schema.sparse]
+    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+    plans = []
+    for site in layout.sites:
+        own = tuple(column for column in schema.sparse if column.name in site.features)
+        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile, key))
+    return united_plan(layout, plans, features)
+
+
+def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
+    """``towers``, or where the newest of ``checkpoints`` that can be read has others with modules: those, on our hosts.
+
+    Their loads, and with them the assignment, depend on the hardware; what a module has learnt is of its features.
+    """
+    from pipeline.checkpoint.reader import read_state
+    from pipeline.towers import towers_of
+
+    for checkpoint in reversed(checkpoints):
+        try:
+            found = read_state(store, checkpoint)["train"].get("towers", {})
+        except UnreachableError:
+            raise
+        except ArtifactError:
+            continue  # restoring passes over it, too
+        assigned = list(found.values())
+        if not found or assigned == [list(tower.features) for tower in towers.towers]:
+            return towers
+        return towers_of(config, assigned, [name for tower in towers.towers for name in tower.features])
+    return towers
 
 
 def _checkpoint(config: Config, store: Store) -> Artifact | None:

@@ -16,6 +16,7 @@ from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState
 from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config, PartitionConfig
 from pipeline.embeddings import RowAccess, TouchedRows
+from pipeline.errors import ArtifactError
 from pipeline.training.metrics import Meter
 from pipeline.training.trainer import Trainer
 
@@ -57,6 +58,12 @@ class Checkpoints:
             if init is not None:
                 self._start_from(init)
             return
+        if state.towers not in ({}, self.trainer.tower_features):
+            raise ArtifactError(
+                f"the towers of checkpoint {self.final} have other features: {_told(state.towers)}; "
+                f"the model's: {_told(self.trainer.tower_features)}",
+                hint="the partition settings it was trained with, or force=true",
+            )
         self.trainer.steps = state.step
         self.meter.load(state.windows)
         if state.rng is not None:
@@ -71,7 +78,7 @@ class Checkpoints:
         target = Target(model.rows, model.dense, model.optimizer)
         lines = warm_start(
             self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
-            partly=partition != asdict(self.config.partition),
+            partly=partition != asdict(self.config.partition), towers=self.trainer.tower_features,
         )  # fmt: skip
         if dist.get_rank() == 0:
             self.say("\n  ".join([f"starting from {init.path}", *allowed, *lines]))
@@ -99,7 +106,7 @@ class Checkpoints:
         schedule = {"lr": train.lr, "sparse_lr": train.sparse_lr, "warmup_steps": train.warmup_steps}
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
-            windows=self.meter.state(), rng=_all_rng_states(),
+            windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
         )  # fmt: skip
         self.saver.save(state, final=final, wait=final or grace is not None, timeout=grace)
         self._last = time.monotonic()
@@ -115,6 +122,10 @@ class Checkpoints:
             "skipped": figures.skipped,
             "failed": figures.failed,
         }
+
+
+def _told(towers: dict[str, list[str]]) -> str:
+    return "; ".join(", ".join(features) for features in towers.values()) or "none"
 
 
 def _all_rng_states() -> Tensor:
