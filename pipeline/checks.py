@@ -115,6 +115,22 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("launch.deadline_minutes", 0.01, None),
 )
 
+# A table is a submodule of its collection by the feature's name: names that modules have already cannot be tables.
+TAKEN_NAMES = frozenset(
+    (
+        "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
+        "compile", "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
+        "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict",
+        "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+        "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+        "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+        "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
+        "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad"
+    )
+)  # fmt: skip
+)
+
 
 def lookup(config: Config, path: str) -> object:
     """The value at a dotted ``path`` such as ``train.lr``."""
@@ -230,6 +246,12 @@ def _check_data(data: DataConfig) -> None:
                 hint=f"data.dense.{name}.transform=log1p",
             )
     for name, sparse in data.sparse.items():
+        if name in TAKEN_NAMES or "." in name:
+            other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")
+            raise ConfigError(
+                f"a feature of data.sparse is called {name!r}, which PyTorch keeps for itself, expected another name",
+                hint=f"~data.sparse.{name} +data.sparse.{other}={{column: {sparse.column or name}}}",
+            )
         if sparse.mapping not in ("vocab", "hash", None):
             raise ConfigError(
                 f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected vocab or hash",
