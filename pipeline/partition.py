@@ -50,9 +50,10 @@ def assign(
     config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan, say: Callable[[str], None]
 ) -> tuple[list[list[str]], TowerEvidence]:
     """The features of every tower, and what that rests on, by ``partition.strategy``."""
-    from pipeline.towers import strided, tower_count
+    from pipeline.towers import check_partition, strided, tower_count
 
     features, part = [column.name for column in schema.sparse], config.partition
+    check_partition(config, features)  # where the data says which there are, it was not known before
     if part.strategy == STRIDED:
         towers = strided(features, tower_count(config), part.pins, part.groups)
         evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
