@@ -129,7 +129,6 @@ TAKEN_NAMES = frozenset(
         "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad"
     )
 )  # fmt: skip
-)
 
 
 def lookup(config: Config, path: str) -> object:
