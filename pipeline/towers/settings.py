@@ -12,6 +12,7 @@ from pipeline.config import Config
 from pipeline.contracts import Tower, TowerModuleSpec, Towers
 from pipeline.errors import ConfigError
 from pipeline.towers.layout import layout_of
+from pipeline.towers.plans import WHOLE_WORLD
 
 
 def tower_count(config: Config) -> int:
@@ -77,11 +78,29 @@ def check_partition(config: Config, features: Sequence[str]) -> None:
             f"{count} towers for {len(features)} features ({', '.join(features)}), expected a feature in each",
             hint=f"partition.towers={_fitting(len(features), config.hardware.hosts)}",
         )
+    _check_shardings(config)
     _check_names(config, features)
     _check_together(config, count)
     _check_enough(config, features, count)
     if part.module == "dlrm" and part.c == part.p == 0:
         raise ConfigError("partition.c and partition.p are both 0: towers would put nothing out", hint="partition.c=1")
+
+
+def _check_shardings(config: Config) -> None:
+    """Some way to place tables must be left inside a tower's hosts, for those with a wish, too."""
+    for name, pin in config.plan.tables.items():
+        if pin.sharding in WHOLE_WORLD:
+            path = f"plan.tables.{name}.sharding"
+            raise ConfigError(
+                f"{path} is {pin.sharding}, which reaches over all hosts: a tower's tables stay on its own",
+                hint=f"++{path}=row_wise",
+            )
+    types = config.plan.sharding_types
+    if types and set(types) <= set(WHOLE_WORLD):
+        raise ConfigError(
+            f"plan.sharding_types=[{','.join(types)}] reach over all hosts: a tower's tables stay on its own",
+            hint=f"plan.sharding_types=[table_wise,row_wise,{','.join(types)}]",
+        )
 
 
 def _check_names(config: Config, features: Sequence[str]) -> None:

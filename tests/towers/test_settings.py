@@ -61,6 +61,12 @@ def test_towers_are_divided_among_hosts_or_hosts_among_towers(count, hosts, expe
             2,
             "partition.groups keeps a, b together, but partition.pins sends a to 0, b to 1",
         ),
+        (["plan.sharding_types=[table_row_wise]"], 2, r"plan.sharding_types=\[table_row_wise\] reach over all hosts"),
+        (
+            ["+plan.tables.b.sharding=table_column_wise"],
+            2,
+            "plan.tables.b.sharding is table_column_wise, which reaches over all hosts",
+        ),
         (["partition.module=dlrm", "partition.c=0"], 2, "partition.c and partition.p are both 0"),
     ],
 )
