@@ -12,6 +12,7 @@ from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towe
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 
 STRIDED = "strided"
+AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for all that is no table
 # Settings of partition that say how features are compared; strided compares none.
 _PROBE = ("probe", "probe_steps", "probe_rows", "imbalance")
 # Settings of train that reach the probe.
@@ -68,9 +69,9 @@ def assign(
 
     checkpoint = _checkpoint(config, store)
     similarity, source = probe(config, store, dataset, checkpoint, say)
-    return partition(
-        features, tower_count(config), part, similarity, _loads(features, plan), source=source, seed=config.seed
-    )
+    loads = _loads(features, plan)
+    room = {"bytes": _room(config) / max(sum(loads["bytes"]), 1.0)}
+    return partition(features, tower_count(config), part, similarity, loads, source=source, room=room, seed=config.seed)
 
 
 def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
@@ -117,6 +118,15 @@ def _checkpoint(config: Config, store: Store) -> Artifact | None:
 
     wanted = config.partition.probe
     return find_checkpoint(store, wanted, option="partition.probe=") if wanted is not None else None
+
+
+def _room(config: Config) -> float:
+    """Bytes of tables that a tower may hold, an even share or not: memory that is there costs nothing."""
+    from pipeline.towers import tower_count
+
+    hardware = config.hardware
+    fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
+    return AMPLE * fastest * 2**30 * config.world_size / tower_count(config)
 
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:
