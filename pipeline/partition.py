@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towers
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
+
+if TYPE_CHECKING:
+    from pipeline.planning.sites import Crossing
+    from pipeline.towers import Layout, Site
 
 STRIDED = "strided"
 AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for all that is no table
@@ -80,15 +84,36 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     ``key``: the dataset's.
     """
     from pipeline.planning import make_plan
+    from pipeline.planning.cost import step_ms
+    from pipeline.planning.sites import beyond_site_ms
     from pipeline.towers import layout_of, site_config, united_plan
 
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     plans = []
     for site in layout.sites:
-        own = tuple(column for column in schema.sparse if column.name in site.features)
-        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile, key))
+        columns = tuple(column for column in schema.sparse if column.name in site.features)
+        own, alone = dataclasses.replace(schema, sparse=columns), site_config(config, site)
+        plan = make_plan(alone, own, profile, key)
+        more = beyond_site_ms(config, schema, alone, own, _crossing(config, layout, site, profile))
+        phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
+        plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, features)
+
+
+def _crossing(config: Config, layout: Layout, site: Site, profile: Profile) -> Crossing:
+    """What a sample sends between this site and the others."""
+    from pipeline.planning.sites import Crossing
+
+    module, towers = layout.towers.module, layout.towers.towers
+    away = [name for name in layout.features if name not in site.features]
+    return Crossing(
+        ids=sum(1 + profile.sparse[name].pooling for name in away),
+        own=sum(module.vectors(len(towers[number].features)) for number in site.towers),
+        vectors=sum(module.vectors(len(tower.features)) for tower in towers),
+        dim=config.model.embedding_dim if module.name == "pass_through" else module.dim,
+        sites=len(layout.sites),
+    )
 
 
 def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
