@@ -350,9 +350,9 @@ class PartitionConfig:
 
     ``towers``: how many (0: one a host). ``strategy``: which features go together, strided | coherent | diverse;
     ``pins``: {feature: its tower}; ``groups``: features that stay together; ``imbalance``: how far over an even share
-    of features, predicted ms and bytes a tower may be. ``probe``: the flat model's checkpoint (as in
-    ``checkpoint.init_from``) whose embeddings are compared; null: ``probe_steps`` are trained in one process, with
-    tables of at most ``probe_rows``. ``module``: pass_through | dlrm | dcn with
+    of features, predicted ms and, where memory is short, bytes a tower may be. ``probe``: the flat model's checkpoint
+    (as in ``checkpoint.init_from``) whose embeddings are compared; null: ``probe_steps`` are trained in one process,
+    with tables of at most ``probe_rows``. ``module``: pass_through | dlrm | dcn with
     ``c`` vectors a feature and ``p`` a tower of width ``dim`` (0: ``model.embedding_dim``), ``cross_layers`` of dcn.
     ``exchange``: precision of embeddings between ranks (towers: between hosts), fp32 | fp16 | bf16 | int8.
     """

@@ -273,6 +273,10 @@ class TowerModuleSpec:
         """Whether a tower puts out one vector for each of its features."""
         return self.name != "dlrm" or (self.c == 1 and self.p == 0)
 
+    def vectors(self, features: int) -> int:
+        """How many a tower of so many features puts out."""
+        return self.p + self.c * features if self.name == "dlrm" else features
+
 
 @dataclass(frozen=True, kw_only=True)
 class TowerEvidence:

@@ -17,7 +17,7 @@ from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, Towers, dataset_path
 from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
-from pipeline.partition import assign, covered_probe, covered_settings
+from pipeline.partition import assign, covered_probe, covered_settings, kept_towers, refine_plan
 
 __all__ = ["INPUTS", "STAGES", "StageIO", "prepare", "run_stage", "steps"]
 
@@ -285,54 +285,44 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
 
 def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
-    from pipeline.report.towers import TOWERS_PAGE, towers_page, towers_text
+    from pipeline.planning import plan_summary
+    from pipeline.report import PLAN_PAGE, plan_page
+    from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
     from pipeline.towers import flat_towers, towers_of
 
     schema, profile = read_dataset(store, inputs["ingest"])
     features = [column.name for column in schema.sparse]
     if config.partition.name == "flat":
-        towers, plan = flat_towers(config, features), None
+        towers, plan, said = flat_towers(config, features), None, ""
     else:
         flat = read_plan(store, inputs["plan"])
         assigned, evidence = assign(config, store, inputs["ingest"], schema, flat, io.say)
         towers = dataclasses.replace(towers_of(config, assigned, features), evidence=evidence)
         plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
+        said = f"{towers_text(towers)}\n{refined_text(plan, flat)}"
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("towers.json", towers.to_json())
         if plan is not None:
             draft.write_json("plan.json", plan.to_json())
-            with draft.open(TOWERS_PAGE) as sink:
-                sink.write(towers_page(towers).encode())
+            for page, text in ((TOWERS_PAGE, towers_page(towers)), (PLAN_PAGE, plan_page(plan))):
+                with draft.open(page) as sink:
+                    sink.write(text.encode())
+        placed = {} if plan is None else {"shape": towers_summary(towers), **plan_summary(plan)}
         summary = {"partition": config.partition.name, "towers": len(towers.towers), "features": len(features)}
-        artifact = draft.commit(summary)
-    if plan is not None:
-        io.say(towers_text(towers))
+        artifact = draft.commit({**summary, **placed})
+    if said:
+        io.say(said)
     return artifact
 
 
-def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
-    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError.
-
-    ``key``: the dataset's.
-    """
-    from pipeline.planning import make_plan
-    from pipeline.towers import layout_of, site_config, united_plan
-
-    features = [column.name for column in schema.sparse]
-    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
-    plans = []
-    for site in layout.sites:
-        own = tuple(column for column in schema.sparse if column.name in site.features)
-        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile, key))
-    return united_plan(layout, plans, features)
-
-
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
+    from pipeline.checkpoint import committed
     from pipeline.training import train
 
     key = continuation_key(config, step.config, step.input_keys)
-    plan, towers = read_towers(store, inputs)
+    before = [] if config.force else committed(store, step.scratch[0])
+    plan, towers = read_towers(config, store, inputs, before, io.say)
     init = _init_artifact(step, config, store)
     summary = train(
         config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_phase,
@@ -357,7 +347,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     final = inputs["train"].summary.get("final")
     if not final:
         raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
-    plan, towers = read_towers(store, inputs)
+    plan, towers = read_towers(config, store, inputs, _named(store, final))
     try:
         predictions = predict(config, store, inputs["ingest"], plan, final, towers)
     except UnreachableError:
@@ -386,6 +376,13 @@ def _publish(step: Step, config: Config, store: Store, inputs: dict[str, Artifac
         return draft.commit(publish(config, store, step, inputs, draft, io.say))
 
 
+def _named(store: Store, checkpoint: str) -> list[Artifact]:
+    """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
+    from pipeline.checkpoint import committed
+
+    return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
+
+
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
     """What planning needs of a committed dataset: its schema and profile."""
     schema = DatasetSchema.from_json(store.read_json(f"{artifact.path}/schema.json"))
@@ -405,11 +402,28 @@ def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profil
     return read_dataset(store, artifact)
 
 
-def read_towers(store: Store, inputs: Mapping[str, Artifact]) -> tuple[Plan, Towers]:
-    """The towers and the plan to train by: with towers, the one refined for their hosts."""
+def read_towers(
+    config: Config,
+    store: Store,
+    inputs: Mapping[str, Artifact],
+    checkpoints: Sequence[Artifact],
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Plan, Towers]:
+    """The plan and the towers to train by: with towers, the plan refined for their hosts.
+
+    ``checkpoints``: of this training, oldest first; the newest one's towers stay.
+    """
     partition = inputs["partition"]
     towers = Towers.from_json(store.read_json(f"{partition.path}/towers.json"))
-    return read_plan(store, inputs["plan"] if towers.is_flat else partition), towers
+    if towers.is_flat:
+        return read_plan(store, inputs["plan"]), towers
+    kept = kept_towers(config, store, checkpoints, towers)
+    if kept == towers:
+        return read_plan(store, partition), towers
+    if is_first_rank():
+        say("this hardware would divide the features otherwise; they stay in the towers of the checkpoints")
+    schema, profile = read_dataset(store, inputs["ingest"])
+    return refine_plan(config, schema, profile, kept, inputs["ingest"].key), kept
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:

@@ -63,6 +63,10 @@ def assemble(
                 record = summary.get(part, {}) if stage in _NESTED else summary
                 if record or stage not in _NESTED:
                     result[part] = {key: record[key] for key in keys if key in record}
+    if "partition" in artifacts and (shape := artifacts["partition"].summary.get("shape")):
+        # The plan that keeps to the towers' hosts is the one that is trained by.
+        result["plan"] = {key: artifacts["partition"].summary[key] for key in PARTS["plan"]["plan"]}
+        result["towers"] = shape
     if error:
         result["error"] = {"message": message_of(error), "exit_code": exit_code_of(error)}
     return result
