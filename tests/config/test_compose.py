@@ -17,12 +17,13 @@ OPTIONS = [
     (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("experiment",)
 ]
 NEEDS_PATH = ["data.path=somewhere"]
+NEEDS_MORE = {"kubernetes": [f"launch.pods.image=registry/nightjar@sha256:{'0' * 64}", "store=s3://bucket/nightjar"]}
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
     extra = ["train.global_batch=65536", "data.sparse_defaults.rows=100", "+data.sparse.extra={}"]
-    config = compose([f"{group}={option}", *NEEDS_PATH, *extra])
+    config = compose([f"{group}={option}", *NEEDS_PATH, *extra, *NEEDS_MORE.get(option, [])])
     assert dataclasses.is_dataclass(getattr(config, group))
 
 
