@@ -61,6 +61,11 @@ MISTAKES = [
     ("hardware=zzzzz", "hardware=zzzzz is unknown; Expected one of: ", "hardware="),
     ("train.lr=abc", "train.lr is 'abc', expected a number", "train.lr=<a number>"),
     ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
+    (
+        "partition.groups=[C1,C2]",
+        "partition.groups is '[C1,C2]', expected a list of lists [[a,b],[c]] (of texts)",
+        "partition.groups=[[C1,C2]]",
+    ),
     ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] (of texts)", "launch.inline=[train]"),
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.lr=1,2", "train.lr=1,2 gives several values, expected one", "-m train.lr=1,2"),
