@@ -256,6 +256,12 @@ def _check_publish(config: Config) -> None:
             f"publish.model is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
             hint=f"publish.model={re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-')[:100] or 'clicks'}",
         )
+    for name in config.gate.slices:
+        if name not in config.data.sparse and name != "day":
+            raise ConfigError(
+                f"gate.slices names {name!r}, expected sparse features or day",
+                hint=f"gate.slices=[{next(iter(config.data.sparse), 'day')}]",
+            )
     if config.gate.force is not None and len(config.gate.force.strip()) < _SHORTEST_REASON:
         raise ConfigError(
             f"gate.force is {config.gate.force!r}, expected the reason for publishing in spite of the gate, in words",

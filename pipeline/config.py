@@ -468,9 +468,9 @@ class GateConfig:
     ``max_calibration_error`` (of 1), ``min_coverage`` (share of lookups served by trained rows), ``min_rows``. Beside
     the incumbent on the same rows: ``max_ne_increase`` (a share), ``max_psi`` (shift of predictions). Beside the
     incumbent when it was published: ``max_ne_drift``, ``max_label_shift`` (of its calibration), ``max_coverage_drop``.
-    ``max_serving_gap``: of NE as served over NE as trained. ``slices``: sparse features, or other columns of the
-    dataset (day), whose ``slice_values`` largest values are judged apart where they have ``slice_min_clicks`` rows of
-    both classes. ``confidence`` of intervals, of ``replicates`` over ``blocks`` of rows; ``max_rows`` are scored.
+    ``max_serving_gap``: of NE as served over NE as trained. ``slices``: sparse features, or day, whose
+    ``slice_values`` largest values are judged apart where they have ``slice_min_clicks`` rows of both classes.
+    ``confidence`` of intervals, of ``replicates`` over ``blocks`` of rows; ``max_rows`` are scored.
     """
 
     force: str | None = None

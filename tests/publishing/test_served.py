@@ -12,9 +12,10 @@ import torch
 from torch.nn import functional
 
 from pipeline.artifacts import Store
+from pipeline.config import DenseFeature
 from pipeline.contracts import Tower, TowerModuleSpec, Towers
 from pipeline.errors import ArtifactError
-from pipeline.publishing.program import PROGRAM, read_program
+from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.publishing.served import SERVING, ServedModel
 from tests.checkpoint import built
 from tests.publishing import made
@@ -93,6 +94,29 @@ def test_towers_are_part_of_the_program(module: str) -> None:
         del weights["head.ranking.head.bias"]
     with pytest.raises(ArtifactError, match="does not fit the model"):
         dense_part(made.config(), made.SCHEMA, towers, weights)
+
+
+def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
+    """What training normalises in the model, missing values (NaN) among it, the exported program does too."""
+    from pipeline.serving import dense_part
+
+    dense = {"x": DenseFeature(transform="max_norm"), "y": DenseFeature()}
+    settings = made.config()
+    settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, dense=dense))
+    plain = made.dense_part()
+    weights = {f"head.ranking.{name}": value for name, value in plain.ranking.state_dict().items()}
+    weights |= {"head.normalise.largest": torch.tensor([4.0]), "head.normalise.bias": torch.tensor([0.5])}
+    flat = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
+    store = Store(str(tmp_path))
+    with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
+        write_program(draft, dense_part(settings, made.SCHEMA, flat, weights), 2, 3, built.DIM)
+        draft.commit({})
+    values = torch.tensor([[2.0, 0.3], [float("nan"), 0.3], [0.0, -1.0]])
+    normalised = torch.tensor([[1.0, 0.3], [0.0, 0.3], [0.5, -1.0]])
+    embeddings = torch.randn(3, 3, built.DIM)
+    with torch.no_grad():
+        found = read_program(Path(store.full(f"v/{PROGRAM}")))(values, embeddings)
+        assert torch.equal(found, plain(normalised, embeddings))
 
 
 def test_a_program_that_could_run_code_is_refused(tmp_path: Path) -> None:
