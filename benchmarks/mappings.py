@@ -1,6 +1,6 @@
 """The four id mappings at equal rows: test NE and AUC on synthetic logs whose ids behave alike in groups.
 
-    python -m benchmarks.mappings [--rows 300000] [--ids 20000] [--table 2000] [--criteo FILE]
+    python -m benchmarks.mappings [--rows 400000] [--ids 20000] [--table 1000] [--criteo FILE]
 
 Every mapping trains the same model on the same logs, one epoch; all that differs is which ids share a row.
 ``--criteo``: also on real logs in Criteo's format. The ratio of the JSON line: NE of ``learned`` to the best of the
@@ -25,9 +25,9 @@ MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 def main() -> None:
     """Train once for each mapping and log, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--ids", type=int, default=20_000)
-    parser.add_argument("--table", type=int, default=2_000)
+    parser.add_argument("--table", type=int, default=1_000)
     parser.add_argument("--groups", type=int, default=20)
     parser.add_argument("--criteo", default=None)
     args = parser.parse_args()

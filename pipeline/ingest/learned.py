@@ -2,8 +2,10 @@
 
 Frequent ids have rows of their own. A factorisation machine (Rendle 2010) with a few dimensions, trained for a moment
 on some of the train rows, tells what the others are like: a k-d tree over its weights cuts them into as many cells of
-equal lookups as there are rows left. Ids that were never seen hash into rows kept for them. The clustering is our own
-design; the paper gives none.
+equal lookups as there are rows for them. What it says of an id that was seen a few times is the luck of its labels:
+ids put together by that would fit the train rows and nothing else. So an id counts only where more than half of what
+is seen of it is its own (empirical Bayes, Efron and Morris 1975); the others, and those never seen, hash into the rest
+of the rows. The clustering is our own design; the paper gives none.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from pipeline.ingest.fit import VocabCounts, flat_hashes
 from pipeline.ingest.spec import DataSpec, SparseSpec
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
-UNSEEN_SHARE = 0.05  # of its rows, for ids that were never seen
+UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom
 SAMPLE_ROWS = 1 << 18  # train rows that the probe sees
 DIMENSIONS = 4
 EPOCHS = 2
 BATCH_ROWS = 2048
 RATE = 0.1
-_SHRINK = 5.0  # lookups at which an id's weights count half
+LEAST_TRUST = 0.5
 
 
 @dataclass(frozen=True)
 class Sharing:
-    """``lookup``: hash and row of every id that was seen. Others hash into ``unseen`` rows from ``first`` on."""
+    """``lookup``: id, hash, row and count of every id that has one. Others hash into ``unseen`` rows from ``first``."""
 
     lookup: pl.DataFrame
     first: int
@@ -39,37 +41,73 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a short training says of ids: by feature, hash (sorted) and weights [n, 1 + DIMENSIONS]."""
+    """What a short training says of ids: by feature, hash (sorted), weights [n, 1 + DIMENSIONS] and trust [n].
+
+    ``trust``: how much of what is seen of an id is its own, 0 to 1.
+    """
 
     hashes: dict[str, np.ndarray]
     weights: dict[str, np.ndarray]
+    trust: dict[str, np.ndarray]
 
     def of(self, feature: str, hashes: np.ndarray) -> np.ndarray:
         """Weights of the ids with these hashes: [n, 1 + DIMENSIONS]; zeros of those the probe has not seen."""
-        known, weights = self.hashes[feature], self.weights[feature]
+        return self._values(self.weights[feature], feature, hashes)
+
+    def trust_of(self, feature: str, hashes: np.ndarray) -> np.ndarray:
+        """Trust of the ids with these hashes: [n]; 0 of those the probe has not seen."""
+        return self._values(self.trust[feature][:, None], feature, hashes)[:, 0]
+
+    def _values(self, values: np.ndarray, feature: str, hashes: np.ndarray) -> np.ndarray:
+        known = self.hashes[feature]
         if not len(known):
-            return np.zeros((len(hashes), 1 + DIMENSIONS))
+            return np.zeros((len(hashes), values.shape[1]))
         at = np.searchsorted(known, hashes).clip(0, len(known) - 1)
-        return np.where((known[at] == hashes)[:, None], weights[at], 0.0)
+        return np.where((known[at] == hashes)[:, None], values[at], 0.0)
+
+
+def trust_in(counts: np.ndarray, positives: np.ndarray) -> np.ndarray:
+    """Share of each id's observed effect on the label that is its own and not the luck of ``counts`` rows: [n].
+
+    An effect seen n times has variance 1 / (n v) by luck alone, v the label's; what the effects of all ids vary more
+    than that is theirs.
+    """
+    rate = positives.sum() / max(counts.sum(), 1)
+    variance = max(rate * (1 - rate), 1e-6)
+    effects = (positives - counts * rate) / (np.maximum(counts, 1) * variance)
+    own = float((counts * effects**2 - 1 / variance).sum() / max(counts.sum(), 1))
+    return counts / (counts + 1 / max(own * variance, 1e-12))
 
 
 def shared_rows(feature: SparseSpec, counts: VocabCounts, probe: Probe) -> Sharing:
     """Who shares which row of ``feature``'s table."""
     table = counts.table().sort(["count", "hash"], descending=[True, False])
     usable = feature.rows - RESERVED_ROWS
-    unseen = max(1, round(usable * UNSEEN_SHARE))
-    usable -= unseen
-    private = table.height if table.height <= usable else min(round(usable * PRIVATE_SHARE), usable - 1)
-    rows = np.arange(table.height, dtype=np.int64)
-    if private < table.height:
-        tail = table[private:]
-        seen = tail["count"].to_numpy().astype(np.float64)
-        trust = seen / (seen + _SHRINK)
-        features = probe.of(feature.name, tail["hash"].to_numpy()) * trust[:, None]
-        rows[private:] = private + cells(features, seen, usable - private)
-    used = int(rows.max(initial=-1)) + 1
-    lookup = table.with_columns(pl.Series("row", (rows + RESERVED_ROWS).astype(np.int32)))
-    return Sharing(lookup.select("id", "hash", "row", "count"), RESERVED_ROWS + used, unseen)
+    spread = max(1, round(usable * UNSEEN_SHARE))
+    if table.height <= usable - spread:
+        rows = np.arange(RESERVED_ROWS, RESERVED_ROWS + table.height)
+        return Sharing(_lookup(table, rows), RESERVED_ROWS + table.height, spread)
+    private = min(round(usable * PRIVATE_SHARE), usable - 2)
+    hashes, seen = table["hash"].to_numpy(), table["count"].to_numpy().astype(np.float64)
+    trust = probe.trust_of(feature.name, hashes)
+    alike = np.arange(private, table.height)[trust[private:] > LEAST_TRUST]
+    free = usable - private - spread
+    share = seen[alike].sum() / seen[private:].sum()
+    clusters = min(round(free * share), len(alike)) if len(alike) else 0
+    rows = np.full(table.height, -1, np.int64)
+    rows[:private] = np.arange(private)
+    if clusters:
+        weights = probe.of(feature.name, hashes[alike]) * trust[alike, None]
+        rows[alike] = private + cells(weights, seen[alike], clusters)
+    first = private + (int(rows.max()) + 1 - private if clusters else 0)
+    known = rows >= 0
+    return Sharing(
+        _lookup(table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS), RESERVED_ROWS + first, usable - first
+    )
+
+
+def _lookup(table: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
+    return table.with_columns(pl.Series("row", rows.astype(np.int32))).select("id", "hash", "row", "count")
 
 
 def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
@@ -187,8 +225,12 @@ class _Machine:
         if sample.rows:
             sums = np.add.reduceat(self.table[sample.ids][:, 1:], sample.starts[:-1])
             scaled[:, 1:] *= np.sqrt((sums**2).mean(axis=0))
-        parts = {}
+        counts = np.bincount(sample.ids, minlength=sample.size)
+        labels = np.repeat(sample.labels, np.diff(sample.starts))
+        positives = np.bincount(sample.ids, labels, minlength=sample.size)
+        weights, trust = {}, {}
         for feature in spec.sparse:
             first = sample.first[feature.name]
-            parts[feature.name] = scaled[first : first + len(sample.hashes[feature.name])]
-        return Probe(sample.hashes, parts)
+            own = slice(first, first + len(sample.hashes[feature.name]))
+            weights[feature.name], trust[feature.name] = scaled[own], trust_in(counts[own], positives[own])
+        return Probe(sample.hashes, weights, trust)

@@ -54,7 +54,7 @@ def config_for(path, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv"])
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_rows_in_are_rows_out_and_quarantined(run_ingest, tmp_path, monkeypatch, kind, data):
     separator = SEPARATORS[kind]
@@ -78,7 +78,7 @@ def test_rows_in_are_rows_out_and_quarantined(run_ingest, tmp_path, monkeypatch,
         assert values.min() >= 0 and values.max() < column.rows
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(max_size=300), header=st.booleans())
 def test_noise_alone_is_an_error_with_a_hint_or_a_dataset(run_ingest, tmp_path, noise, header):
     path = tmp_path / "a.log"
