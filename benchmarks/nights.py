@@ -144,12 +144,12 @@ def curves(nights: Sequence[dict[str, float]]) -> str:
     corners = [point for line in lines.values() for point in line]
     frame = Frame.around(corners, Axis(title="night", whole=True), Axis(title="NE"))
     body = frame.grid()
-    for name, kind in zip(MODELS, ("curve", "reference", "whisker"), strict=True):
+    for name, kind, below in zip(MODELS, ("curve", "reference", "whisker"), (13, -5, -5), strict=True):
         path = " ".join(f"{'M' if not i else 'L'}{frame.place(point)}" for i, point in enumerate(lines[name]))
         body.append(f'<path class="{kind}" fill="none" d="{path}"><title>{escape(name)}</title></path>')
         x, y = lines[name][-1]
         body.append(
-            f'<text class="note" x="{frame.x(x) - 3:.1f}" y="{frame.y(y) - 5:.1f}" text-anchor="end">{name}</text>'
+            f'<text class="note" x="{frame.x(x) - 3:.1f}" y="{frame.y(y) + below:.1f}" text-anchor="end">{name}</text>'
         )
     note = "<p>Held-out rows of each day; lower is better.</p>"
     return document("Ten nights", [f"<section><h2>NE by night</h2>{drawing(body, 'NE by night')}{note}</section>"],

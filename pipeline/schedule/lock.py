@@ -64,6 +64,7 @@ class _Lease:
         self.lost = False
 
     def acquire(self, say: Say) -> None:
+        """Take the lease where it is free, given up, or not renewed any more; LaunchError elsewhere."""
         seen = self._read()
         if seen is not None:
             self._outwait(seen, say)

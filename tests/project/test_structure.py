@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "evaluation": set(),
     "report": set(),
     "launch": set(),
-    "schedule": {"launch", "stages"},
+    "schedule": {"launch", "stages", "compose", "ingest", "publishing", "checkpoint", "report"},
     "towers": {"embeddings"},
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint"},

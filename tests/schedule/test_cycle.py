@@ -61,14 +61,14 @@ class Nights:
 
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
-    """01 and 02 as usual, 03 with every third row a click, and the last two called again."""
+    """01 and 02 as usual, 03 with every fourth row a click, and the last two called again."""
     folder = tmp_path_factory.mktemp("nights")
     (folder / "logs").mkdir()
     for day in (1, 2, 3):
         write_tsv(compose(list(WORLD)), f"{folder}/logs/2026-01-0{day}.tsv", date(2026, 1, day))
     spoilt = folder / "logs" / "2026-01-03.tsv"
     lines = spoilt.read_text().splitlines(keepends=True)
-    spoilt.write_text("".join(f"1{line[1:]}" if i % 3 == 0 else line for i, line in enumerate(lines)))
+    spoilt.write_text("".join(f"1{line[1:]}" if i % 4 == 0 else line for i, line in enumerate(lines)))
     found = Nights(folder)
     found.night("01")
     found.night("02")

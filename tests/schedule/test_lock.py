@@ -44,6 +44,15 @@ def test_a_second_launcher_is_told_who_works_on_the_model(tmp_path: Path) -> Non
     assert len(said) == 1  # the one that ended left it at once
 
 
+def test_an_object_store_holds_the_lease_as_well() -> None:
+    store = Store("memory://lease")
+    with held(store, "clicks", SECONDS, "night 2026-01-05", ignore):
+        second = held(store, "clicks", SECONDS, "night 2026-01-06", ignore)
+        with pytest.raises(LaunchError, match=r"\(night 2026-01-05\) holds memory://"), second:
+            pass
+    assert not store.exists(lease_path("clicks"))
+
+
 def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Path) -> None:
     store, said = Store(str(tmp_path)), []
     store.write_json(lease_path("clicks"), record())
