@@ -17,7 +17,13 @@ OPTIONS = [
     (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("experiment",)
 ]
 NEEDS_PATH = ["data.path=somewhere"]
-NEEDS_MORE = {"kubernetes": [f"launch.pods.image=registry/nightjar@sha256:{'0' * 64}", "store=s3://bucket/nightjar"]}
+NEEDS_MORE = {
+    "kubernetes": [
+        f"launch.pods.image=registry/nightjar@sha256:{'0' * 64}",
+        "store=s3://bucket/nightjar",
+        "data.path=s3://bucket/logs",
+    ]
+}
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
