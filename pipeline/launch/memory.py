@@ -118,7 +118,8 @@ def hold(config: Config, launcher: int) -> str:
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
     limit = int(config.hardware.ddr_gib * GIB * config.world_size)
-    ranks = f"hardware.ddr_gib={config.hardware.ddr_gib:g} for each of {config.world_size} ranks"
+    several = f" for each of {config.world_size} ranks" if config.world_size > 1 else ""
+    ranks = f"hardware.ddr_gib={config.hardware.ddr_gib:g}{several}"
     try:
         _remove_stale(MemoryCgroup(_NAME).path.parent)
         group = MemoryCgroup(f"{_NAME}-{launcher}", limit)
@@ -153,20 +154,22 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if not group.killed():
             return None
-        limit, ranks = group.limit(), config.world_size
+        limit, ranks = group.limit(), f"{config.world_size} ranks" if config.world_size > 1 else "rank"
     except OSError:
         return None
-    newest = next(filter(None, (store.find(path) for path in _checkpoints(store, step))), None)
-    intact = f"the last checkpoint, {newest.path}, is intact" if newest else "no checkpoint was taken before"
+    less = "train.prefetch_batches=1, or smaller cache_rows" if step.scratch else "a smaller evaluate.global_batch"
     return GuardError(
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="
-        f"{config.hardware.ddr_gib:g} gives its {ranks} ranks, and was stopped; {intact}",
-        hint="train.prefetch_batches=1, or smaller cache_rows; hardware.ddr_gib="
+        f"{config.hardware.ddr_gib:g} gives its {ranks}, and was stopped{_checkpoint(store, step)}",
+        hint=f"{less}; hardware.ddr_gib="
         f"{math.ceil(15 * config.hardware.ddr_gib) / 10:g} where the machine has it; or launch.hold_memory=never",
     )
 
 
-def _checkpoints(store: Store, step: Step) -> list[str]:
-    if not step.scratch or not store.exists(step.scratch[0]):
-        return []
-    return [f"{step.scratch[0]}/{name}" for name in sorted(store.names(step.scratch[0]), reverse=True)]
+def _checkpoint(store: Store, step: Step) -> str:
+    """Which checkpoint of a training ``step`` stands, to be put behind a message."""
+    if not step.scratch:
+        return ""
+    names = sorted(store.names(step.scratch[0]), reverse=True)
+    newest = next(filter(None, (store.find(f"{step.scratch[0]}/{name}") for name in names)), None)
+    return f"; the last checkpoint, {newest.path}, is intact" if newest else "; no checkpoint was taken before"

@@ -65,8 +65,9 @@ class MemoryBudget:
         return {"host_memory_bytes": taken}
 
     def _of(self, taken: int) -> str:
-        ranks = f"{self._config.hardware.ddr_gib:g} GiB for each of {self._config.hardware.ranks_per_host} ranks"
-        return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory ({ranks})"
+        count, gib = self._config.hardware.ranks_per_host, self._config.hardware.ddr_gib
+        ranks = f" ({gib:g} GiB for each of {count} ranks)" if count > 1 else ""
+        return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory{ranks}"
 
     def summary(self) -> dict[str, Any]:
         """For ``result.json``: the limit and the most that a host took at an interval's end."""

@@ -70,6 +70,7 @@ class SsdStore:
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
         self._line = Line(self._bring)
+        self._done: deque[tuple[SsdShard, Part]] = deque()
         self._worker = Worker()
 
     @property
@@ -155,7 +156,8 @@ class SsdStore:
     def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
         """The part of a batch with ``rows`` (not pinned, of the shard), in its slots, and their places in it; waits.
 
-        Batches announced before the one that has them all were left out by their reader and are let go.
+        Batches announced before the one that has them all were left out by their reader and are let go. So is what was
+        announced of this batch in pieces, once its rows are held.
         """
         shard, waiting = self._shards[table], self._waiting[table]
         found = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
@@ -164,17 +166,21 @@ class SsdStore:
             unique, places = np.unique(rows, return_inverse=True)
             part = Part(lookups, unique, Event())
             self._fetch_now(shard, part)
+            pieces = _pieces(part, list(waiting))
         else:
+            pieces = 0
             self.let_go([(table, waiting.popleft()) for _ in range(number)])
             waiting.popleft()
         early = part.ready.is_set()
         self._worker.wait(part.ready)
+        self.let_go([(table, waiting.popleft()) for _ in range(pieces)])
         self.figures.looked += lookups
         self.figures.found += lookups if early else max(0, lookups - part.missing)
         return part, places
 
     def _fetch_now(self, shard: SsdShard, part: Part) -> None:
         def fetch() -> None:
+            self._release()  # what was let go before and is still in line behind others
             check_room(shard, part)
             self._fetcher.fetch([(shard, part)])
 
@@ -186,7 +192,14 @@ class SsdStore:
             done = [(self._shards[table], part) for table, part in parts]
             for shard, _ in done:
                 shard.slots.trained()
-            self._worker.submit(lambda: self._line.release(done))
+            self._done.extend(done)
+            self._worker.submit(self._release)
+
+    def _release(self) -> None:
+        done = []
+        while self._done:
+            done.append(self._done.popleft())
+        self._line.release(done)
 
     def shard(self, table: str) -> SsdShard:
         """The shard of ``table`` on this rank; KeyError where there is none."""
@@ -233,6 +246,17 @@ class SsdStore:
         for shard in self._shards.values():
             shard.log.file.close()
         self._shards.clear()
+
+
+def _pieces(batch: Part, waiting: Sequence[Part]) -> int:
+    """How many of the announced parts, from the first on, are together no more than ``batch``."""
+    count, lookups = 0, 0
+    for part in waiting:
+        lookups += part.lookups
+        if lookups > batch.lookups or batch.find(part.rows) is None:
+            break
+        count += 1
+    return count
 
 
 class _Redirect:

@@ -13,6 +13,7 @@ from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.errors import GuardError
 
 Parts = list[tuple[SsdShard, Part]]
+LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
 
 
 class Line:
@@ -26,6 +27,8 @@ class Line:
         """Bring what has slots now; the rest waits. GuardError for a batch that no shard of its size can hold."""
         now = []
         for shard, part in parts:
+            if part.era == LEFT_OUT:
+                continue
             if shard in self._parts or not shard.room(part):
                 self._parts.setdefault(shard, deque()).append(part)
             else:
@@ -35,10 +38,12 @@ class Line:
     def release(self, parts: Parts) -> None:
         """These batches are done, or left out; bring those that have slots now."""
         for shard, part in parts:
+            if part.era >= 0:
+                shard.release(part)
+                continue
+            part.era = LEFT_OUT
             if shard in self._parts and part in self._parts[shard]:
                 self._parts[shard].remove(part)
-            else:
-                shard.release(part)
         self._parts = {shard: line for shard, line in self._parts.items() if line}
         while self._parts and (now := [(shard, line[0]) for shard, line in self._parts.items() if shard.room(line[0])]):
             for shard, _ in now:
