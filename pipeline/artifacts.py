@@ -71,11 +71,12 @@ def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str
 def fingerprint(url: str) -> str:
     """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
 
-    ``url`` is a file, a directory or a glob on any fsspec URL; "" where nothing matches.
+    ``url`` is a file, a directory (its hidden files, beginning with . or _, do not count) or a glob on any fsspec URL;
+    "" where nothing matches.
     """
     fs, path = fsspec.core.url_to_fs(url)
     if fs.isdir(path):
-        paths = fs.find(path)
+        paths = [name for name in fs.find(path) if name.rsplit("/", 1)[-1][0] not in "._"]
     else:
         paths = fs.glob(path) if fsspec.core.has_magic(path) else [path] * fs.exists(path)
     digest = hashlib.sha256()

@@ -12,10 +12,12 @@ from pipeline.config import STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "none")
+MAPPINGS = ("vocab", "hash", "double_hash")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
-    "data.sparse_defaults.mapping": ("vocab", "hash"),
+    "data.sparse_defaults.mapping": MAPPINGS,
+    "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day"),
     "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
@@ -60,6 +62,12 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.latent_dim", 1, 1024),
     ("data.synthetic.drift", 0.0, None),
     ("data.synthetic.blocks", 0, 13),
+    ("data.synthetic.new_ids", 0.0, 1.0),
+    ("data.synthetic.popularity_drift", 0.0, 1.0),
+    ("data.watermark.min_rows", 1, None),
+    ("data.watermark.max_age_hours", 0.0, None),
+    ("data.late_days", 1, 366),
+    ("data.sparse_defaults.evict_after_days", 1, None),
     ("data.table_defaults.pooling", 0.0, None),
     ("data.table_defaults.zipf", 0.0, 10.0),
     ("data.dense_features", 0, None),
@@ -230,19 +238,46 @@ def _check_data(data: DataConfig) -> None:
                 hint=f"data.dense.{name}.transform=log1p",
             )
     for name, sparse in data.sparse.items():
-        if sparse.mapping not in ("vocab", "hash", None):
+        if sparse.mapping not in (*MAPPINGS, None):
             raise ConfigError(
-                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected vocab or hash",
+                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected one of: {', '.join(MAPPINGS)}",
                 hint=f"data.sparse.{name}.mapping=vocab",
             )
         if sparse.min_count is not None:
             _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
+        if sparse.evict_after_days is not None:
+            _check_range(f"data.sparse.{name}.evict_after_days", sparse.evict_after_days, 1, None)
         if sparse.rows is not None:
             _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
-    if data.split.by == "day" and not (data.day or data.timestamp or data.format == "synthetic"):
+    _check_days(data)
+
+
+def _check_days(data: DataConfig) -> None:
+    if data.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", data.day):
         raise ConfigError(
-            "data.split.by is 'day', but neither data.day nor data.timestamp names a column",
-            hint="data.day=<column> or data.split.by=hash",
+            f"data.day is {data.day!r}, expected YYYY-MM-DD, or two such days for a range",
+            hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
+        )
+    if data.split.by == "day" and data.day is not None and ".." not in data.day:
+        raise ConfigError(
+            f"data.split.by is 'day', but data.day={data.day} is one day, which cannot be train and test",
+            hint="data.split.by=hash, or a range: data.day=2026-01-01..2026-01-08",
+        )
+    patterned = re.search(r"\{day(:[^{}]*)?\}", data.path or "") is not None
+    if patterned and data.day is None:
+        raise ConfigError(
+            f"data.path={data.path} has a file for each day, but data.day names none", hint="data.day=2026-01-31"
+        )
+    if data.day is not None and not (patterned or data.day_column or data.timestamp or data.format == "synthetic"):
+        raise ConfigError(
+            f"data.day is {data.day}, but neither data.path holds {{day}} nor does data.day_column or data.timestamp "
+            "name a column that tells a row's day",
+            hint="'data.path=\"logs/{day}/*.tsv\"', or data.day_column=<column>",
+        )
+    if data.split.by == "day" and not (data.day_column or data.timestamp or data.format == "synthetic"):
+        raise ConfigError(
+            "data.split.by is 'day', but neither data.day_column nor data.timestamp names a column",
+            hint="data.day_column=<column> or data.split.by=hash",
         )
 
 

@@ -40,6 +40,7 @@ class SparseFeature:
     mapping: str | None = None
     rows: int | None = None
     min_count: int | None = None
+    evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None
 
@@ -48,13 +49,16 @@ class SparseFeature:
 class SparseDefaults:
     """What a sparse feature uses where it says nothing itself.
 
-    ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) or hash (xxhash64 modulo rows).
-    ``rows``: the cap of the table, the reserved rows 0 (missing) and 1 (unseen or rare) included.
+    ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) | hash (xxhash64 modulo rows) | double_hash
+    (two such rows, summed). ``rows``: the cap of the table, the reserved rows 0 (missing) and 1 (unseen or rare)
+    included. ``min_count``: lookups before an id gets a row. ``evict_after_days``: an id that was not seen for so many
+    days of logs loses it (null: never); of vocab with ``data.day``.
     """
 
     mapping: str = "vocab"
     rows: int = 100_000
     min_count: int = 1
+    evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None
 
@@ -76,6 +80,10 @@ class SyntheticConfig:
     together. ``ids_per_feature``: of the largest feature, the smallest has 10. ``drift``: radians a day by which
     the effects turn into other ones. ``blocks``: 0, or that many groups of features; then every pair within one
     interacts, none across two, and ``pairs`` is not used.
+
+    With ``data.day`` the log is of that day alone, ``rows`` of them: ``first_day`` is the first there is; every day,
+    a share ``new_ids`` of a feature's ids gives way to new ones and a share ``popularity_drift`` changes places in
+    popularity.
     """
 
     rows: int = 1_000_000
@@ -90,6 +98,9 @@ class SyntheticConfig:
     latent_dim: int = 2
     drift: float = 0.0
     blocks: int = 0
+    first_day: str = "2026-01-01"
+    new_ids: float = 0.0
+    popularity_drift: float = 0.0
 
 
 @dataclass(kw_only=True)
@@ -117,13 +128,32 @@ class TableDefaults:
 
 
 @dataclass(kw_only=True)
+class WatermarkConfig:
+    """When the logs of ``data.day`` are complete: files are there, and ...
+
+    ``success``: a file of that name (it may hold {day}) lies in each of their folders; null: none is waited for.
+    ``min_rows``: they hold so many rows. ``max_age_hours``: so long after the day's end (UTC) nothing more will come,
+    and ``success`` is no longer waited for; null: it always is.
+    """
+
+    success: str | None = None
+    min_rows: int = 1
+    max_age_hours: float | None = None
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Where the click logs are and what their columns mean.
 
     ``format``: criteo | csv | parquet | synthetic | tables. ``path``: file, directory or glob on any fsspec URL.
     ``columns`` names the columns of a file without a header row; ``quote`` may surround a CSV field (null: none
-    does). ``day``/``timestamp`` are optional columns. Format tables has no logs and is for planning alone: ``tables``
-    with ``table_defaults``, and ``dense_features`` numeric features.
+    does). ``day_column``/``timestamp`` are optional columns. Format tables has no logs and is for planning alone:
+    ``tables`` with ``table_defaults``, and ``dense_features`` numeric features.
+
+    ``day``: YYYY-MM-DD, the day to ingest (a range: A..B; null: all that is there): of files, where ``path`` holds
+    {day} or {day:%Y/%m/%d}, else of rows, by their day. ``late``: what becomes of rows of another day in the files of
+    this one, quarantine | own_day (kept for that day's dataset, within ``late_days``). ``mapping_from``: path in the
+    store of the dataset, usually of the day before, whose id mappings and fitted transforms are carried on.
     """
 
     name: str = MISSING
@@ -137,7 +167,12 @@ class DataConfig:
     missing: list[str] = field(default_factory=lambda: [""])
     label: LabelConfig = field(default_factory=LabelConfig)
     timestamp: str | None = None
+    day_column: str | None = None
     day: str | None = None
+    watermark: WatermarkConfig = field(default_factory=WatermarkConfig)
+    late: str = "quarantine"
+    late_days: int = 3
+    mapping_from: str | None = None
     dense_transform: str = "log1p_standardise"
     sparse_defaults: SparseDefaults = field(default_factory=SparseDefaults)
     dense: dict[str, DenseFeature] = field(default_factory=dict)

@@ -26,6 +26,11 @@ LABEL = "label"
 TRUE_PROBABILITY = "true_probability"
 
 
+def dataset_path(name: str, key: str, day: str | None = None) -> str:
+    """Where a dataset lies in the store: ``datasets/<name>[/<day>]/<key>``; "" leaves a part out."""
+    return "/".join(part for part in ("datasets", name, day or "", key) if part)
+
+
 def weight_column(feature: str) -> str:
     """Name of the Parquet column that holds the weights of a weighted multi-valued ``feature``."""
     return f"{feature}__weight"

@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Draft, Store, artifact_key
 from pipeline.config import STAGES, Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
+from pipeline.contracts import DatasetSchema, Plan, Profile, Towers, dataset_path
 from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
 from pipeline.partition import assign, covered_probe, covered_settings
@@ -59,7 +59,7 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
     for name in names:
         covered = key_config(name, config)
         if name == "ingest":
-            covered["raw"] = raw_fingerprint(config)
+            covered["raw"] = raw_fingerprint(config, store)
         if name == "train" and config.checkpoint.init_from is not None:
             covered["init"] = _init(config, store, made["ingest"].key)
         if name == "partition" and (probe := covered_probe(config, store)):
@@ -169,6 +169,7 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
             return {"data": {key: data[key] for key in DECLARED}}
         for name in DECLARED[2:]:
             del data[name]
+        del data["watermark"]  # it decides whether a dataset is made, not what is in it
         del ingest["block_mib"]  # how much is read at a time does not change the bytes
         if config.data.format == "synthetic":
             return {"data": data, "ingest": ingest, "seed": config.seed}
@@ -194,7 +195,7 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
 def _path(name: str, key: str, config: Config) -> str:
     run = run_directory(str(config.run))
     return {
-        "ingest": f"datasets/{config.data.name}/{key}",
+        "ingest": dataset_path(config.data.name, key, config.data.day),
         "plan": f"plans/{key}",
         "partition": f"towers/{key}",
         "train": f"{run}/train/{key}",

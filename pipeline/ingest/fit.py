@@ -56,14 +56,16 @@ class VocabCounts:
 class HashedCounts:
     """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, double: bool = False) -> None:
         self.counts = np.zeros(rows, np.int64)
         self.smallest = np.zeros(0, np.uint64)
+        self.ways = (hash_rows_of, second_rows_of) if double else (hash_rows_of,)
 
     def add(self, hashes: pl.Series, ids: pl.Series) -> None:
         """Count ``hashes`` (no nulls)."""
-        rows = hash_rows_of(hashes, len(self.counts)).to_numpy()
-        self.counts += np.bincount(rows, minlength=len(self.counts))
+        for rows_of in self.ways:
+            rows = rows_of(hashes, len(self.counts)).to_numpy()
+            self.counts += np.bincount(rows, minlength=len(self.counts))
         self._keep(hashes.unique().to_numpy())
 
     def merge(self, other: HashedCounts) -> None:
@@ -87,6 +89,13 @@ def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
     return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int64) + RESERVED_ROWS
 
 
+def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Another row of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
+    mixed = hashes.fill_null(0).to_numpy() * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
+
+
 def flat_hashes(frame: pl.DataFrame, feature: SparseSpec) -> pl.Series:
     """The feature's lookups in row order as UInt64; a row without an id is one null."""
     hashes = frame[f"hash:{feature.name}"]
@@ -105,7 +114,9 @@ class Partial:
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
         self.counts = {
-            feature.name: VocabCounts() if feature.mapping == "vocab" else HashedCounts(feature.rows)
+            feature.name: VocabCounts()
+            if feature.mapping == "vocab"
+            else HashedCounts(feature.rows, double=feature.mapping == "double_hash")
             for feature in spec.sparse
         }
 
@@ -153,25 +164,34 @@ class Partial:
 
 
 class Fit:
-    """The split and what was counted of its train rows."""
+    """The split and what was counted of its train rows.
 
-    def __init__(self, spec: DataSpec) -> None:
+    ``test``: that all rows are test rows, or none, where whole days are ingested one after the other; None where that
+    depends on the row.
+    """
+
+    def __init__(self, spec: DataSpec, test: bool | None = None) -> None:
         self.spec = spec
         self.split: SplitConfig = spec.split
+        self.test = test
         self.train = Partial(spec)
         self.days: dict[int, Partial] = {}
         self.test_rows = 0
         self.test_positives = 0
 
     def add(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Count a block of typed rows; returns it, with column ``test`` if the split is by hash."""
-        if self.split.by == "day":
+        """Count a block of typed rows; returns it, with column ``test`` if the split is by row."""
+        if self.split.by == "day" and self.test is None:
             self._add_days(frame)
             return frame
-        test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
+        if self.test is None:
+            test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
+        else:
+            test = pl.Series([self.test]).new_from_index(0, frame.height)
         self.test_rows += int(test.sum())
         self.test_positives += int(frame[LABEL].filter(test).sum())
-        self.train.add(frame.filter(~test))
+        if not self.test:
+            self.train.add(frame.filter(~test))
         return frame.with_columns(test.alias("test"))
 
     def _add_days(self, frame: pl.DataFrame) -> None:
@@ -182,9 +202,15 @@ class Fit:
             if len(self.days) > self.split.test_days:
                 self.train.merge(self.days.pop(min(self.days)))
 
+    def merge(self, other: Fit) -> None:
+        """Take in what ``other``, of the next day, counted."""
+        self.train.merge(other.train)
+        self.test_rows += other.test_rows
+        self.test_positives += other.test_positives
+
     def test_mask(self, frame: pl.DataFrame) -> pl.Series:
         """Which rows of a block are test rows; to be asked once all blocks were added."""
-        if self.split.by == "hash":
+        if "test" in frame.columns:
             return frame["test"]
         return frame[DAY] >= min(self.days, default=0)
 

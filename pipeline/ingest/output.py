@@ -87,11 +87,11 @@ def _plain(table: pa.Table) -> pa.Table:
     return table if schema == table.schema else table.cast(schema)
 
 
-def write_vocab(draft: Draft, feature: str, vocab: pl.DataFrame, compression: str) -> None:
-    """``vocab/<feature>.parquet``: id, hash, row, count by falling count."""
-    with draft.open(f"vocab/{feature}.parquet") as sink:
-        table = vocab.to_arrow()
-        fields = [pa.field(f.name, pa.string() if f.name == "id" else f.type) for f in table.schema]
+def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) -> None:
+    """Write ``frame`` as Parquet file ``name``, its strings as ordinary ones, which every reader knows."""
+    table = frame.rechunk().to_arrow()
+    fields = [pa.field(f.name, pa.string() if pa.types.is_large_string(f.type) else f.type) for f in table.schema]
+    with draft.open(name) as sink:
         pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
 
 

@@ -8,7 +8,7 @@ strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` (Int32), 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
@@ -43,16 +43,30 @@ def _shown(value: str | None) -> str:
     return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
 
 
+@dataclass(frozen=True, kw_only=True)
+class DayRule:
+    """Rows of ``day`` (days since 1970) are wanted; ``others``: drop | keep (within ``reach`` days) | quarantine."""
+
+    day: int
+    others: str
+    reach: int = 0
+
+
 @dataclass(frozen=True)
 class Parsed:
-    """Typed rows, and the rows that did not parse in the order of their lines."""
+    """Typed rows, and the rows that did not parse in the order of their lines.
+
+    ``other_days``: raw rows of other days that are to be kept, by day; ``dropped``: how many are not.
+    """
 
     frame: pl.DataFrame
     rejects: list[Reject]
+    other_days: dict[int, pl.DataFrame] = field(default_factory=dict)
+    dropped: int = 0
 
 
-def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec) -> Parsed:
-    """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``."""
+def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None = None) -> Parsed:
+    """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``."""
     rejected = _Rejected(lines)
     texts = {name: _text(raw[name], spec, rejected) for name in raw.columns if raw[name].dtype != pl.List}
     columns = [_label(raw, texts, spec, rejected)]
@@ -66,9 +80,43 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec) -> Parsed:
     if spec.true_probability:
         columns.append(raw[TRUE_PROBABILITY].cast(pl.Float32))
     frame = pl.DataFrame(columns)
+    kept: dict[int, pl.DataFrame] = {}
+    dropped = 0
+    if rule is not None and spec.has_day:
+        kept, dropped = _other_days(raw, frame[DAY].to_numpy(), rule, rejected)
     if rejected.bad.any():
         frame = frame.filter(pl.Series(~rejected.bad))
-    return Parsed(frame, sorted(rejected.rejects, key=lambda reject: reject.line))
+    return Parsed(frame, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
+
+
+def _other_days(
+    raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: _Rejected
+) -> tuple[dict[int, pl.DataFrame], int]:
+    """Take the rows of other days out: (those to keep by day, how many are dropped)."""
+    other = (days != rule.day) & ~rejected.bad
+    if not other.any():
+        return {}, 0
+    near = other & (np.abs(days - rule.day) <= rule.reach)
+    kept: dict[int, pl.DataFrame] = {}
+    dropped = 0
+    if rule.others == "keep":
+        kept = {int(day): raw.filter(pl.Series(near & (days == day))) for day in np.unique(days[near])}
+        other_days = other & ~near
+    else:
+        other_days = other
+    if rule.others == "drop":
+        dropped = int(other.sum())
+    else:
+        rejected.add(
+            other_days, "row of another day",
+            lambda i: f"the row is of {_date(days[i])}, expected {_date(rule.day)}",
+        )  # fmt: skip
+    rejected.bad |= other
+    return kept, dropped
+
+
+def _date(day: int) -> str:
+    return str(np.datetime64(int(day), "D"))
 
 
 def _text(values: pl.Series, spec: DataSpec, rejected: _Rejected) -> pl.Series:
@@ -202,8 +250,8 @@ def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
 
 
 def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: _Rejected) -> pl.Series:
-    """The row's day: the number in ``data.day``, or days since 1970-01-01 for dates and timestamps."""
-    column = spec.day or spec.timestamp or ""
+    """The row's day: the number in ``data.day_column``, or days since 1970-01-01 for dates and timestamps."""
+    column = spec.day_column or spec.timestamp or ""
     values = raw[column]
     text = texts.get(column, pl.Series([None], dtype=pl.String).new_from_index(0, raw.height))
     if values.dtype.is_temporal():
@@ -213,7 +261,7 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
         frame = pl.DataFrame({"number": number, "text": text})
         # 1e11 seconds lie in the year 5138: larger numbers are milliseconds.
         seconds = pl.when(pl.col("number").abs() > 1e11).then(pl.col("number") / 1000).otherwise(pl.col("number"))
-        whole = pl.col("number") if spec.day else (seconds / SECONDS_PER_DAY)
+        whole = pl.col("number") if spec.day_column else (seconds / SECONDS_PER_DAY)
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
         day = frame.select(whole.floor().cast(pl.Int32, strict=False).fill_null(date))["number"]
     bad = day.is_null().to_numpy()

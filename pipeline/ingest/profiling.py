@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 
 from pipeline.contracts import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
 from pipeline.ingest.fit import Fit, HashedCounts, Partial
 from pipeline.ingest.spec import DataSpec, SparseSpec
-from pipeline.ingest.transform import State
+from pipeline.ingest.transform import SparseTransform, State
 
 POINTS_PER_DECADE = 4
 
@@ -43,14 +44,26 @@ def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile
         per_row[0] = missing
     else:
         table = counts.table()
-        known = fitted.vocab["count"].to_numpy() if fitted.vocab is not None else np.zeros(0, np.int64)
+        known = _known_counts(table, fitted)
         unseen = int(table["count"].sum()) - int(known.sum())
         distinct, per_row = table.height, np.concatenate([[missing, unseen], known])
     hot_rows, hot_share = access_histogram(per_row)
+    lookups = train.lookups[feature.name]
+    if fitted.kind == "double_hash":
+        lookups += lookups - missing
     return FeatureProfile(
         rows=fitted.rows, distinct=distinct, missing_share=missing / train.rows,
-        pooling=train.lookups[feature.name] / train.rows, hot_rows=hot_rows, hot_share=hot_share,
+        pooling=lookups / train.rows, hot_rows=hot_rows, hot_share=hot_share,
     )  # fmt: skip
+
+
+def _known_counts(table: pl.DataFrame, fitted: SparseTransform) -> np.ndarray:
+    """Lookups of these logs in every row of the table behind the reserved ones; of carried rows there may be none."""
+    counts = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
+    if fitted.lookup is not None:
+        seen = table.join(fitted.lookup, on="hash", how="inner").select("row", "count")
+        counts[seen["row"].to_numpy() - RESERVED_ROWS] = seen["count"].to_numpy()
+    return counts
 
 
 def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:

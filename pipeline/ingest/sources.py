@@ -92,16 +92,16 @@ def file_blocks(config: Config, spec: DataSpec, files: Files) -> Iterator[RawBlo
     """Every file's rows in blocks of about ``ingest.block_mib`` MiB of uncompressed data."""
     block_bytes = config.ingest.block_mib * BLOCK_UNIT
     for path, label in zip(files.paths, files.labels, strict=True):
-        with _readable(label), files.fs.open(path, "rb") as source:
+        with readable(label), files.fs.open(path, "rb") as source:
             if config.data.format == "parquet":
                 yield from _parquet_blocks(source, label, spec, block_bytes)
             else:
-                with _decompressed(source, path) as stream:
+                with decompressed(source, path) as stream:
                     yield from _text_file_blocks(stream, label, config.data, spec, block_bytes)
 
 
 @contextmanager
-def _readable(label: str) -> Iterator[None]:
+def readable(label: str) -> Iterator[None]:
     """Turn what a damaged or locked file raises into a DataError that names it."""
     try:
         yield
@@ -117,7 +117,8 @@ def _readable(label: str) -> Iterator[None]:
 
 
 @contextmanager
-def _decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
+def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
+    """The bytes of a .gz or .zst file, of any other as they are."""
     if path.endswith(".gz"):
         with gzip.open(source, "rb") as stream:
             yield cast(BinaryIO, stream)
@@ -189,3 +190,12 @@ def _parquet_blocks(source: BinaryIO, label: str, spec: DataSpec, block_bytes: i
         frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
         yield RawBlock(frame=frame, file=label, lines=np.arange(line, line + frame.height))
         line += frame.height
+
+
+def counted_lines(stream: BinaryIO, enough: int) -> int:
+    """Lines that are not blank at the end of ``stream``, counted until there are ``enough``."""
+    lines, open_line = 0, False
+    while lines < enough and (block := stream.read(1 << 22)):
+        lines += block.count(b"\n")
+        open_line = not block.endswith(b"\n")
+    return lines + open_line

@@ -44,6 +44,7 @@ class SparseSpec:
     mapping: str
     rows: int
     min_count: int
+    evict_after_days: int | None
     separator: str | None
     weight_separator: str | None
 
@@ -51,6 +52,11 @@ class SparseSpec:
     def multi(self) -> bool:
         """Whether a row may hold several ids."""
         return self.separator is not None
+
+    @property
+    def lists(self) -> bool:
+        """Whether a row may look up several rows of the table: of several ids, or two of one."""
+        return self.multi or self.mapping == "double_hash"
 
     @property
     def weighted(self) -> bool:
@@ -72,7 +78,7 @@ class DataSpec:
     negative: str
     dense: tuple[DenseSpec, ...]
     sparse: tuple[SparseSpec, ...]
-    day: str | None
+    day_column: str | None
     timestamp: str | None
     true_probability: bool
     missing: tuple[str, ...]
@@ -83,7 +89,7 @@ class DataSpec:
     @property
     def has_day(self) -> bool:
         """Whether rows carry a day, which is kept in the dataset."""
-        return self.day is not None or self.timestamp is not None
+        return self.day_column is not None or self.timestamp is not None
 
 
 def data_spec(data: DataConfig) -> DataSpec:
@@ -94,10 +100,10 @@ def data_spec(data: DataConfig) -> DataSpec:
         for name, feature in data.dense.items()
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
-    day = data.day or (DAY if synthetic else None)
+    day = data.day_column or (DAY if synthetic else None)
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
-        dense=dense, sparse=sparse, day=day, timestamp=None if day else data.timestamp,
+        dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic, missing=tuple(data.missing), strip=data.strip, split=data.split,
         columns=_columns(data, dense, sparse, day),
     )  # fmt: skip
@@ -113,6 +119,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         mapping=feature.mapping or defaults.mapping,
         rows=feature.rows or defaults.rows,
         min_count=feature.min_count or defaults.min_count,
+        evict_after_days=feature.evict_after_days or defaults.evict_after_days,
         separator=feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
     )
@@ -126,7 +133,7 @@ def _columns(
         for feature in features:
             columns.setdefault(feature.column, f"data.{group}.{feature.name}.column")
     if day:
-        columns.setdefault(day, "data.day")
+        columns.setdefault(day, "data.day_column")
     elif data.timestamp:
         columns.setdefault(data.timestamp, "data.timestamp")
     return columns

@@ -8,38 +8,47 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import date
 from typing import Any
 
+import numpy as np
 import polars as pl
 
-from pipeline.artifacts import Draft, fingerprint
-from pipeline.config import Config
+from pipeline.artifacts import Draft, Store
+from pipeline.config import Config, DataConfig
 from pipeline.errors import DataError
-from pipeline.ingest import declared, synthetic
+from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.fit import Fit
-from pipeline.ingest.output import PartWriter, Quarantine, write_vocab
-from pipeline.ingest.parse import parse
+from pipeline.ingest.output import PartWriter, Quarantine, write_frame
+from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.sources import RawBlock, file_blocks, find_files, missing_data
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.ingest.spill import Spill, prefetched, temporary_spill
-from pipeline.ingest.transform import State, dataset_schema, fitted_state, transform, transforms_json
+from pipeline.ingest.state import dataset_schema, fitted_state, read_state, write_state
+from pipeline.ingest.transform import transform
 
 Progress = Callable[[str], None]
 
 
-def raw_fingerprint(config: Config) -> str:
-    """Fingerprint of the input data; DataError if nothing exists at ``data.path``."""
+def raw_fingerprint(config: Config, store: Store | None = None) -> str:
+    """Fingerprint of the input data; DataError if nothing exists at ``data.path``.
+
+    ``store``: where the late rows lie that datasets of other days keep for ``data.day``.
+    """
     if config.data.format == "synthetic":
         return synthetic.VERSION
     if config.data.format == "tables":
         return declared.VERSION
     path = config.data.path or ""
     try:
-        mark = fingerprint(path)
+        mark = days.day_fingerprint(config, store)
     except (ValueError, ImportError) as error:
         raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
     if not mark:
+        if days.has_pattern(config.data):
+            days.require_complete(config)
         raise missing_data(path)
     return mark
 
@@ -47,43 +56,154 @@ def raw_fingerprint(config: Config) -> str:
 def ingest(config: Config, draft: Draft, progress: Progress) -> dict[str, Any]:
     """Write the dataset of ``config.data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
 
-    Raises DataError for input that is missing, empty or not what the schema says, ConfigError for a schema
+    Raises DataError for input that is missing, incomplete, empty or not what the schema says, ConfigError for a schema
     that contradicts itself.
     """
     if config.data.format == "tables":
         return declared.write(config.data, draft)
     started = time.monotonic()
     spec = data_spec(config.data)
-    blocks, bytes_in = _blocks(config, spec)
-    with temporary_spill() as spill:
-        with draft.open("quarantine.jsonl") as sink:
-            quarantine = Quarantine(sink)
-            fit, synthetic_bytes = _first_pass(blocks, spec, spill, quarantine, _Meter(progress, "pass 1 of 2"))
-        _check(fit, quarantine, config)
-        state = fitted_state(spec, fit)
-        files, groups = _second_pass(config, draft, spec, fit, state, spill, _Meter(progress, "pass 2 of 2"))
-    for name, fitted in state.sparse.items():
-        if fitted.vocab is not None:
-            write_vocab(draft, name, fitted.vocab, config.ingest.compression)
-    draft.write_json("schema.json", dataset_schema(spec, state, fit.rows, files, groups).to_json())
-    draft.write_json("profile.json", make_profile(spec, fit, state).to_json())
-    draft.write_json("transforms.json", transforms_json(spec, state))
-    rows = sum(fit.rows.values()) + quarantine.rows
-    return {
-        "rows": rows, "rows_train": fit.rows["train"], "rows_test": fit.rows["test"],
-        "rows_quarantined": quarantine.rows, "bytes_in": bytes_in + synthetic_bytes,
-        "rows_per_s": round(rows / max(time.monotonic() - started, 1e-9), 1),
-    }  # fmt: skip
+    days.require_complete(config)
+    with ExitStack() as stack:
+        run = _Run(config, draft, spec, progress, stack)
+        named: list[date | None] = [*days.days_of(config.data.day)]
+        for day in named or [None]:
+            run.add(day)
+    summary = run.finish()
+    return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
 
-def _blocks(config: Config, spec: DataSpec) -> tuple[Iterator[RawBlock], int]:
-    """The log's blocks and its size in bytes on disk (0 for synthetic logs)."""
-    if config.data.format == "synthetic":
-        columns = [*synthetic.COLUMNS, "day"]
-        require_columns(spec, columns, "the synthetic log", header=False)
-        return synthetic.blocks(config), 0
-    files = find_files(config.data.path or "")
-    return file_blocks(config, spec, files), files.bytes
+class _Run:
+    """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
+
+    def __init__(self, config: Config, draft: Draft, spec: DataSpec, progress: Progress, stack: ExitStack) -> None:
+        self.config, self.draft, self.spec, self.progress = config, draft, spec, progress
+        self.days = days.days_of(config.data.day)
+        self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
+        self.writers = {
+            split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test")
+        }
+        source = config.data.mapping_from
+        self.state = read_state(draft.store, source, spec) if source else None
+        self.total: Fit | None = None
+        self.bytes = 0
+        self.dropped = 0
+        self.late: dict[int, list[pl.DataFrame]] = {}
+        self.replaces = days.replaced(draft.store, config, draft.key)
+        if self.replaces is not None:
+            again = self.replaces.config.get("raw") != draft.config.get("raw")
+            why = "was delivered again" if again else "is made with other settings"
+            progress(f"{config.data.day} {why}: this dataset takes the place of {self.replaces.path}")
+
+    def add(self, day: date | None) -> None:
+        """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
+        number = None if day is None else days.day_number(day)
+        first = days.day_number(self.days[0]) if self.days else 0
+        shown = f"{day}: " if len(self.days) > 1 else ""
+        quarantined = self.quarantine.rows
+        with temporary_spill() as spill:
+            fit = Fit(self.spec, self._is_test(day))
+            self._first_pass(fit, day, spill, _Meter(self.progress, f"{shown}pass 1 of 2"))
+            _check(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
+            if not fit.test:
+                self.state = fitted_state(self.spec, fit.train, self.state, number, first)
+            self._second_pass(fit, spill, _Meter(self.progress, f"{shown}pass 2 of 2"))
+        if self.total is None:
+            self.total = fit
+        else:
+            self.total.merge(fit)
+
+    def _is_test(self, day: date | None) -> bool | None:
+        """Whether ``day`` is one of the last, test ones; None where the split is not by day or no days are named."""
+        split = self.config.data.split
+        return None if day is None or split.by != "day" else day in self.days[-split.test_days :]
+
+    def _first_pass(self, fit: Fit, day: date | None, spill: Spill, meter: _Meter) -> None:
+        rule = day_rule(self.config.data, day)
+        for block in prefetched(self._blocks(day)):
+            parsed = parse(block.frame, block.lines, self.spec, rule)
+            rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
+            self.quarantine.add(block.file, rejects)
+            if parsed.frame.height:
+                typed = fit.add(parsed.frame)
+                spill.write(typed.select(name for name in typed.columns if not name.startswith("id:")))
+            for other, rows in parsed.other_days.items():
+                self.late.setdefault(other, []).append(rows)
+            self.dropped += parsed.dropped
+            self.bytes += block.bytes
+            meter.add(block.frame.height + len(block.rejects))
+
+    def _blocks(self, day: date | None) -> Iterator[RawBlock]:
+        """The log's blocks, of ``day`` where its files can be told; their bytes on disk are counted."""
+        data = self.config.data
+        if data.format == "synthetic":
+            require_columns(self.spec, [*synthetic.COLUMNS, "day"], "the synthetic log", header=False)
+            yield from synthetic.blocks(self.config, day)
+            return
+        files = find_files(days.path_of(data, day))
+        self.bytes += files.bytes
+        yield from file_blocks(self.config, self.spec, files)
+        if day is not None:
+            for artifact, name in days.late_files(self.config, self.draft.store, day):
+                with self.draft.store.open(f"{artifact.path}/{name}") as source:
+                    rows = pl.read_parquet(source.read()).select(list(self.spec.columns))
+                label = f"late rows in {artifact.path}"
+                yield RawBlock(frame=rows, file=label, lines=np.arange(1, rows.height + 1))
+
+    def _second_pass(self, fit: Fit, spill: Spill, meter: _Meter) -> None:
+        """Write the rows to the Parquet files of their splits."""
+        if self.state is None:
+            raise DataError("the first day is a test day, and no day before it was fitted", hint="a longer data.day")
+        state = self.state
+
+        def transformed() -> Iterator[tuple[pl.DataFrame, pl.Series]]:
+            for frame in spill.read():
+                yield transform(frame, self.spec, state), fit.test_mask(frame)
+
+        for rows, is_test in prefetched(transformed()):
+            self.writers["train"].add(rows.filter(~is_test))
+            self.writers["test"].add(rows.filter(is_test))
+            meter.add(rows.height)
+
+    def finish(self) -> dict[str, Any]:
+        """Write everything but the rows; returns the summary without the rate."""
+        assert self.total is not None and self.state is not None
+        config, draft, rows = self.config, self.draft, self.total.rows
+        files = {split: writer.files for split, writer in self.writers.items()}
+        groups = {split: writer.groups for split, writer in self.writers.items()}
+        carried_on = bool(self.days) or config.data.mapping_from is not None
+        write_state(draft, self.spec, self.state, config.ingest.compression, carried_on=carried_on)
+        for day, parts in sorted(self.late.items()):
+            write_frame(draft, days.late_name(days.day_of(day)), pl.concat(parts), config.ingest.compression)
+        draft.write_json("schema.json", dataset_schema(self.spec, self.state, rows, files, groups).to_json())
+        draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
+        late = {str(days.day_of(day)): sum(part.height for part in parts) for day, parts in sorted(self.late.items())}
+        for other, count in late.items():
+            self.progress(f"{count:,} rows of {other} kept for that day: data.day={other} takes them in")
+        seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
+        return {
+            "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
+            "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, **self._about_days(late),
+        }  # fmt: skip
+
+    def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
+        """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""
+        if not self.days or self.state is None:
+            return {}
+        freed = {name: t.mapping.freed.height for name, t in self.state.sparse.items() if t.mapping is not None}
+        return {
+            "day": self.config.data.day, "rows_late": late, "rows_other_days": self.dropped,
+            "rows_freed": {name: count for name, count in freed.items() if count},
+            "replaces": self.replaces.path if self.replaces is not None else None,
+        }  # fmt: skip
+
+
+def day_rule(data: DataConfig, day: date | None) -> DayRule | None:
+    """What becomes of rows of other days: of files of one day as ``data.late`` says, else they are left out."""
+    if day is None:
+        return None
+    others = "drop" if not days.has_pattern(data) else "keep" if data.late == "own_day" else "quarantine"
+    return DayRule(day=days.day_number(day), others=others, reach=data.late_days)
 
 
 class _Meter:
@@ -104,35 +224,26 @@ class _Meter:
             self.progress(f"{self.what}: {self.rows:,} rows, {self.rows / (now - self.started):,.0f} rows/s")
 
 
-def _first_pass(
-    blocks: Iterator[RawBlock], spec: DataSpec, spill: Spill, quarantine: Quarantine, meter: _Meter
-) -> tuple[Fit, int]:
-    fit, size = Fit(spec), 0
-    for block in prefetched(blocks):
-        parsed = parse(block.frame, block.lines, spec)
-        rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
-        quarantine.add(block.file, rejects)
-        if parsed.frame.height:
-            typed = fit.add(parsed.frame)
-            spill.write(typed.select(name for name in typed.columns if not name.startswith("id:")))
-        size += block.bytes
-        meter.add(block.frame.height + len(block.rejects))
-    return fit, size
-
-
-def _check(fit: Fit, quarantine: Quarantine, config: Config) -> None:
-    """Raise DataError unless there is something to train on."""
+def _check(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:
+    """Raise DataError unless there is something to train on; ``quarantined``: rows of ``day``."""
     where = config.data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
+    if day is not None and quarantined + sum(rows.values()) < config.data.watermark.min_rows:
+        found = sum(rows.values()) + quarantined
+        raise days.incomplete(
+            day, [f"{where} holds {found:,} rows of it, expected at least {config.data.watermark.min_rows:,}"]
+        )
     if not sum(rows.values()):
-        if not quarantine.rows:
+        if not quarantined:
             raise DataError(f"{where} holds no rows, expected at least one", hint="data.path=<logs that are not empty>")
         kind, count = quarantine.kinds.most_common(1)[0]
         raise DataError(
-            f"none of the {quarantine.rows:,} rows of {where} could be used; most common reason ({count:,} rows): "
+            f"none of the {quarantined:,} rows of {where} could be used; most common reason ({count:,} rows): "
             f"{kind}; for example {quarantine.examples[kind]}",
             hint=_mend(kind, config),
         )
+    if fit.test:
+        return
     if not rows["train"]:
         by_day = config.data.split.by == "day"
         raise DataError(
@@ -157,21 +268,3 @@ def _mend(kind: str, config: Config) -> str:
     if kind.endswith("finite number"):
         return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
     return "data.format, data.columns and data.separator must describe the file"
-
-
-def _second_pass(
-    config: Config, draft: Draft, spec: DataSpec, fit: Fit, state: State, spill: Spill, meter: _Meter
-) -> tuple[dict[str, list[str]], dict[str, list[list[int]]]]:
-    """Write the Parquet files; returns their names and their row groups' sizes by split."""
-
-    def transformed() -> Iterator[tuple[pl.DataFrame, pl.Series]]:
-        for frame in spill.read():
-            yield transform(frame, spec, state), fit.test_mask(frame)
-
-    train, test = PartWriter(draft, "train", config.ingest), PartWriter(draft, "test", config.ingest)
-    with train, test:
-        for rows, is_test in prefetched(transformed()):
-            train.add(rows.filter(~is_test))
-            test.add(rows.filter(is_test))
-            meter.add(rows.height)
-    return {"train": train.files, "test": test.files}, {"train": train.groups, "test": test.groups}

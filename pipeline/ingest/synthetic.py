@@ -2,6 +2,7 @@
 
 A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs).
 The pairs are a few drawn ones, or all within planted blocks of features (``data.synthetic.blocks``).
+Days (``data.day``) are drawn from a world that changes from one to the next, each from seeds of its own.
 Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
 into blocks. It holds strings, as a log does, and takes the same path as a real one.
 """
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import date
 
 import fsspec
 import numpy as np
@@ -18,6 +20,7 @@ import polars as pl
 
 from pipeline.config import Config, SyntheticConfig
 from pipeline.contracts import TRUE_PROBABILITY
+from pipeline.errors import ConfigError
 from pipeline.ingest.sources import RawBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY
 
@@ -45,7 +48,10 @@ class _Effects:
 
 @dataclass(frozen=True)
 class _Truth:
-    """The planted world. ``ids``: strings per feature; ``odds``: cumulative popularity of each id."""
+    """The planted world. ``ids``: strings per feature; ``odds``: cumulative popularity by rank.
+
+    ``ranked``: which id has each rank; empty where they are in this order already.
+    """
 
     ids: list[pl.Series]
     odds: list[np.ndarray]
@@ -54,6 +60,7 @@ class _Truth:
     pairs: list[tuple[int, int, _Effects, _Effects]]
     scale: np.ndarray
     spread: np.ndarray
+    ranked: list[np.ndarray] = field(default_factory=list)
 
 
 def feature_sizes(config: SyntheticConfig) -> list[int]:
@@ -109,6 +116,52 @@ def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[t
     return [(a, b, latent[a], latent[b]) for a, b in within]
 
 
+def _aged(truth: _Truth, config: SyntheticConfig, seed: int, days: int) -> _Truth:
+    """The world ``days`` later: some ids have given way to new ones, some have changed places in popularity."""
+    ids, ranked, added = [], [], []
+    for feature, first in enumerate(truth.ids):
+        size = len(first)
+        order, fresh = np.arange(size), round(config.new_ids * size)
+        for day in range(1, days + 1):
+            rng = np.random.default_rng([seed, 5, feature, day])
+            moved = rng.choice(size, round(config.popularity_drift * size), replace=False)
+            order[moved] = order[rng.permutation(moved)]
+            born = size + fresh * (day - 1)
+            order[rng.choice(size, fresh, replace=False)] = np.arange(born, born + fresh)
+        names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]  # longer than those of the first day
+        ids.append(pl.concat([first, pl.Series(names, dtype=pl.String)]))
+        ranked.append(order)
+        added.append((fresh, days))
+    grow = _Grower(seed, added)
+    return replace(
+        truth, ids=ids, ranked=ranked,
+        first=[grow.effects(effects, feature) for feature, effects in enumerate(truth.first)],
+        pairs=[(a, b, grow.effects(left, a), grow.effects(right, b)) for a, b, left, right in truth.pairs],
+    )  # fmt: skip
+
+
+class _Grower:
+    """Draws the effects of new ids, day by day, so that an id keeps its own; each array of effects grows once."""
+
+    def __init__(self, seed: int, added: list[tuple[int, int]]) -> None:
+        self.seed, self.added = seed, added
+        self.grown: dict[int, _Effects] = {}
+
+    def effects(self, effects: _Effects, feature: int) -> _Effects:
+        """``effects`` of the first day's ids of ``feature``, with those of all ids since."""
+        if id(effects) not in self.grown:
+            number, (fresh, days) = len(self.grown), self.added[feature]
+            scale, shape = float(effects.start.std()), (fresh, *effects.start.shape[1:])
+            new = [
+                _draw(np.random.default_rng([self.seed, 6, number, day]), scale, *shape) for day in range(1, days + 1)
+            ]
+            self.grown[id(effects)] = _Effects(
+                np.concatenate([effects.start, *(part.start for part in new)]),
+                np.concatenate([effects.turn, *(part.turn for part in new)]),
+            )
+        return self.grown[id(effects)]
+
+
 @dataclass(frozen=True)
 class _Chunk:
     """Drawn values of some rows: places in the id lists (-1 missing), counts, missing counts, day."""
@@ -123,7 +176,9 @@ def _draw_chunk(truth: _Truth, rng: np.random.Generator, day: np.ndarray) -> _Ch
     rows = len(day)
     places = np.empty((SPARSE, rows), np.int64)
     for i in range(SPARSE):
-        places[i] = np.searchsorted(truth.odds[i], rng.random(rows, dtype=np.float32)).clip(0, len(truth.ids[i]) - 1)
+        places[i] = np.searchsorted(truth.odds[i], rng.random(rows, dtype=np.float32)).clip(0, len(truth.odds[i]) - 1)
+        if truth.ranked:
+            places[i] = truth.ranked[i][places[i]]
         if i % 3 == 2:
             places[i][rng.random(rows, dtype=np.float32) < MISSING_SHARE] = -1
     normal = rng.standard_normal((DENSE, rows), dtype=np.float32)
@@ -158,11 +213,12 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-logits))
 
 
-def _bias(truth: _Truth, config: SyntheticConfig, seed: int) -> float:
-    """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days."""
+def _bias(truth: _Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
+    """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
     rng = np.random.default_rng([seed, 1])
-    day = np.arange(CHUNK_ROWS) * config.days // CHUNK_ROWS
-    logits = _logits(truth, _draw_chunk(truth, rng, day), config.drift)
+    index = np.arange(CHUNK_ROWS)
+    days = index * config.days // CHUNK_ROWS if day is None else np.full_like(index, day)
+    logits = _logits(truth, _draw_chunk(truth, rng, days), config.drift)
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -170,7 +226,7 @@ def _bias(truth: _Truth, config: SyntheticConfig, seed: int) -> float:
     return (low + high) / 2
 
 
-def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray) -> pl.DataFrame:
+def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
     columns = [pl.Series("label", label.astype(np.int8)).cast(pl.String)]
     for i in range(DENSE):
         values = pl.Series(f"I{i + 1}", chunk.counts[i]).cast(pl.String)
@@ -179,30 +235,55 @@ def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndar
         pool = pl.concat([truth.ids[i], pl.Series([""])])
         places = np.where(chunk.places[i] < 0, len(pool) - 1, chunk.places[i])
         columns.append(pool.gather(places).alias(f"C{i + 1}"))
-    columns.append(pl.Series(DAY, chunk.day.astype(np.int32)))
+    columns.append(pl.Series(DAY, (chunk.day + first_day).astype(np.int32)))
     columns.append(pl.Series(TRUE_PROBABILITY, probability.astype(np.float32)))
     return pl.DataFrame(columns)
 
 
-def chunks(config: SyntheticConfig, seed: int) -> Iterator[pl.DataFrame]:
-    """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day`` and ``true_probability``."""
-    truth = _truth(config, seed)
-    bias = _bias(truth, config, seed)
-    for number, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
-        rng = np.random.default_rng([seed, 2, number])
+def days_after_first(config: SyntheticConfig, day: date) -> int:
+    """Which day of the changing world ``day`` is; ConfigError for one before it begins, or a first one that is none."""
+    try:
+        number = (day - date.fromisoformat(config.first_day)).days
+    except ValueError:
+        raise ConfigError(
+            f"data.synthetic.first_day is {config.first_day!r}, expected YYYY-MM-DD",
+            hint=f"data.synthetic.first_day={day}",
+        ) from None
+    if number < 0:
+        raise ConfigError(
+            f"data.day is {day}, before data.synthetic.first_day={config.first_day}",
+            hint=f"data.synthetic.first_day={day}",
+        )
+    return number
+
+
+def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Iterator[pl.DataFrame]:
+    """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day`` and ``true_probability``.
+
+    Of one ``day`` of the changing world, where it is given; ``day`` then counts from 1970-01-01, else from 0.
+    """
+    truth, number, first_day = _truth(config, seed), None, 0
+    if day is not None:
+        number = days_after_first(config, day)
+        first_day = (day - date(1970, 1, 1)).days - number
+        truth = _aged(truth, config, seed, number)
+    bias = _bias(truth, config, seed, number)
+    for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
+        rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
-        chunk = _draw_chunk(truth, rng, index * config.days // config.rows)
+        days = index * config.days // config.rows if number is None else np.full_like(index, number)
+        chunk = _draw_chunk(truth, rng, days)
         probability = _sigmoid(_logits(truth, chunk, config.drift) + bias)
         label = rng.random(len(index)) < probability
-        yield _frame(truth, chunk, label, probability)
+        yield _frame(truth, chunk, label, probability, first_day)
 
 
-def blocks(config: Config) -> Iterator[RawBlock]:
-    """The synthetic log as the raw blocks of one file."""
+def blocks(config: Config, day: date | None = None) -> Iterator[RawBlock]:
+    """The synthetic log (of ``day``) as the raw blocks of one file."""
     per_block = max(1, (config.ingest.block_mib << 20) // (_ROW_BYTES * CHUNK_ROWS))
     held: list[pl.DataFrame] = []
     line = 1
-    for frame in chunks(config.data.synthetic, config.seed):
+    for frame in chunks(config.data.synthetic, config.seed, day):
         held.append(frame)
         if len(held) == per_block:
             yield _block(held, line)
@@ -221,14 +302,14 @@ def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
     )  # fmt: skip
 
 
-def write_tsv(config: Config, url: str) -> int:
+def write_tsv(config: Config, url: str, day: date | None = None) -> int:
     """Write the raw synthetic log to ``url`` (any fsspec URL; .gz and .zst compress) as a Criteo TSV; returns its rows.
 
     The day and the true probability are not in that format and are left out.
     """
     rows = 0
     with fsspec.open(url, "wb", compression="infer") as sink:
-        for frame in chunks(config.data.synthetic, config.seed):
+        for frame in chunks(config.data.synthetic, config.seed, day):
             text = frame.select(COLUMNS).write_csv(separator="\t", include_header=False, quote_style="never")
             sink.write(text.encode())
             rows += frame.height

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,15 +10,13 @@ import polars as pl
 from pipeline.contracts import (
     LABEL,
     MISSING_ROW,
-    RESERVED_ROWS,
     TRUE_PROBABILITY,
     UNSEEN_ROW,
-    DatasetSchema,
-    SparseColumn,
     weight_column,
 )
-from pipeline.ingest.fit import Fit, Partial, VocabCounts, flat_hashes, hash_rows_of
-from pipeline.ingest.moments import LOG_QUANTUM, signed_log
+from pipeline.ingest.fit import flat_hashes, hash_rows_of, second_rows_of
+from pipeline.ingest.mapping import Mapping
+from pipeline.ingest.moments import signed_log
 from pipeline.ingest.parse import FLOAT32_MAX, as_lists
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
@@ -35,10 +32,15 @@ class DenseTransform:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTransform:
-    """Id hash to table row. ``vocab``: hash, id, row, count by falling count; None where ids are hash-mapped."""
+    """Id hash to table row. ``kind``: vocab | hash | double_hash. ``lookup``: hash and row of the ids that have one.
 
+    ``mapping``: where they come from; both None where rows are computed from the hash.
+    """
+
+    kind: str
     rows: int
-    vocab: pl.DataFrame | None
+    lookup: pl.DataFrame | None = None
+    mapping: Mapping | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,36 +49,6 @@ class State:
 
     dense: dict[str, DenseTransform]
     sparse: dict[str, SparseTransform]
-
-
-def fitted_state(spec: DataSpec, fit: Fit) -> State:
-    """The transforms that the train rows ask for."""
-    return State(
-        dense={feature.name: _fit_dense(feature, fit.train) for feature in spec.dense},
-        sparse={feature.name: _fit_sparse(feature, fit.train) for feature in spec.sparse},
-    )
-
-
-def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
-    mean, std = 0.0, 1.0
-    if feature.standardised:
-        moments = (train.logs if feature.logarithmic else train.raw)[feature.name]
-        unit = LOG_QUANTUM if feature.logarithmic else 1.0
-        mean, std = moments.mean * unit, moments.std * unit or 1.0
-    return DenseTransform(logarithmic=feature.logarithmic, mean=mean, std=std)
-
-
-def _fit_sparse(feature: SparseSpec, train: Partial) -> SparseTransform:
-    counts = train.counts[feature.name]
-    if not isinstance(counts, VocabCounts):
-        return SparseTransform(rows=feature.rows, vocab=None)
-    kept = counts.table().filter(pl.col("count") >= feature.min_count)
-    # Ties by hash: any order will do, as long as it is always the same.
-    ranked = kept.sort(["count", "hash"], descending=[True, False]).head(feature.rows - RESERVED_ROWS)
-    vocab = ranked.with_row_index("row", offset=RESERVED_ROWS).with_columns(pl.col("row").cast(pl.Int32))
-    return SparseTransform(
-        rows=RESERVED_ROWS + vocab.height, vocab=vocab.select("id", "hash", "row", "count").rechunk()
-    )
 
 
 def transform(frame: pl.DataFrame, spec: DataSpec, state: State) -> pl.DataFrame:
@@ -98,15 +70,23 @@ def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
 
 
 def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -> list[pl.Series]:
-    rows = _rows(flat_hashes(frame, feature), fitted)
+    hashes = flat_hashes(frame, feature)
+    rows = _rows(hashes, fitted)
     if not feature.multi:
-        return [rows.alias(feature.name)]
+        return [(_pairs(hashes, rows, fitted) if fitted.kind == "double_hash" else rows).alias(feature.name)]
     # A row without ids looks up the row of missing values, with weight 1.
     lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).to_numpy()
-    offsets = np.concatenate([[0], np.cumsum(np.maximum(lengths, 1).astype(np.int64))])
+    each = np.maximum(lengths, 1).astype(np.int64)
+    weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
+    if fitted.kind == "double_hash":
+        pairs = _pairs(hashes, rows, fitted)
+        per_id = pairs.list.len().cast(pl.Int64).to_numpy()
+        starts = np.concatenate([[0], np.cumsum(each)])[:-1]
+        each, rows = np.add.reduceat(per_id, starts) if len(starts) else each, pairs.explode()
+        weights = None if weights is None else pl.Series(np.repeat(weights.to_numpy(), per_id))
+    offsets = np.concatenate([[0], np.cumsum(each)])
     columns = [as_lists(rows, offsets).alias(feature.name)]
-    if feature.weighted:
-        weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)
+    if weights is not None:
         columns.append(as_lists(weights, offsets).alias(weight_column(feature.name)))
     return columns
 
@@ -114,46 +94,20 @@ def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -
 def _rows(hashes: pl.Series, fitted: SparseTransform) -> pl.Series:
     """Table row (Int32) of each hash: 0 for null, 1 for what the vocabulary does not hold."""
     frame = hashes.to_frame("hash")
-    if fitted.vocab is None:
+    if fitted.lookup is None:
         rows = frame.with_columns(hash_rows_of(hashes, fitted.rows).cast(pl.Int32).alias("row"))
     else:
-        rows = frame.join(fitted.vocab.select("hash", "row"), on="hash", how="left", maintain_order="left")
+        rows = frame.join(fitted.lookup, on="hash", how="left", maintain_order="left")
     known = pl.col("row").fill_null(UNSEEN_ROW)
     missing = pl.lit(MISSING_ROW, dtype=pl.Int32)
     return rows.select(pl.when(pl.col("hash").is_null()).then(missing).otherwise(known).alias("row"))["row"]
 
 
-def dataset_schema(
-    spec: DataSpec, state: State, rows: dict[str, int], files: dict[str, list[str]], groups: dict[str, list[list[int]]]
-) -> DatasetSchema:
-    """``schema.json`` of the dataset."""
-    sparse = tuple(
-        SparseColumn(name=f.name, rows=state.sparse[f.name].rows, multi=f.multi, weighted=f.weighted)
-        for f in spec.sparse
-    )
-    return DatasetSchema(
-        dense=tuple(feature.name for feature in spec.dense), sparse=sparse, rows=rows, files=files, groups=groups,
-        true_probability=spec.true_probability,
-    )  # fmt: skip
-
-
-def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
-    """``transforms.json``: what was fitted, enough to transform other rows the same way."""
-    dense = {
-        feature.name: {
-            "column": feature.column, "transform": feature.transform,
-            "mean": state.dense[feature.name].mean, "std": state.dense[feature.name].std, "missing": 0.0,
-        }
-        for feature in spec.dense
-    }  # fmt: skip
-    sparse = {
-        feature.name: {
-            "column": feature.column, "mapping": feature.mapping, "rows": state.sparse[feature.name].rows,
-            "hash": "xxhash64", "seed": feature.seed, "separator": feature.separator,
-            "weight_separator": feature.weight_separator,
-            "vocab": f"vocab/{feature.name}.parquet" if feature.mapping == "vocab" else None,
-        }
-        for feature in spec.sparse
-    }  # fmt: skip
-    label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
-    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse}
+def _pairs(hashes: pl.Series, first: pl.Series, fitted: SparseTransform) -> pl.Series:
+    """List of two rows for each id, which a lookup sums; of one, the row of missing values, where there is no id."""
+    second = second_rows_of(hashes, fitted.rows).cast(pl.Int32).fill_null(MISSING_ROW).to_numpy()
+    present = hashes.is_not_null().to_numpy()
+    both = np.stack([first.to_numpy(), second], axis=1)
+    keep = np.stack([np.ones_like(present), present], axis=1)
+    offsets = np.concatenate([[0], np.cumsum(1 + present.astype(np.int64))])
+    return as_lists(pl.Series(both[keep]), offsets)

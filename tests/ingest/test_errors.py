@@ -77,7 +77,7 @@ def test_one_class_only(run_ingest, tmp_path):
 def test_no_train_rows(run_ingest, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("label,x,c,d\n" + "0,1,a,1\n1,2,b,2\n" * 9)
-    config = csv_config(path, day="d", split=SplitConfig(by="day", test_days=2))
+    config = csv_config(path, day_column="d", split=SplitConfig(by="day", test_days=2))
     refused(run_ingest, config, "all 18 rows fall into the test split", "there are 2 days, the last 2 test")
 
 

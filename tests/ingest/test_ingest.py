@@ -105,7 +105,7 @@ def test_statistics_and_vocabulary_come_from_train_rows_only(run_ingest, tmp_pat
     path = tmp_path / "a.csv"
     lines = ["label,x,c,day"] + [f"{i % 2},{i % 3},seen,1" for i in range(30)] + ["1,1000000,new,2"] * 5
     path.write_text("\n".join(lines))
-    dataset = run_ingest(csv_config(path, day="day", split=SplitConfig(by="day")))
+    dataset = run_ingest(csv_config(path, day_column="day", split=SplitConfig(by="day")))
     assert dataset.schema.rows == {"train": 30, "test": 5}
     assert dataset.vocab("c")["id"].to_list() == ["seen"]
     assert dataset.split("test")["c"].to_list() == [1] * 5
@@ -119,7 +119,7 @@ def test_statistics_and_vocabulary_come_from_train_rows_only(run_ingest, tmp_pat
 DAYS = (
     ("timestamp", [86_400, 2 * 86_400 + 5, 3 * 86_400]),
     ("timestamp", ["1970-01-02 10:00:00", "1970-01-03", "1970-01-04"]),
-    ("day", ["1970-01-02", "1970-01-03", "1970-01-04"]),
+    ("day_column", ["1970-01-02", "1970-01-03", "1970-01-04"]),
     ("timestamp", [86_400_000_000, 2e12, 3e12]),
 )
 

@@ -1,0 +1,208 @@
+"""Days of logs: which files and which datasets belong to a day, and whether its logs are complete.
+
+The dataset of a day is an artifact of its own, ``datasets/<name>/<day>/<key>``. A day that is delivered again has
+another key; the one committed last is the day's dataset, so the commit is the swap.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+
+import pyarrow.parquet as pq
+
+from pipeline.artifacts import Artifact, Store, fingerprint
+from pipeline.config import Config, DataConfig
+from pipeline.contracts import dataset_path
+from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.sources import Files, counted_lines, decompressed, find_files, readable
+
+EPOCH = date(1970, 1, 1)
+_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
+
+
+def days_of(day: str | None) -> list[date]:
+    """The days that ``data.day`` names, in order; none where it is null. ConfigError for what is no day or range."""
+    if day is None:
+        return []
+    first, _, last = day.partition("..")
+    try:
+        start, end = date.fromisoformat(first), date.fromisoformat(last or first)
+        if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", day) or end < start:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(
+            f"data.day is {day!r}, expected YYYY-MM-DD or a range of two such days that rises",
+            hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
+        ) from None
+    return [start + timedelta(days=i) for i in range((end - start).days + 1)]
+
+
+def day_number(day: date) -> int:
+    """Days since 1970-01-01: how the column ``day`` of a dataset counts them."""
+    return (day - EPOCH).days
+
+
+def day_of(number: int) -> date:
+    """The day with that number."""
+    return EPOCH + timedelta(days=number)
+
+
+def has_pattern(data: DataConfig) -> bool:
+    """Whether the logs of every day lie in files of their own."""
+    return _FIELD.search(data.path or "") is not None
+
+
+def filled(pattern: str, day: date) -> str:
+    """``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
+    return _FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
+
+
+def path_of(data: DataConfig, day: date | None) -> str:
+    """Where the logs of ``day`` lie; ``data.path`` where it names no day."""
+    return filled(data.path or "", day) if day else data.path or ""
+
+
+@dataclass(frozen=True)
+class DayState:
+    """What is known of a day's logs before they are read. ``missing``: in words, all that it still lacks."""
+
+    day: date
+    path: str
+    missing: list[str] = field(default_factory=list)
+    files: int = 0
+    bytes: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether the day can be ingested."""
+        return not self.missing
+
+
+def day_state(config: Config, day: date, now: float | None = None) -> DayState:
+    """Whether the logs of ``day`` are complete by ``data.watermark``, or what they lack; ``now``: seconds since 1970.
+
+    Rows are counted in files of the day alone, and no further than asked for; of logs with a day column, ingestion
+    counts them itself.
+    """
+    data, path = config.data, path_of(config.data, day)
+    if data.format == "synthetic":
+        return DayState(day, "synthetic")
+    try:
+        files = find_files(path)
+    except DataError:
+        return DayState(day, path, [f"there are no files at {path}"])
+    missing, limit = [], data.watermark
+    hours = ((time.time() if now is None else now) - _end(day)) / 3600
+    waits = limit.max_age_hours is None or hours < limit.max_age_hours
+    if limit.success and waits:
+        names = [f"{folder}/{filled(limit.success, day)}" for folder in sorted(_folders(files))]
+        missing += [f"{name} is not there yet" for name in names if not files.fs.exists(name)]
+    if limit.min_rows > 1 and has_pattern(data):
+        rows = counted_rows(data, files, limit.min_rows)
+        if rows < limit.min_rows:
+            missing.append(f"its files hold {rows:,} rows, expected at least {limit.min_rows:,}")
+    return DayState(day, path, missing, len(files.paths), files.bytes)
+
+
+def _end(day: date) -> float:
+    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    return (midnight + timedelta(days=1)).timestamp()
+
+
+def _folders(files: Files) -> set[str]:
+    return {path.rsplit("/", 1)[0] for path in files.paths}
+
+
+def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
+    """Rows of ``files`` (text: lines), counted until there are ``enough``."""
+    rows = 0
+    for path, label in zip(files.paths, files.labels, strict=True):
+        with readable(label), files.fs.open(path, "rb") as source:
+            if data.format == "parquet":
+                rows += pq.ParquetFile(source).metadata.num_rows
+            else:
+                with decompressed(source, path) as stream:
+                    header = data.format == "csv" and data.header
+                    rows += max(counted_lines(stream, enough - rows + header) - header, 0)
+        if rows >= enough:
+            break
+    return rows
+
+
+def require_complete(config: Config, now: float | None = None) -> None:
+    """Raise DataError naming what the first incomplete day of ``data.day`` lacks."""
+    for day in days_of(config.data.day):
+        state = day_state(config, day, now)
+        if not state.complete:
+            raise incomplete(day, state.missing)
+
+
+def incomplete(day: date, missing: list[str]) -> DataError:
+    """The error for a day that cannot be ingested yet."""
+    return DataError(
+        f"{day} is not complete: {'; '.join(missing)}",
+        hint="the same command again once it is delivered, or data.watermark.success=null data.watermark.min_rows=1",
+    )
+
+
+def day_fingerprint(config: Config, store: Store | None) -> str:
+    """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
+    data = config.data
+    if not has_pattern(data):
+        return fingerprint(data.path or "")
+    marks = []
+    for day in days_of(data.day):
+        marks.append(fingerprint(path_of(data, day)))
+        marks += [artifact.files[name].checksum for artifact, name in late_files(config, store, day)]
+    return "-".join(marks) if all(marks) else ""
+
+
+def late_name(day: date) -> str:
+    """The file of a dataset that holds the rows it kept for ``day``."""
+    return f"late/{day}.parquet"
+
+
+def late_files(config: Config, store: Store | None, day: date) -> Iterator[tuple[Artifact, str]]:
+    """Datasets of the days around ``day`` that keep rows of it, with the file's name, in the order of their days."""
+    if store is None or config.data.late != "own_day":
+        return
+    own = {str(other) for other in days_of(config.data.day)}
+    for shift in range(-config.data.late_days, config.data.late_days + 1):
+        other = day + timedelta(days=shift)
+        if str(other) in own:
+            continue
+        found = day_dataset(store, config.data.name, str(other))
+        if found is not None and late_name(day) in found.files:
+            yield found, late_name(day)
+
+
+def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
+    """The dataset of ``day`` (or range) under ``name``: the one committed last; None where there is none."""
+    keys = store.names(dataset_path(name, "", day))
+    found = [artifact for key in keys if (artifact := store.find(dataset_path(name, key, day))) is not None]
+    return max(found, key=lambda artifact: artifact.created, default=None)
+
+
+def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
+    """The dataset of the newest day before ``day`` under ``name``: what ``data.mapping_from`` should be."""
+    before = []
+    for entry in store.names(dataset_path(name, "", "")):
+        last = entry.rpartition("..")[2]
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", last) and last < str(day):
+            before.append((last, entry))
+    for _, entry in sorted(before, reverse=True):
+        if (found := day_dataset(store, name, entry)) is not None:
+            return found
+    return None
+
+
+def replaced(store: Store, config: Config, key: str) -> Artifact | None:
+    """The dataset that the one with ``key`` takes the place of: of the same day, from another delivery of its logs."""
+    if config.data.day is None:
+        return None
+    found = day_dataset(store, config.data.name, config.data.day)
+    return found if found is not None and found.key != key else None

@@ -1,0 +1,214 @@
+"""Days of logs: what is complete, which rows belong to a day, what a new delivery replaces."""
+
+import os
+from datetime import date
+
+import polars as pl
+import pytest
+
+from pipeline.artifacts import Store, artifact_key
+from pipeline.checks import check
+from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
+from pipeline.contracts import dataset_path
+from pipeline.errors import ConfigError, DataError
+from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
+from pipeline.stages import key_config
+
+from .conftest import Dataset, csv_config
+
+FIRST = date(2026, 1, 1)
+
+
+def day_rows(day: str, rows: int, ids: int = 5) -> list[str]:
+    return [f"{int(i % 3 == 0)},{i},id{i % ids},{day} 0{i % 10}:00:00" for i in range(rows)]
+
+
+def write_day(folder, day: str, lines: list[str], name: str = "part-0.csv") -> None:
+    (folder / day).mkdir(parents=True, exist_ok=True)
+    (folder / day / name).write_text("\n".join(["label,x,c,t", *lines]) + "\n")
+
+
+def config_of(folder, day: str, **changes):
+    path = changes.pop("path", f"{folder}/{{day}}/*.csv")
+    return csv_config(path, **{"timestamp": "t", "split": SplitConfig(test_share=0.0), "day": day, **changes})
+
+
+class Nights:
+    """Ingests days into one store, as the stage does."""
+
+    def __init__(self, folder):
+        self.store = Store(str(folder / "store"))
+        self.said = []
+
+    def ingest(self, config: Config) -> Dataset:
+        check(config)
+        settings = {**key_config("ingest", config), "raw": raw_fingerprint(config, self.store)}
+        key = artifact_key("ingest", settings, {})
+        path = dataset_path(config.data.name, key, config.data.day)
+        with self.store.draft(path, kind="ingest", key=key, config=settings, inputs={}) as draft:
+            summary = ingest(config, draft, self.said.append)
+            artifact = draft.commit(summary)
+        return Dataset(self.store, artifact, summary, self.said)
+
+
+@pytest.fixture
+def nights(tmp_path):
+    return Nights(tmp_path)
+
+
+def test_a_day_is_a_dataset_of_its_own_and_the_one_before_is_found(nights, tmp_path):
+    for number in (1, 2, 4):
+        write_day(tmp_path, f"2026-01-0{number}", day_rows(f"2026-01-0{number}", 20 * number))
+        nights.ingest(config_of(tmp_path, f"2026-01-0{number}"))
+    assert day_dataset(nights.store, "d", "2026-01-02").summary["rows"] == 40
+    assert previous_dataset(nights.store, "d", date(2026, 1, 4)).summary["day"] == "2026-01-02"
+    assert previous_dataset(nights.store, "d", FIRST) is None
+    assert day_dataset(nights.store, "d", "2026-01-03") is None
+
+
+def test_a_day_that_is_delivered_again_replaces_its_dataset_and_says_so(nights, tmp_path):
+    write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
+    first = nights.ingest(config_of(tmp_path, "2026-01-01"))
+    write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 30))
+    second = nights.ingest(config_of(tmp_path, "2026-01-01"))
+    assert second.artifact.key != first.artifact.key
+    assert second.summary["replaces"] == first.artifact.path
+    assert f"delivered again: this dataset takes the place of {first.artifact.path}" in nights.said[-1]
+    assert day_dataset(nights.store, "d", "2026-01-01").key == second.artifact.key
+
+
+def test_an_ingestion_that_fails_leaves_the_former_delivery_in_place(nights, tmp_path):
+    write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
+    first = nights.ingest(config_of(tmp_path, "2026-01-01"))
+    write_day(tmp_path, "2026-01-01", ["nothing,of,the,kind"])
+    with pytest.raises(DataError, match="none of the 1 rows"):
+        nights.ingest(config_of(tmp_path, "2026-01-01"))
+    assert day_dataset(nights.store, "d", "2026-01-01").key == first.artifact.key
+
+
+def test_rows_of_another_day_are_quarantined(nights, tmp_path):
+    write_day(tmp_path, "2026-01-02", [*day_rows("2026-01-02", 9), "1,1,a,2026-01-01 23:59:00", "1,1,a,2026-01-03"])
+    dataset = nights.ingest(config_of(tmp_path, "2026-01-02"))
+    assert dataset.summary["rows_quarantined"] == 2
+    assert [(entry["line"], entry["reason"]) for entry in dataset.quarantine] == [
+        (11, "the row is of 2026-01-01, expected 2026-01-02"),
+        (12, "the row is of 2026-01-03, expected 2026-01-02"),
+    ]
+
+
+def test_late_rows_go_to_their_own_day(nights, tmp_path):
+    write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
+    write_day(tmp_path, "2026-01-02", [*day_rows("2026-01-02", 9), *["1,7,late,2026-01-01 23:59:00"] * 3,
+                                       "1,1,a,2025-11-01"])  # fmt: skip
+    first = nights.ingest(config_of(tmp_path, "2026-01-01", late="own_day"))
+    second = nights.ingest(config_of(tmp_path, "2026-01-02", late="own_day"))
+    assert second.summary["rows_late"] == {"2026-01-01": 3}
+    assert second.summary["rows_quarantined"] == 1  # too far away to belong anywhere
+    assert second.summary["rows"] == 9 + 3 + 1
+    assert "3 rows of 2026-01-01 kept for that day" in nights.said[-1]
+    again = nights.ingest(config_of(tmp_path, "2026-01-01", late="own_day"))
+    assert again.artifact.key != first.artifact.key
+    assert again.summary["rows"] == 23
+    assert again.vocab("c").filter(pl.col("id") == "late")["count"].to_list() == [3]
+    # The second day knows of no change: its key is the same.
+    assert nights.ingest(config_of(tmp_path, "2026-01-02", late="own_day")).artifact.key == second.artifact.key
+
+
+def test_a_day_is_taken_out_of_logs_that_hold_them_all(nights, tmp_path):
+    lines = [*day_rows("2026-01-01", 20), *day_rows("2026-01-02", 30)]
+    (tmp_path / "all.csv").write_text("\n".join(["label,x,c,t", *lines]))
+    config = csv_config(tmp_path / "all.csv", timestamp="t", day="2026-01-02", split=SplitConfig(test_share=0.0))
+    dataset = nights.ingest(config)
+    assert (dataset.summary["rows"], dataset.summary["rows_other_days"]) == (30, 20)
+    assert dataset.split("train")["day"].unique().to_list() == [20_455]
+    config.data.watermark.min_rows = 31
+    with pytest.raises(DataError, match="2026-01-02 is not complete: .* holds 30 rows of it, expected at least 31"):
+        nights.ingest(config)
+
+
+def test_the_watermark_names_all_that_is_missing(nights, tmp_path):
+    day, end = date(2026, 1, 2), 1_767_398_400.0  # midnight after it
+    wanted = WatermarkConfig(success="_SUCCESS", min_rows=50, max_age_hours=6)
+    config = config_of(tmp_path, str(day), watermark=wanted)
+    assert day_state(config, day).missing == [f"there are no files at {tmp_path}/2026-01-02/*.csv"]
+    write_day(tmp_path, str(day), day_rows(str(day), 30))
+    state = day_state(config, day, now=end + 3600)
+    assert not state.complete
+    assert state.missing == [
+        f"{tmp_path}/2026-01-02/_SUCCESS is not there yet",
+        "its files hold 30 rows, expected at least 50",
+    ]
+    with pytest.raises(DataError, match="2026-01-02 is not complete: its files hold 30 rows") as caught:
+        nights.ingest(config)  # by now nothing more will come, and the success file is not waited for
+    assert caught.value.exit_code == 3
+    write_day(tmp_path, str(day), day_rows(str(day), 20), name="part-1.csv")
+    assert day_state(config, day, now=end + 3600).missing == [f"{tmp_path}/2026-01-02/_SUCCESS is not there yet"]
+    assert day_state(config, day, now=end + 6.1 * 3600).complete
+    (tmp_path / str(day) / "_SUCCESS").write_text("")
+    assert day_state(config, day, now=end + 3600).complete
+    assert nights.ingest(config).summary["rows"] == 50
+
+
+def test_a_success_file_that_comes_later_makes_no_new_delivery(tmp_path):
+    write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
+    config = csv_config(f"{tmp_path}/{{day}}", day="2026-01-01", timestamp="t")
+    before = raw_fingerprint(config)
+    (tmp_path / "2026-01-01/_SUCCESS").write_text("")
+    assert raw_fingerprint(config) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        ({"day": "yesterday"}, "data.day is 'yesterday', expected YYYY-MM-DD", "data.day=2026-01-31"),
+        ({"day": "2026-01-05..2026-01-01"}, "expected YYYY-MM-DD or a range", "data.day=2026-01-01..2026-01-31"),
+        ({"day": "2026-02-30"}, "data.day is '2026-02-30'", "data.day=2026-01-31"),
+        ({"day": None}, "has a file for each day, but data.day names none", "data.day=2026-01-31"),
+        ({"path": "logs.csv", "timestamp": None}, "neither data.path holds {day}", "data.day_column=<column>"),
+        ({"split": SplitConfig(by="day")}, "is one day, which cannot be train and test", "a range"),
+        ({"late": "sometimes"}, "data.late is 'sometimes'", "data.late=quarantine"),
+    ],
+)
+def test_settings_of_days_that_cannot_be(nights, tmp_path, changes, message, hint):
+    with pytest.raises(ConfigError) as caught:
+        nights.ingest(config_of(tmp_path, **{"day": "2026-01-01", **changes}))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def synthetic_config(day: str | None, **changes) -> Config:
+    data = DataConfig(name="s", format="synthetic", day=day, sparse={"C1": SparseFeature(), "C2": SparseFeature()})
+    config = Config(data=data, hardware=HardwareConfig(name="x"), stages=["ingest"])
+    for name, value in {"rows": 4000, "ids_per_feature": 50, **changes}.items():
+        setattr(config.data.synthetic, name, value)
+    return config
+
+
+def ids(dataset, feature="C2"):
+    return set(dataset.vocab(feature)["id"])
+
+
+def test_synthetic_days_drift(nights, tmp_path):
+    days = [nights.ingest(synthetic_config(f"2026-01-0{d}", new_ids=0.1, popularity_drift=0.2)) for d in (1, 2, 9)]
+    assert [dataset.summary["rows"] for dataset in days] == [4000] * 3
+    assert [set(dataset.split("train")["day"]) for dataset in days] == [{20_454}, {20_455}, {20_462}]
+    first, second, ninth = (ids(dataset) for dataset in days)
+    assert 0 < len(second - first) <= 6
+    assert len(ninth - first) > 3 * len(second - first)
+    hottest = [dataset.vocab("C2")["id"][0] for dataset in days]
+    assert len(set(hottest)) > 1
+    still = [nights.ingest(synthetic_config(f"2026-01-0{d}")) for d in (1, 9)]
+    assert len(ids(still[1]) - ids(still[0])) <= 2  # the rarest alone
+    again = Nights(tmp_path / "other").ingest(synthetic_config("2026-01-09", new_ids=0.1, popularity_drift=0.2))
+    assert again.checksums == days[2].checksums
+    with pytest.raises(ConfigError, match=r"data.day is 2025-12-31, before data.synthetic.first_day"):
+        nights.ingest(synthetic_config("2025-12-31"))
+
+
+def test_fingerprints_of_days_differ(tmp_path):
+    for day in ("2026-01-01", "2026-01-02"):
+        write_day(tmp_path, day, day_rows(day, 20))
+        os.utime(tmp_path / day / "part-0.csv", (1, 1))
+    marks = {raw_fingerprint(config_of(tmp_path, day)) for day in ("2026-01-01", "2026-01-01", "2026-01-02")}
+    keys = {artifact_key("i", key_config("ingest", config_of(tmp_path, f"2026-01-0{n}")), {}) for n in (1, 2)}
+    assert len(keys) == 2 and len(marks) == 1  # equal bytes and times: the day itself tells them apart
