@@ -11,7 +11,7 @@ import re
 from pipeline.config import STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
 
-TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "none")
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "none")
 MAPPINGS = ("vocab", "hash", "double_hash")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
@@ -237,6 +237,12 @@ def _check_data(data: DataConfig) -> None:
                 f"data.dense.{name}.transform is {dense.transform!r}, expected one of: {', '.join(TRANSFORMS)}",
                 hint=f"data.dense.{name}.transform=log1p",
             )
+        _check_range(f"data.dense.{name}.bins", dense.bins, 2, 10_000)
+        if dense.clip and (len(dense.clip) != 2 or not dense.clip[0] < dense.clip[1]):
+            raise ConfigError(
+                f"data.dense.{name}.clip is {dense.clip}, expected two numbers that rise",
+                hint=f"data.dense.{name}.clip=[0,1000]",
+            )
     for name, sparse in data.sparse.items():
         if sparse.mapping not in (*MAPPINGS, None):
             raise ConfigError(
@@ -247,6 +253,14 @@ def _check_data(data: DataConfig) -> None:
             _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
         if sparse.evict_after_days is not None:
             _check_range(f"data.sparse.{name}.evict_after_days", sparse.evict_after_days, 1, None)
+        for key, low in (("bins", 2), ("max_ids", 1)):
+            if (value := getattr(sparse, key)) is not None:
+                _check_range(f"data.sparse.{name}.{key}", value, low, 10_000_000)
+        if sum((bool(sparse.cross), sparse.bins is not None, sparse.separator is not None)) > 1:
+            raise ConfigError(
+                f"data.sparse.{name} has more than one of cross, bins and separator, expected one of them",
+                hint=f"data.sparse.{name}.cross=[] or data.sparse.{name}.bins=null",
+            )
         if sparse.rows is not None:
             _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
     _check_days(data)

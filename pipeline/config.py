@@ -26,15 +26,29 @@ class LabelConfig:
 
 @dataclass(kw_only=True)
 class DenseFeature:
-    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | none."""
+    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | percentile | none.
+
+    ``clip``: [lowest, highest], values beyond are taken as these before the transform. ``bins``: of percentile.
+    ``min``, ``max``, ``required``: a row whose value is outside, or missing, goes to quarantine.
+    """
 
     column: str | None = None
     transform: str | None = None
+    clip: list[float] = field(default_factory=list)
+    bins: int = 100
+    min: float | None = None
+    max: float | None = None
+    required: bool = False
 
 
 @dataclass(kw_only=True)
 class SparseFeature:
-    """One categorical feature and the table that embeds it (same name). None: take the default."""
+    """One categorical feature and the table that embeds it (same name). None: take the default.
+
+    ``cross``: columns whose values together are the id, in place of ``column``. ``bins``: the column is a number, whose
+    percentile bin is the id. ``max_ids``: of several ids the first so many count. ``integer``, ``required``: a row
+    whose ids are no whole numbers, or missing, goes to quarantine.
+    """
 
     column: str | None = None
     mapping: str | None = None
@@ -43,6 +57,11 @@ class SparseFeature:
     evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None
+    cross: list[str] = field(default_factory=list)
+    bins: int | None = None
+    max_ids: int | None = None
+    integer: bool = False
+    required: bool = False
 
 
 @dataclass(kw_only=True)

@@ -24,6 +24,7 @@ _ALLOWED = (
     "train.weight_decay", "train.warmup_steps", "train.shuffle", "train.shuffle_window_groups", "train.precision",
     "data.label.*", "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
+_HASHED = ("hash", "double_hash")
 _HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")
 DATASET = "dataset"
 
@@ -37,8 +38,8 @@ def check_changes(artifact: Artifact, config: Config, dataset: str) -> list[str]
     checkpoint = config.checkpoint
     changes = config_changes(*_common_tables(artifact.config, asdict(config), checkpoint.rename))
     then = artifact.inputs.get(DATASET)
-    if then != dataset and _has_vocab(config):
-        # A vocabulary numbers its rows by the frequencies of its own data set.
+    if then != dataset and _has_vocab(config) and config.data.mapping_from is None:
+        # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
         changes[DATASET] = [then, dataset]
     refused, unknown, lines = [], [], []
     for path, (old, new) in sorted(changes.items()):
@@ -93,9 +94,9 @@ def _hashed(path: str, config: Config) -> bool:
     default = config.data.sparse_defaults
     parts = path.split(".")
     if parts[1] == "sparse_defaults":
-        return any((f.mapping or default.mapping) == "hash" and f.rows is None for f in config.data.sparse.values())
+        return any((f.mapping or default.mapping) in _HASHED and f.rows is None for f in config.data.sparse.values())
     feature = config.data.sparse.get(".".join(parts[2:-1]))
-    return feature is not None and (feature.mapping or default.mapping) == "hash"
+    return feature is not None and (feature.mapping or default.mapping) in _HASHED
 
 
 def _has_vocab(config: Config) -> bool:

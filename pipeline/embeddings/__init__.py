@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.embeddings.checks import check_rows, feature_counts
 from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack, reordered
 from pipeline.embeddings.optimizer import DenseTableAdagrad, dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings.reset import reset_rows
 from pipeline.embeddings.rows import LocalShard, RowAccess, RowValues, initial_rows
 from pipeline.embeddings.sharding import TableRanks, shard_model, to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
@@ -31,6 +32,7 @@ __all__ = [
     "initial_rows",
     "pooled_stack",
     "reordered",
+    "reset_rows",
     "set_sparse_lr",
     "shard_key",
     "shard_model",

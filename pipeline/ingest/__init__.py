@@ -1,6 +1,7 @@
 """Ingestion: raw click logs to a dataset of Parquet files, with profile, vocabularies and quarantine."""
 
 from pipeline.ingest.days import DayState, day_dataset, day_state, previous_dataset
+from pipeline.ingest.serving import RecordTransform
 from pipeline.ingest.stage import ingest, raw_fingerprint
 
-__all__ = ["DayState", "day_dataset", "day_state", "ingest", "previous_dataset", "raw_fingerprint"]
+__all__ = ["DayState", "RecordTransform", "day_dataset", "day_state", "ingest", "previous_dataset", "raw_fingerprint"]

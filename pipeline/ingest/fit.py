@@ -12,8 +12,9 @@ import polars as pl
 from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL, RESERVED_ROWS
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
-from pipeline.ingest.parse import row_hashes
-from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+from pipeline.ingest.parse import of_bits, row_hashes
+from pipeline.ingest.sketch import Sketch
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
 _MERGE_ROWS = 1 << 18
@@ -84,6 +85,41 @@ class HashedCounts:
         return round((SKETCH - 1) / (float(self.smallest[-1]) / 2.0**64))
 
 
+class BinCounts:
+    """The values of a feature that is cut into bins."""
+
+    def __init__(self) -> None:
+        self.sketch = Sketch()
+
+    def merge(self, other: BinCounts) -> None:
+        """Take in what ``other`` counted."""
+        self.sketch.merge(other.sketch)
+
+
+Counts = VocabCounts | HashedCounts | BinCounts
+
+
+def _counts_of(feature: SparseSpec) -> Counts:
+    if feature.mapping == "vocab":
+        return VocabCounts()
+    if feature.mapping == "bins":
+        return BinCounts()
+    return HashedCounts(feature.rows, double=feature.mapping == "double_hash")
+
+
+def prepared(feature: DenseSpec) -> pl.Expr:
+    """The feature's value as it is standardised: clipped, then its logarithm taken, where it says so."""
+    value = pl.col(f"dense:{feature.name}")
+    if feature.clip:
+        value = value.clip(*feature.clip)
+    return signed_log(value) if feature.logarithmic else value
+
+
+def quantised(feature: DenseSpec) -> pl.Expr:
+    """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
+    return (prepared(feature) / LOG_QUANTUM).round() if feature.logarithmic else prepared(feature)
+
+
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
     """Table row of each hash where a feature is hash-mapped: 2 + hash modulo (rows - 2)."""
     return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int64) + RESERVED_ROWS
@@ -110,44 +146,47 @@ class Partial:
         self.rows = 0
         self.positives = 0
         self.raw = {feature.name: Moments() for feature in spec.dense}
-        self.logs = {feature.name: Moments() for feature in spec.dense if feature.logarithmic}
+        self.prepared = {feature.name: Moments() for feature in spec.dense if feature.logarithmic or feature.clip}
+        self.sketches = {feature.name: Sketch() for feature in spec.dense}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
-        self.counts = {
-            feature.name: VocabCounts()
-            if feature.mapping == "vocab"
-            else HashedCounts(feature.rows, double=feature.mapping == "double_hash")
-            for feature in spec.sparse
-        }
+        self.counts = {feature.name: _counts_of(feature) for feature in spec.sparse}
 
     def add(self, frame: pl.DataFrame) -> None:
         """Count the typed rows of ``frame``."""
         self.rows += frame.height
         self.positives += int(frame[LABEL].sum())
         self._add_dense(frame)
+        labels = frame[LABEL].to_numpy()
+        for dense in self.spec.dense:
+            self.sketches[dense.name].add(frame[f"dense:{dense.name}"].to_numpy(), labels)
         for feature in self.spec.sparse:
-            self._add_sparse(frame, feature)
+            self._add_sparse(frame, feature, labels)
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         raw = [pl.col(f"dense:{name}") for name in self.raw]
-        logs = [(signed_log(pl.col(f"dense:{name}")) / LOG_QUANTUM).round() for name in self.logs]
-        targets = [*self.raw.values(), *self.logs.values()]
+        prepared = [quantised(feature) for feature in self.spec.dense if feature.name in self.prepared]
+        targets = [*self.raw.values(), *self.prepared.values()]
         if not targets:
             return
-        for target, moments in zip(targets, measure(frame, [*raw, *logs]), strict=True):
+        for target, moments in zip(targets, measure(frame, [*raw, *prepared]), strict=True):
             target.merge(moments)
 
-    def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec) -> None:
+    def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec, labels: np.ndarray) -> None:
         hashes, ids = flat_hashes(frame, feature), frame[f"id:{feature.name}"]
         if feature.multi:
             ids = ids.explode(empty_as_null=True)
         missing = hashes.null_count()
         self.missing[feature.name] += missing
         self.lookups[feature.name] += len(hashes)
+        counts = self.counts[feature.name]
+        if isinstance(counts, BinCounts):
+            counts.sketch.add(of_bits(hashes), labels)
+            return
         if missing:
             keep = hashes.is_not_null()
             hashes, ids = hashes.filter(keep), ids.filter(keep)
-        self.counts[feature.name].add(hashes, ids)
+        counts.add(hashes, ids)
 
     def merge(self, other: Partial) -> None:
         """Take in what ``other`` counted."""
@@ -155,8 +194,10 @@ class Partial:
         self.positives += other.positives
         for name, moments in self.raw.items():
             moments.merge(other.raw[name])
-        for name, moments in self.logs.items():
-            moments.merge(other.logs[name])
+        for name, moments in self.prepared.items():
+            moments.merge(other.prepared[name])
+        for name, sketch in self.sketches.items():
+            sketch.merge(other.sketches[name])
         for name, counts in self.counts.items():
             self.missing[name] += other.missing[name]
             self.lookups[name] += other.lookups[name]

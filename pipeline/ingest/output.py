@@ -102,6 +102,7 @@ class Quarantine:
         self.sink = sink
         self.rows = 0
         self.kinds: Counter[str] = Counter()
+        self.columns: Counter[str] = Counter()
         self.examples: dict[str, str] = {}
 
     def add(self, file: str, rejects: list[Reject]) -> None:
@@ -109,6 +110,7 @@ class Quarantine:
         lines: list[str] = []
         for reject in rejects:
             self.kinds[reject.kind] += 1
+            self.columns[reject.column] += 1
             self.examples.setdefault(reject.kind, f"{file} line {reject.line}: {reject.reason}")
             record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")

@@ -16,11 +16,12 @@ import pyarrow as pa
 
 from pipeline.contracts import LABEL, TRUE_PROBABILITY
 from pipeline.ingest.hashing import hash_ids, hash_rows
-from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.text import Reject
 
 FLOAT32_MAX = 3.4028234663852886e38
 SECONDS_PER_DAY = 86_400
+CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
 
 
 class _Rejected:
@@ -31,10 +32,12 @@ class _Rejected:
         self.bad = np.zeros(len(lines), bool)
         self.rejects: list[Reject] = []
 
-    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str]) -> None:
+    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
         """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
+        if not mask.any():
+            return
         for index in np.flatnonzero(mask & ~self.bad):
-            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index))))
+            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index)), column))
         self.bad |= mask
 
 
@@ -72,9 +75,12 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     columns = [_label(raw, texts, spec, rejected)]
     for dense in spec.dense:
         values = _number(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
+        _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
     for sparse in spec.sparse:
-        columns += _sparse(raw[sparse.column], texts.get(sparse.column), sparse, spec, rejected)
+        columns += _sparse(raw[sparse.column], _id_text(texts, sparse, spec), sparse, spec, rejected)
+        if sparse.required or sparse.integer:
+            _check_ids(columns, sparse, spec, rejected)
     if spec.has_day:
         columns.append(_day(raw, texts, spec, rejected))
     if spec.true_probability:
@@ -128,7 +134,7 @@ def _text(values: pl.Series, spec: DataSpec, rejected: _Rejected) -> pl.Series:
     text = values if values.dtype == pl.String else values.cast(pl.String, strict=False)
     if values.dtype == pl.Binary:
         undecodable = (text.is_null() & values.is_not_null()).to_numpy()
-        rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8")
+        rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8", values.name)
     return text.str.strip_chars() if spec.strip else text
 
 
@@ -138,6 +144,69 @@ def _absent(text: pl.Series, spec: DataSpec) -> pl.Series:
     for word in spec.missing:
         absent |= (text == word).fill_null(False)
     return absent
+
+
+def _check_values(values: pl.Series, feature: DenseSpec, rejected: _Rejected) -> None:
+    """Reject the rows whose value is missing or out of range, where that is not allowed."""
+    column = feature.column
+    if feature.required:
+        rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    low = -np.inf if feature.low is None else feature.low
+    high = np.inf if feature.high is None else feature.high
+    if (feature.low, feature.high) != (None, None):
+        outside = ((values < low) | (values > high)).fill_null(False).to_numpy()
+        rejected.add(
+            outside, f"{column} is out of range", lambda i: f"{column} is {values[i]:g}, expected {low:g} to {high:g}",
+            column,
+        )  # fmt: skip
+
+
+def _check_ids(columns: list[pl.Series], feature: SparseSpec, spec: DataSpec, rejected: _Rejected) -> None:
+    """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
+    column, found = feature.column, {series.name: series for series in columns}
+    hashes, ids = found[f"hash:{feature.name}"], found[f"id:{feature.name}"]
+    if feature.required:
+        missing = hashes.is_null() if not feature.multi else hashes.list.len().fill_null(0) == 0
+        rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    if feature.integer:
+        flat = ids.to_frame("id").with_row_index("row")
+        flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
+        wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
+        mask = np.zeros(len(ids), bool)
+        mask[wrong["row"].to_numpy()] = True
+        first = dict(zip(wrong["row"].to_list()[::-1], wrong["id"].to_list()[::-1], strict=True))
+        rejected.add(
+            mask, f"{column} is no whole number",
+            lambda i: f"{column} is {_shown(first[i])}, expected a whole number", column,
+        )  # fmt: skip
+
+
+def _id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) -> pl.Series | None:
+    """The id of each row as text; of a cross all its columns', null where one is missing; None for a list."""
+    if not feature.cross:
+        return texts.get(feature.column)
+    if any(column not in texts for column in feature.cross):
+        return None
+    parts = {f"{i}": texts[column] for i, column in enumerate(feature.cross)}
+    present = ~pl.any_horizontal([pl.lit(_absent(part, spec)) for part in parts.values()])
+    joined = pl.concat_str(list(parts), separator=CROSS)
+    return pl.DataFrame(parts).select(pl.when(present).then(joined).alias("id"))["id"]
+
+
+def as_bits(numbers: pl.Series) -> pl.Series:
+    """The bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
+    values = numbers.fill_null(0.0).to_numpy() + 0.0
+    return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), _nulls(len(values)))
+
+
+def of_bits(hashes: pl.Series) -> np.ndarray:
+    """The float64 whose bits these are; NaN for null."""
+    values = hashes.fill_null(0).to_numpy().view(np.float64)
+    return np.where(hashes.is_null().to_numpy(), np.nan, values)
+
+
+def _nulls(length: int) -> pl.Series:
+    return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
 
 
 def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: _Rejected) -> pl.Series:
@@ -151,7 +220,7 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(
         bad.to_numpy(), f"{spec.label} is neither {spec.positive!r} nor {spec.negative!r}",
-        lambda i: f"{spec.label} is {_shown(text[i])}, {expected}",
+        lambda i: f"{spec.label} is {_shown(text[i])}, {expected}", spec.label,
     )  # fmt: skip
     return positive.cast(pl.Float32).alias(LABEL)
 
@@ -166,7 +235,8 @@ def _equals(values: pl.Series, word: str) -> pl.Series:
 def _number(values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: _Rejected) -> pl.Series:
     """``values`` as finite Float64, null where missing."""
     if text is None:
-        rejected.add(np.ones(len(values), bool), f"{column} is a list", lambda _: f"{column} is a list, not a number")
+        every = np.ones(len(values), bool)
+        rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
         return pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values))
     numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
     number = (values if numeric else text).cast(pl.Float64, strict=False)
@@ -178,7 +248,7 @@ def _number(values: pl.Series, text: pl.Series | None, column: str, spec: DataSp
     absent = _absent(text, spec)
     rejected.add(
         ~(finite | absent).to_numpy(), f"{column} is not a finite number",
-        lambda i: f"{column} is {_shown(text[i])}, expected a finite number",
+        lambda i: f"{column} is {_shown(text[i])}, expected a finite number", column,
     )  # fmt: skip
     return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
 
@@ -188,9 +258,13 @@ def _sparse(
 ) -> list[pl.Series]:
     if feature.multi:
         return _multi(values, text, feature, spec, rejected)
+    if feature.bins:
+        number = _number(values, text, feature.column, spec, rejected)
+        shown = number.cast(pl.String) if text is None else text
+        return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
     if text is None:
         kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
-        rejected.add(np.ones(len(values), bool), kind, lambda _: kind)
+        rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
         text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
     hashes = hash_ids(text, feature.seed)
     # Comparing hashes is several times cheaper than comparing strings.
@@ -215,6 +289,8 @@ def _multi(
     flat = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing]))
     if feature.weighted:
         flat = _split_weights(flat, feature, rejected)
+    if feature.max_ids is not None:
+        flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
     offsets = np.concatenate([[0], ends])
     result = [
@@ -238,7 +314,7 @@ def _split_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: _Rejected)
     mask[wrong["row"].to_numpy()] = True
     rejected.add(
         mask, f"a weight of {feature.column} is not a finite number",
-        lambda i: f"{feature.column} has weight {_shown(first[i])}, expected a finite number",
+        lambda i: f"{feature.column} has weight {_shown(first[i])}, expected a finite number", feature.column,
     )  # fmt: skip
     return flat.drop("text")
 
@@ -266,8 +342,8 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
         day = frame.select(whole.floor().cast(pl.Int32, strict=False).fill_null(date))["number"]
     bad = day.is_null().to_numpy()
     rejected.add(
-        bad, f"{column} is no day", lambda i: f"{column} is {_shown(text[i])}, expected a number or YYYY-MM-DD"
-    )
+        bad, f"{column} is no day", lambda i: f"{column} is {_shown(text[i])}, expected a number or YYYY-MM-DD", column,
+    )  # fmt: skip
     return day.fill_null(0).alias(DAY)
 
 

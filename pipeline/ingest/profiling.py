@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.contracts import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
-from pipeline.ingest.fit import Fit, HashedCounts, Partial
+from pipeline.ingest.fit import BinCounts, Fit, HashedCounts, Partial
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.transform import SparseTransform, State
 
@@ -42,6 +42,9 @@ def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile
     if isinstance(counts, HashedCounts):
         distinct, per_row = counts.distinct, counts.counts.copy()
         per_row[0] = missing
+    elif isinstance(counts, BinCounts):
+        assert fitted.bounds is not None
+        distinct, per_row = bin_counts(counts, fitted.bounds, missing)
     else:
         table = counts.table()
         known = _known_counts(table, fitted)
@@ -55,6 +58,13 @@ def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile
         rows=fitted.rows, distinct=distinct, missing_share=missing / train.rows,
         pooling=lookups / train.rows, hot_rows=hot_rows, hot_share=hot_share,
     )  # fmt: skip
+
+
+def bin_counts(counts: BinCounts, bounds: np.ndarray, missing: int) -> tuple[int, np.ndarray]:
+    """Distinct values (buckets of them), and lookups of every row of the table of bins."""
+    total = int(counts.sketch.counts.sum())
+    per_bin = (counts.sketch.shares(bounds) * total).round().astype(np.int64)
+    return int((counts.sketch.counts > 0).sum()), np.concatenate([[missing, 0], per_bin])
 
 
 def _known_counts(table: pl.DataFrame, fitted: SparseTransform) -> np.ndarray:

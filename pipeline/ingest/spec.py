@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import xxhash
 
 from pipeline.config import DataConfig, SplitConfig
-from pipeline.contracts import LABEL, TRUE_PROBABILITY, weight_column
+from pipeline.contracts import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
 from pipeline.errors import ConfigError, DataError
 
 DAY = "day"
@@ -18,11 +18,16 @@ CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-    """One numeric feature: the raw ``column`` it comes from and its ``transform``."""
+    """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be."""
 
     name: str
     column: str
     transform: str
+    clip: tuple[float, ...] = ()
+    bins: int = 100
+    low: float | None = None
+    high: float | None = None
+    required: bool = False
 
     @property
     def logarithmic(self) -> bool:
@@ -47,6 +52,11 @@ class SparseSpec:
     evict_after_days: int | None
     separator: str | None
     weight_separator: str | None
+    cross: tuple[str, ...] = ()
+    bins: int | None = None
+    max_ids: int | None = None
+    integer: bool = False
+    required: bool = False
 
     @property
     def multi(self) -> bool:
@@ -96,7 +106,16 @@ def data_spec(data: DataConfig) -> DataSpec:
     """The schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""
     synthetic = data.format == "synthetic"
     dense = tuple(
-        DenseSpec(name=name, column=feature.column or name, transform=feature.transform or data.dense_transform)
+        DenseSpec(
+            name=name,
+            column=feature.column or name,
+            transform=feature.transform or data.dense_transform,
+            clip=tuple(feature.clip),
+            bins=feature.bins,
+            low=feature.min,
+            high=feature.max,
+            required=feature.required,
+        )  # fmt: skip
         for name, feature in data.dense.items()
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
@@ -115,13 +134,18 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     feature, defaults = data.sparse[name], data.sparse_defaults
     return SparseSpec(
         name=name,
-        column=feature.column or name,
-        mapping=feature.mapping or defaults.mapping,
-        rows=feature.rows or defaults.rows,
+        column=feature.cross[0] if feature.cross else feature.column or name,
+        mapping="bins" if feature.bins else feature.mapping or defaults.mapping,
+        rows=RESERVED_ROWS + feature.bins if feature.bins else feature.rows or defaults.rows,
         min_count=feature.min_count or defaults.min_count,
         evict_after_days=feature.evict_after_days or defaults.evict_after_days,
-        separator=feature.separator or defaults.separator,
+        separator=None if feature.cross or feature.bins else feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
+        cross=tuple(feature.cross),
+        bins=feature.bins,
+        max_ids=feature.max_ids,
+        integer=feature.integer,
+        required=feature.required,
     )
 
 
@@ -132,6 +156,9 @@ def _columns(
     for group, features in (("dense", dense), ("sparse", sparse)):
         for feature in features:
             columns.setdefault(feature.column, f"data.{group}.{feature.name}.column")
+    for feature in sparse:
+        for column in feature.cross:
+            columns.setdefault(column, f"data.sparse.{feature.name}.cross")
     if day:
         columns.setdefault(day, "data.day_column")
     elif data.timestamp:

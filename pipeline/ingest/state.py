@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from pipeline.artifacts import Artifact, Draft, Store
-from pipeline.contracts import DatasetSchema, SparseColumn
+from pipeline.config import SplitConfig
+from pipeline.contracts import RESERVED_ROWS, DatasetSchema, SparseColumn
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.ingest.fit import Partial, VocabCounts
+from pipeline.ingest.fit import BinCounts, Partial, VocabCounts
 from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
@@ -40,22 +42,28 @@ def fitted_state(
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
-    mean, std = 0.0, 1.0
-    if feature.standardised:
-        moments = (train.logs if feature.logarithmic else train.raw)[feature.name]
-        unit = LOG_QUANTUM if feature.logarithmic else 1.0
-        mean, std = moments.mean * unit, moments.std * unit or 1.0
-    return DenseTransform(logarithmic=feature.logarithmic, mean=mean, std=std)
+    if feature.transform == "percentile":
+        return DenseTransform(bounds=train.sketches[feature.name].bounds(feature.bins))
+    if not feature.standardised:
+        return DenseTransform()
+    moments = train.prepared.get(feature.name, train.raw[feature.name])
+    unit = LOG_QUANTUM if feature.logarithmic else 1.0
+    return DenseTransform(mean=moments.mean * unit, std=moments.std * unit or 1.0)
 
 
 def _fit_sparse(
     feature: SparseSpec, train: Partial, before: SparseTransform | None, day: int | None, first_day: int
 ) -> SparseTransform:
     counts = train.counts[feature.name]
-    if not isinstance(counts, VocabCounts):
-        return SparseTransform(kind=feature.mapping, rows=feature.rows)
-    mapping = empty() if before is None or before.mapping is None else before.mapping
-    return vocab_transform(updated(mapping, counts.table(), feature, day, first_day))
+    if isinstance(counts, VocabCounts):
+        mapping = empty() if before is None or before.mapping is None else before.mapping
+        return vocab_transform(updated(mapping, counts.table(), feature, day, first_day))
+    if before is not None:
+        return before
+    if isinstance(counts, BinCounts):
+        bounds = counts.sketch.bounds(feature.rows - RESERVED_ROWS)
+        return SparseTransform(kind="bins", rows=feature.rows, bounds=bounds)
+    return SparseTransform(kind=feature.mapping, rows=feature.rows)
 
 
 def vocab_transform(mapping: Mapping) -> SparseTransform:
@@ -81,23 +89,76 @@ def dataset_schema(
 def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way."""
     dense = {
-        feature.name: {
-            "column": feature.column, "transform": feature.transform,
-            "mean": state.dense[feature.name].mean, "std": state.dense[feature.name].std, "missing": 0.0,
+        f.name: {
+            "column": f.column, "transform": f.transform, "clip": list(f.clip), "bins": f.bins,
+            "min": f.low, "max": f.high, "required": f.required,
+            "mean": state.dense[f.name].mean, "std": state.dense[f.name].std, "missing": 0.0,
+            "bounds": _listed(state.dense[f.name].bounds),
         }
-        for feature in spec.dense
+        for f in spec.dense
     }  # fmt: skip
     sparse = {
-        feature.name: {
-            "column": feature.column, "mapping": feature.mapping, "rows": state.sparse[feature.name].rows,
-            "hash": "xxhash64", "seed": feature.seed, "separator": feature.separator,
-            "weight_separator": feature.weight_separator,
-            "vocab": f"vocab/{feature.name}.parquet" if state.sparse[feature.name].mapping is not None else None,
+        f.name: {
+            "column": f.column, "mapping": f.mapping, "rows": state.sparse[f.name].rows,
+            "hash": "xxhash64", "seed": f.seed, "separator": f.separator, "weight_separator": f.weight_separator,
+            "cross": list(f.cross), "bins": f.bins, "max_ids": f.max_ids, "integer": f.integer,
+            "required": f.required, "bounds": _listed(state.sparse[f.name].bounds),
+            "vocab": f"vocab/{f.name}.parquet" if state.sparse[f.name].mapping is not None else None,
         }
-        for feature in spec.sparse
+        for f in spec.sparse
     }  # fmt: skip
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
     return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse}
+
+
+def _listed(bounds: np.ndarray | None) -> list[float] | None:
+    return None if bounds is None else bounds.tolist()
+
+
+def _bounds(record: dict[str, Any]) -> np.ndarray | None:
+    return None if record.get("bounds") is None else np.array(record["bounds"], np.float64)
+
+
+def spec_of(record: dict[str, Any]) -> DataSpec:
+    """The features of ``transforms.json``, for records that carry the same columns; no day, no split."""
+    dense = tuple(
+        DenseSpec(
+            name=name,
+            column=f["column"],
+            transform=f["transform"],
+            clip=tuple(f["clip"]),
+            bins=f["bins"],
+            low=f["min"],
+            high=f["max"],
+            required=f["required"],
+        )  # fmt: skip
+        for name, f in record["dense"].items()
+    )
+    sparse = tuple(
+        SparseSpec(
+            name=name,
+            column=f["column"],
+            mapping=f["mapping"],
+            rows=f["rows"],
+            min_count=1,
+            evict_after_days=None,
+            separator=f["separator"],
+            weight_separator=f["weight_separator"],
+            cross=tuple(f["cross"]),
+            bins=f["bins"],
+            max_ids=f["max_ids"],
+            integer=f["integer"],
+            required=f["required"],
+        )  # fmt: skip
+        for name, f in record["sparse"].items()
+    )
+    label = record["label"]
+    columns = [label["column"], *(f.column for f in dense), *(c for f in sparse for c in (f.cross or (f.column,)))]
+    return DataSpec(
+        label=label["column"], positive=label["positive"], negative=label["negative"], dense=dense, sparse=sparse,
+        day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
+        strip=record["strip"], split=SplitConfig(), columns=dict.fromkeys(columns, ""),
+    )  # fmt: skip
 
 
 def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *, carried_on: bool) -> None:
@@ -122,9 +183,10 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")
     dense = {
-        f.name: DenseTransform(logarithmic=f.logarithmic, mean=then["mean"], std=then["std"])
+        f.name: DenseTransform(mean=then["mean"], std=then["std"], bounds=_bounds(then))
         for f in spec.dense
-        if (then := record["dense"].get(f.name)) is not None and then["transform"] == f.transform
+        if (then := record["dense"].get(f.name)) is not None
+        and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
     }
     sparse = {
         f.name: _read_sparse(store, dataset, f, then)
@@ -147,7 +209,7 @@ def _read_sparse(store: Store, dataset: Artifact, feature: SparseSpec, then: dic
                 hint=f"data.sparse.{feature.name}.{name}={then[name]}, or data.mapping_from=null for new mappings",
             )
     if feature.mapping != "vocab":
-        return SparseTransform(kind=feature.mapping, rows=feature.rows)
+        return SparseTransform(kind=feature.mapping, rows=feature.rows, bounds=_bounds(then))
     return vocab_transform(_read_mapping(store, dataset, feature.name, then["rows"]))
 
 

@@ -27,11 +27,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class Reject:
-    """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says."""
+    """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says.
+
+    ``column``: the one that is wrong; "" where it is the line.
+    """
 
     line: int
     kind: str
     reason: str
+    column: str = ""
 
 
 def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator[tuple[bytes, int]]:

@@ -10,37 +10,42 @@ import polars as pl
 from pipeline.contracts import (
     LABEL,
     MISSING_ROW,
+    RESERVED_ROWS,
     TRUE_PROBABILITY,
     UNSEEN_ROW,
     weight_column,
 )
-from pipeline.ingest.fit import flat_hashes, hash_rows_of, second_rows_of
+from pipeline.ingest.fit import flat_hashes, hash_rows_of, prepared, second_rows_of
 from pipeline.ingest.mapping import Mapping
-from pipeline.ingest.moments import signed_log
-from pipeline.ingest.parse import FLOAT32_MAX, as_lists
+from pipeline.ingest.parse import FLOAT32_MAX, as_lists, of_bits
+from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseTransform:
-    """(t(x) - mean) / std, t = signed log or identity; a missing value becomes 0."""
+    """(t(x) - mean) / std, t = clip and signed log or identity; a missing value becomes 0.
 
-    logarithmic: bool
-    mean: float
-    std: float
+    ``bounds``: of the bins, where the value becomes the share of them below it, minus 1/2 (0: the median).
+    """
+
+    mean: float = 0.0
+    std: float = 1.0
+    bounds: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTransform:
-    """Id hash to table row. ``kind``: vocab | hash | double_hash. ``lookup``: hash and row of the ids that have one.
+    """Id hash to table row. ``kind``: vocab | hash | double_hash | bins. ``lookup``: hash and row of ids that have one.
 
-    ``mapping``: where they come from; both None where rows are computed from the hash.
+    ``mapping``: where they come from; both None where rows are computed from the hash. ``bounds``: of the bins.
     """
 
     kind: str
     rows: int
     lookup: pl.DataFrame | None = None
     mapping: Mapping | None = None
+    bounds: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,20 +58,27 @@ class State:
 
 def transform(frame: pl.DataFrame, spec: DataSpec, state: State) -> pl.DataFrame:
     """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day."""
-    dense = [_dense(feature, state.dense[feature.name]) for feature in spec.dense]
-    columns = frame.select(pl.col(LABEL), *dense).get_columns()
-    for feature in spec.sparse:
-        columns += _sparse(frame, feature, state.sparse[feature.name])
+    plain = [f for f in spec.dense if state.dense[f.name].bounds is None]
+    found = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
+    columns = [frame[LABEL]]
+    for feature in spec.dense:
+        bounds = state.dense[feature.name].bounds
+        columns.append(found[feature.name] if bounds is None else _percentile(frame, feature, bounds))
+    for sparse in spec.sparse:
+        columns += _sparse(frame, sparse, state.sparse[sparse.name])
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
     return pl.DataFrame(columns)
 
 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
-    value = pl.col(f"dense:{feature.name}")
-    if fitted.logarithmic:
-        value = signed_log(value)
-    value = ((value - fitted.mean) / fitted.std).clip(-FLOAT32_MAX, FLOAT32_MAX)
+    value = ((prepared(feature) - fitted.mean) / fitted.std).clip(-FLOAT32_MAX, FLOAT32_MAX)
     return value.fill_null(0.0).cast(pl.Float32).alias(feature.name)
+
+
+def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> pl.Series:
+    values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
+    shares = bin_of(values, bounds) / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
+    return pl.Series(feature.name, np.where(np.isnan(values), 0.0, shares).astype(np.float32))
 
 
 def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -> list[pl.Series]:
@@ -94,7 +106,10 @@ def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -
 def _rows(hashes: pl.Series, fitted: SparseTransform) -> pl.Series:
     """Table row (Int32) of each hash: 0 for null, 1 for what the vocabulary does not hold."""
     frame = hashes.to_frame("hash")
-    if fitted.lookup is None:
+    if fitted.bounds is not None:
+        bins = bin_of(of_bits(hashes), fitted.bounds) + RESERVED_ROWS
+        rows = frame.with_columns(pl.Series("row", bins.astype(np.int32)))
+    elif fitted.lookup is None:
         rows = frame.with_columns(hash_rows_of(hashes, fitted.rows).cast(pl.Int32).alias("row"))
     else:
         rows = frame.join(fitted.lookup, on="hash", how="left", maintain_order="left")

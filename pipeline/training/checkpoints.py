@@ -15,8 +15,10 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config, PartitionConfig
-from pipeline.embeddings import RowAccess, TouchedRows
+from pipeline.contracts import dataset_path
+from pipeline.embeddings import RowAccess, TouchedRows, reset_rows
 from pipeline.training.metrics import Meter
+from pipeline.training.remapped import remapped_rows
 from pipeline.training.trainer import Trainer
 
 
@@ -73,8 +75,21 @@ class Checkpoints:
             self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
             partly=partition != asdict(self.config.partition),
         )  # fmt: skip
+        lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
             self.say("\n  ".join([f"starting from {init.path}", *allowed, *lines]))
+
+    def _reset_remapped(self, init: Artifact) -> list[str]:
+        """Let the rows that belong to other ids by now begin anew, so that no id starts with what another learnt."""
+        data, store = self.config.data, self.saver.store
+        dataset = store.find(dataset_path(data.name, self.saver.inputs["dataset"], data.day))
+        if dataset is None:
+            return []
+        lines = []
+        for table, rows in remapped_rows(store, init, dataset, self.config).items():
+            reset_rows(self.trainer.rows, table, rows, self.config.seed)
+            lines.append(f"table {table}: {len(rows):,} rows reset, their ids are others now")
+        return lines
 
     def due(self, step: int) -> bool:
         """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""

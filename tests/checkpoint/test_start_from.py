@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 SMALL = [
@@ -27,6 +28,7 @@ for job in jobs:
     print("==", " ".join(job), flush=True)
     print("code", main(["run", f"store={store}", *small, *job]), flush=True)
 """
+DAY = ["data.synthetic.new_ids=0.2", "train.max_steps=2", "train.sparse_lr=0.5", "train.warmup_steps=0"]
 JOBS = [
     ["run=a"],
     ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
@@ -42,6 +44,8 @@ JOBS = [
     ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"],
     ["spoil", "f"],
     ["run=g", "checkpoint.init_from=f", "stages=[ingest]"],
+    ["run=h", *DAY, "data.day=2026-01-01"],
+    ["run=i", *DAY, "data.day=2026-01-05", "checkpoint.init_from=h", "checkpoint.allow=[dataset]"],
 ]  # fmt: skip
 
 
@@ -110,3 +114,18 @@ def test_a_run_whose_newest_manifest_is_damaged_is_not_started_from_unasked(said
     assert "code 7" in parts[9]
     assert "cannot be used: its manifest.json is not a manifest" in errors[3]
     assert "hint: checkpoint.init_from=runs/f/checkpoints/" in errors[3]
+
+
+def test_rows_that_belong_to_other_ids_by_now_begin_anew(said):
+    store, parts, _ = said
+    reset = {line.split()[1][:-1]: int(line.split()[2]) for line in parts[11].splitlines() if "rows reset" in line}
+    vocab = [
+        {
+            path.stem: dict(zip(*pq.read_table(path, columns=["row", "id"]).to_pydict().values(), strict=True))
+            for path in (store / f"datasets/synthetic/{day}").glob("*/vocab/*.parquet")
+        }
+        for day in ("2026-01-01", "2026-01-05")
+    ]
+    for table, then in vocab[0].items():
+        assert reset.get(table, 0) == sum(vocab[1][table].get(row) != name for row, name in then.items()), table
+    assert len(reset) > 20

@@ -1,0 +1,29 @@
+"""Rows that begin anew: where a row now belongs to another id, nothing of the former one may stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.ssd.lazy import rows_at
+
+_AT_ONCE = 1 << 18
+
+
+@torch.no_grad()
+def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> None:
+    """Give the global ``rows`` (int64 [n], each once) of ``table`` that are local the initial values of a training with
+    ``seed``, and zero their optimizer state. Replicas are written on this rank alone: call it on every rank.
+    """
+    spec = access.tables[table]
+    for shard in access.local_shards():
+        if shard.table != table:
+            continue
+        own = rows[(rows >= shard.row) & (rows < shard.row + shard.rows)]
+        for start in range(0, len(own), _AT_ONCE):
+            part = own[start : start + _AT_ONCE].astype(np.int64)
+            values = rows_at(seed, spec, part)[:, shard.column : shard.column + shard.columns]
+            places = torch.from_numpy(part - shard.row).to(shard.device)
+            zeros = {name: torch.zeros(len(part), device=shard.device) for name in shard.state_names}
+            shard.put(places, torch.from_numpy(np.ascontiguousarray(values)).to(shard.device), zeros)
