@@ -17,9 +17,8 @@ import pyarrow as pa
 from pipeline.contracts import LABEL, TRUE_PROBABILITY
 from pipeline.ingest.hashing import hash_ids, hash_rows
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
-from pipeline.ingest.text import Reject
+from pipeline.ingest.text import FLOAT32_MAX, Reject
 
-FLOAT32_MAX = 3.4028234663852886e38
 SECONDS_PER_DAY = 86_400
 CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
 
@@ -71,10 +70,15 @@ class Parsed:
 def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None = None) -> Parsed:
     """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``."""
     rejected = _Rejected(lines)
-    texts = {name: _text(raw[name], spec, rejected) for name in raw.columns if raw[name].dtype != pl.List}
+    plain = _plain_numbers(raw, spec)
+    texts = {
+        name: _text(raw[name], spec, rejected) for name in raw.columns if raw[name].dtype != pl.List and name not in plain
+    }
     columns = [_label(raw, texts, spec, rejected)]
     for dense in spec.dense:
-        values = _number(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
+        values = raw[dense.column]
+        if dense.column not in plain:
+            values = _number(values, texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
     for sparse in spec.sparse:
@@ -93,6 +97,19 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     if rejected.bad.any():
         frame = frame.filter(pl.Series(~rejected.bad))
     return Parsed(frame, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
+
+
+def _plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
+    """Columns that are what ``_number`` makes of them: finite Float64 or null, and nothing but numbers."""
+    names = [name for name in sorted(spec.number_columns) if raw[name].dtype == pl.Float64]
+    if not names:
+        return set()
+    bounds = raw.select(pl.col(names).abs().max()).row(0)
+    finite = raw.select(pl.col(names).is_finite().all()).row(0)
+    return {
+        name for name, bound, good in zip(names, bounds, finite, strict=True)
+        if good and (bound is None or bound <= FLOAT32_MAX)
+    }  # fmt: skip
 
 
 def _other_days(
