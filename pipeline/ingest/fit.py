@@ -205,7 +205,7 @@ class Partial:
         self.missing[name] += missing
         self.lookups[name] += int(counts.sum()) + missing
         seen = counts > 0
-        self.counts[name].add(coded.hashes[seen], ids.gather(coded.first_rows()[seen]), counts[seen])  # type: ignore[union-attr]
+        self.counts[name].add(coded.hashes[seen], ids[coded.first_rows()[seen]], counts[seen])  # type: ignore[union-attr]
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         raw = [pl.col(f"dense:{name}") for name in self.raw]

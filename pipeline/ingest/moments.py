@@ -58,7 +58,12 @@ def signed_log(column: pl.Expr) -> pl.Expr:
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
     """Moments of each expression (float64, nulls left out) over ``frame``."""
     values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
-    return [_moments(column.drop_nulls().to_numpy()) for column in values.get_columns()]
+    return [_moments(_present(column)) for column in values.get_columns()]
+
+
+def _present(column: pl.Series) -> np.ndarray:
+    values = column.to_numpy()  # null becomes NaN
+    return values[~np.isnan(values)] if column.null_count() else values
 
 
 def _moments(values: np.ndarray) -> Moments:
