@@ -10,7 +10,7 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-predict bench-partition bench-ingest bench-ssd bench-towers bench-towers-quality
+	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -65,6 +65,12 @@ bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict
+
+# The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
+CRITEO ?= ../shared/data/criteo_sample.tsv
+
+bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
+	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
 
 bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
 	@.venv/bin/python -m benchmarks.plan

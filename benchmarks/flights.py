@@ -21,7 +21,7 @@ KEPT = Path.home() / ".cache" / "nightjar" / "flights.parquet"
 LATE_MINUTES = 15
 DENSE = ("distance", "year", "seats", "temp", "dewp", "humid", "wind_dir", "wind_speed", "precip", "pressure", "visib")
 SPARSE = (
-    "carrier", "flight", "tailnum", "origin", "dest", "month", "day", "weekday", "hour", "minute", "type",
+    "carrier", "flight", "tailnum", "origin", "dest", "month", "day", "weekday", "hour", "minute", "kind",
     "manufacturer", "model", "route", "carrier_hour", "date",
 )  # fmt: skip
 
@@ -74,6 +74,7 @@ def _joined(data: Path) -> pl.DataFrame:
         .join(read["planes"], on="tailnum", how="left", maintain_order="left")
         .with_columns(
             late=(pl.col("arr_delay") >= LATE_MINUTES).cast(pl.Int8),
+            kind="type",
             weekday=day.dt.weekday(),
             date=day.cast(pl.String),
             route=pl.col("origin") + "-" + pl.col("dest"),

@@ -2,7 +2,8 @@
 
 ``plain_polars`` is a script as one writes it with the log in memory: parse, hash the ids, rank those seen often
 enough by count, map, log1p, standardise, write Parquet. ``per_column_numpy`` is the preprocessing in use around
-DLRM: rows parsed one by one, a file of integers per column, ids made contiguous column by column. No split,
+DLRM and TorchRec: rows parsed one by one into arrays, then ids counted and made contiguous column by column, with a
+dictionary, value by value. No split,
 quarantine, profile, checks or bounded memory in either.
 """
 
@@ -53,14 +54,17 @@ def per_column_numpy(tsv: str, out: str, min_count: int, most_rows: int) -> int:
     means, deviations = np.nanmean(logs, axis=0), np.nanstd(logs, axis=0)
     np.save(f"{out}/dense.npy", np.nan_to_num((logs - means) / deviations).astype(np.float32))
     np.save(f"{out}/labels.npy", labels)
-    contiguous = np.empty(sparse.shape, np.int32)
     for column in range(sparse.shape[1]):
-        ids, where, counts = np.unique(sparse[:, column], return_inverse=True, return_counts=True)
-        order = np.argsort(-counts, kind="stable")
-        order = order[(counts[order] >= min_count) & (ids[order] >= 0)][: most_rows - FIRST_ROW]
-        rows = np.where(ids < 0, 0, 1).astype(np.int32)
-        rows[order] = np.arange(FIRST_ROW, FIRST_ROW + len(order))
-        contiguous[:, column] = rows[where]
+        counts: dict[int, int] = {}
+        for value in sparse[:, column]:
+            counts[value] = counts.get(value, 0) + 1
+        frequent = [value for value, count in counts.items() if count >= min_count and value >= 0]
+        kept = sorted(frequent, key=counts.__getitem__, reverse=True)[: most_rows - FIRST_ROW]
+        rows = {value: row for row, value in enumerate(kept, start=FIRST_ROW)}
+        rows[-1] = 0
+        for row, value in enumerate(sparse[:, column]):
+            sparse[row, column] = rows.get(value, 1)
+    contiguous = sparse.astype(np.int32)
     np.save(f"{out}/sparse.npy", np.ascontiguousarray(contiguous.T))
     return len(labels)
 

@@ -10,6 +10,7 @@ import argparse
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 
 import pyarrow.parquet as pq
 
@@ -37,7 +38,9 @@ def main() -> None:
             if number:
                 ours.append(seconds[0])
                 tables.append(seconds[1])
-                print(f"reader {given.rows / seconds[0]:,.0f} rows/s, tables {given.rows / seconds[1]:,.0f}", flush=True)
+                print(
+                    f"reader {given.rows / seconds[0]:,.0f} rows/s, tables {given.rows / seconds[1]:,.0f}", flush=True
+                )
     finish(
         "reader", statistics.median(b / a for a, b in zip(ours, tables, strict=True)),
         rows_per_s=given.rows / statistics.median(ours), table_rows_per_s=given.rows / statistics.median(tables),
@@ -45,9 +48,9 @@ def main() -> None:
     )  # fmt: skip
 
 
-def _timed(work: object) -> float:
+def _timed(work: Callable[[], None]) -> float:
     began = time.perf_counter()
-    work()  # type: ignore[operator]
+    work()
     return time.perf_counter() - began
 
 

@@ -38,7 +38,7 @@ PHASES = ((1.2, True), (1.05, True), (1.2, False))  # exponent, prefetch
 def main() -> None:
     """Run the benchmark and print its JSON line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--gib", type=float, default=8.0, help="tables: weights and Adagrad sums")
+    options.add_argument("--gib", type=float, default=12.0, help="tables: weights and Adagrad sums")
     options.add_argument("--times", type=int, nargs="*", default=[8, 4, 2], help="tables by memory limit")
     options.add_argument("--tables", type=int, default=26)
     options.add_argument("--dim", type=int, default=64)

@@ -11,12 +11,13 @@ import re
 from pipeline.config import STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
 
-TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "none")
-MAPPINGS = ("vocab", "hash", "double_hash")
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
+MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
     "data.sparse_defaults.mapping": MAPPINGS,
+    "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day"),
     "model.name": ("dlrm",),
@@ -63,10 +64,18 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.drift", 0.0, None),
     ("data.synthetic.blocks", 0, 13),
     ("data.synthetic.new_ids", 0.0, 1.0),
+    ("data.synthetic.id_groups", 0, None),
     ("data.synthetic.popularity_drift", 0.0, 1.0),
     ("data.watermark.min_rows", 1, None),
     ("data.watermark.max_age_hours", 0.0, None),
     ("data.late_days", 1, 366),
+    ("data.max_quarantine_share", 0.0, 1.0),
+    ("data.checks.leak_auc", 0.5, 1.0),
+    *(
+        (f"data.checks.{kind}.{name}", 0.0, None)
+        for kind in ("warn", "hold")
+        for name in ("label_rate", "missing_share", "distinct", "psi")
+    ),
     ("data.sparse_defaults.evict_after_days", 1, None),
     ("data.table_defaults.pooling", 0.0, None),
     ("data.table_defaults.zipf", 0.0, 10.0),
@@ -122,6 +131,21 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
 )
+
+# A table is a submodule of its collection by the feature's name: names that modules have already cannot be tables.
+TAKEN_NAMES = frozenset(
+    (
+        "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
+        "compile", "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
+        "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict",
+        "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+        "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+        "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+        "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
+        "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad"
+    )
+)  # fmt: skip
 
 
 def lookup(config: Config, path: str) -> object:
@@ -231,6 +255,12 @@ def _check_data(data: DataConfig) -> None:
             f"feature {sorted(shared)[0]!r} is in data.dense and in data.sparse, expected one of them",
             hint=f"~data.dense.{sorted(shared)[0]}",
         )
+    _check_dense(data)
+    _check_sparse(data)
+    _check_days(data)
+
+
+def _check_dense(data: DataConfig) -> None:
     for name, dense in data.dense.items():
         if dense.transform not in (*TRANSFORMS, None):
             raise ConfigError(
@@ -243,7 +273,16 @@ def _check_data(data: DataConfig) -> None:
                 f"data.dense.{name}.clip is {dense.clip}, expected two numbers that rise",
                 hint=f"data.dense.{name}.clip=[0,1000]",
             )
+
+
+def _check_sparse(data: DataConfig) -> None:
     for name, sparse in data.sparse.items():
+        if name in TAKEN_NAMES or "." in name:
+            other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")
+            raise ConfigError(
+                f"a feature of data.sparse is called {name!r}, which PyTorch keeps for itself, expected another name",
+                hint=f"~data.sparse.{name} +data.sparse.{other}={{column: {sparse.column or name}}}",
+            )
         if sparse.mapping not in (*MAPPINGS, None):
             raise ConfigError(
                 f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected one of: {', '.join(MAPPINGS)}",
@@ -263,7 +302,6 @@ def _check_data(data: DataConfig) -> None:
             )
         if sparse.rows is not None:
             _check_range(f"data.sparse.{name}.rows", sparse.rows, 3, 2**31 - 1)
-    _check_days(data)
 
 
 def _check_days(data: DataConfig) -> None:
@@ -282,13 +320,14 @@ def _check_days(data: DataConfig) -> None:
         raise ConfigError(
             f"data.path={data.path} has a file for each day, but data.day names none", hint="data.day=2026-01-31"
         )
-    if data.day is not None and not (patterned or data.day_column or data.timestamp or data.format == "synthetic"):
+    known = patterned or data.day_column or data.timestamp or data.format == "synthetic"
+    if data.day is not None and not known:
         raise ConfigError(
             f"data.day is {data.day}, but neither data.path holds {{day}} nor does data.day_column or data.timestamp "
             "name a column that tells a row's day",
             hint="'data.path=\"logs/{day}/*.tsv\"', or data.day_column=<column>",
         )
-    if data.split.by == "day" and not (data.day_column or data.timestamp or data.format == "synthetic"):
+    if data.split.by == "day" and not known:
         raise ConfigError(
             "data.split.by is 'day', but neither data.day_column nor data.timestamp names a column",
             hint="data.day_column=<column> or data.split.by=hash",

@@ -26,8 +26,9 @@ class LabelConfig:
 
 @dataclass(kw_only=True)
 class DenseFeature:
-    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | percentile | none.
+    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | percentile | max_norm | none.
 
+    Max_norm is a layer of the model: value / largest so far + a trainable bias, 0 for a missing one.
     ``clip``: [lowest, highest], values beyond are taken as these before the transform. ``bins``: of percentile.
     ``min``, ``max``, ``required``: a row whose value is outside, or missing, goes to quarantine.
     """
@@ -69,9 +70,10 @@ class SparseDefaults:
     """What a sparse feature uses where it says nothing itself.
 
     ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) | hash (xxhash64 modulo rows) | double_hash
-    (two such rows, summed). ``rows``: the cap of the table, the reserved rows 0 (missing) and 1 (unseen or rare)
-    included. ``min_count``: lookups before an id gets a row. ``evict_after_days``: an id that was not seen for so many
-    days of logs loses it (null: never); of vocab with ``data.day``.
+    (two such rows, summed) | learned (rare ids share rows with ids that behave alike). ``rows``: the cap of the table,
+    the reserved rows 0 (missing) and 1 (unseen or rare) included. ``min_count``: lookups before an id gets a row.
+    ``evict_after_days``: an id that was not seen for so many days of logs loses it (null: never); of vocab with
+    ``data.day``.
     """
 
     mapping: str = "vocab"
@@ -102,7 +104,7 @@ class SyntheticConfig:
 
     With ``data.day`` the log is of that day alone, ``rows`` of them: ``first_day`` is the first there is; every day,
     a share ``new_ids`` of a feature's ids gives way to new ones and a share ``popularity_drift`` changes places in
-    popularity.
+    popularity. ``id_groups``: 0, or that many groups a feature has; ids of one have the same effects.
     """
 
     rows: int = 1_000_000
@@ -120,6 +122,7 @@ class SyntheticConfig:
     first_day: str = "2026-01-01"
     new_ids: float = 0.0
     popularity_drift: float = 0.0
+    id_groups: int = 0
 
 
 @dataclass(kw_only=True)
@@ -161,6 +164,34 @@ class WatermarkConfig:
 
 
 @dataclass(kw_only=True)
+class DriftLimits:
+    """How far the train rows may move from the day before's; null: as far as they like.
+
+    ``label_rate``, ``distinct``: relative change; ``missing_share``: absolute; ``psi``: population stability index.
+    """
+
+    label_rate: float | None = None
+    missing_share: float | None = None
+    distinct: float | None = None
+    psi: float | None = None
+
+
+@dataclass(kw_only=True)
+class ChecksConfig:
+    """What of a dataset is reported (``warn``) and what stops the stage (``hold``).
+
+    ``leak``: what becomes of a feature that alone predicts the label with an AUC above ``leak_auc``: hold | warn | off.
+    """
+
+    warn: DriftLimits = field(
+        default_factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25)
+    )
+    hold: DriftLimits = field(default_factory=lambda: DriftLimits(label_rate=1.0, missing_share=0.5))
+    leak: str = "hold"
+    leak_auc: float = 0.99
+
+
+@dataclass(kw_only=True)
 class DataConfig:
     """Where the click logs are and what their columns mean.
 
@@ -173,6 +204,7 @@ class DataConfig:
     {day} or {day:%Y/%m/%d}, else of rows, by their day. ``late``: what becomes of rows of another day in the files of
     this one, quarantine | own_day (kept for that day's dataset, within ``late_days``). ``mapping_from``: path in the
     store of the dataset, usually of the day before, whose id mappings and fitted transforms are carried on.
+    ``max_quarantine_share``: of a day's rows, beyond which the stage fails.
     """
 
     name: str = MISSING
@@ -192,6 +224,8 @@ class DataConfig:
     late: str = "quarantine"
     late_days: int = 3
     mapping_from: str | None = None
+    max_quarantine_share: float = 0.2
+    checks: ChecksConfig = field(default_factory=ChecksConfig)
     dense_transform: str = "log1p_standardise"
     sparse_defaults: SparseDefaults = field(default_factory=SparseDefaults)
     dense: dict[str, DenseFeature] = field(default_factory=dict)

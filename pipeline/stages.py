@@ -34,6 +34,8 @@ _INIT_FROM = "checkpoint.init_from="  # as it is typed
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
 # Settings of data that a dataset of format tables depends on; but for the first two no other one does.
 DECLARED = ("name", "format", "tables", "table_defaults", "dense_features")
+# Settings of data that decide whether a dataset is made, not what is in it.
+CHECKED = ("watermark", "max_quarantine_share", "checks")
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,8 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
             return {"data": {key: data[key] for key in DECLARED}}
         for name in DECLARED[2:]:
             del data[name]
-        del data["watermark"]  # it decides whether a dataset is made, not what is in it
+        for name in CHECKED:
+            del data[name]
         del ingest["block_mib"]  # how much is read at a time does not change the bytes
         if config.data.format == "synthetic":
             return {"data": data, "ingest": ingest, "seed": config.seed}
@@ -235,9 +238,9 @@ def _draft(store: Store, step: Step) -> Any:
 
 
 def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-    from pipeline.ingest import ingest
+    from pipeline.ingest import answering, ingest
 
-    with _draft(store, step) as draft:
+    with answering(config, store), _draft(store, step) as draft:
         return draft.commit(ingest(config, draft, io.say))
 
 

@@ -101,7 +101,7 @@ def _hashed(path: str, config: Config) -> bool:
 
 def _has_vocab(config: Config) -> bool:
     default = config.data.sparse_defaults.mapping
-    return any((feature.mapping or default) == "vocab" for feature in config.data.sparse.values())
+    return any((feature.mapping or default) in ("vocab", "learned") for feature in config.data.sparse.values())
 
 
 def _is_allowed(path: str, allow: list[str]) -> bool:

@@ -2,6 +2,16 @@
 
 from pipeline.ingest.days import DayState, day_dataset, day_state, previous_dataset
 from pipeline.ingest.serving import RecordTransform
+from pipeline.ingest.sources import answering
 from pipeline.ingest.stage import ingest, raw_fingerprint
 
-__all__ = ["DayState", "RecordTransform", "day_dataset", "day_state", "ingest", "previous_dataset", "raw_fingerprint"]
+__all__ = [
+    "DayState",
+    "RecordTransform",
+    "answering",
+    "day_dataset",
+    "day_state",
+    "ingest",
+    "previous_dataset",
+    "raw_fingerprint",
+]

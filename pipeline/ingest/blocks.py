@@ -81,8 +81,19 @@ def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFra
     """Pass 2 of a block: its train rows and its test rows as the dataset holds them."""
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
-    test = frame[TEST] if TEST in frame.columns else frame[DAY] >= job.first_test_day
+    test = _is_test(frame, job.first_test_day)
     return rows.filter(~test), rows.filter(test)
+
+
+def train_rows(typed: bytes | bytearray, first_test_day: int) -> pl.DataFrame:
+    """The typed train rows of a block, every feature's hashes in them."""
+    frame, coded = unpacked(typed)
+    hashes = [ids.series().alias(f"hash:{name}") for name, ids in coded.items()]
+    return frame.with_columns(hashes).filter(~_is_test(frame, first_test_day))
+
+
+def _is_test(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
+    return frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
 
 
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:

@@ -11,7 +11,7 @@ import polars as pl
 
 @dataclass(frozen=True)
 class Coded:
-    """``hashes``: the distinct ones, uint64; ``codes``: place of each row's hash in them, their number where missing."""
+    """``hashes``: the distinct ones, uint64; ``codes``: each row's place in them, their number where it has none."""
 
     hashes: np.ndarray
     codes: np.ndarray

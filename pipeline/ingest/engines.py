@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 import polars as pl
 
 from pipeline.config import IngestConfig
-from pipeline.ingest.blocks import CountJob, Counted, TransformJob, count, transformed
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
 from pipeline.ingest.sources import Source
 from pipeline.ingest.spill import temporary_spill
 
@@ -32,6 +32,9 @@ class Engine(AbstractContextManager["Engine"], Protocol):
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""
+
+    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
+        """The typed train rows of every block, for what has to look at them again before pass 2."""
 
 
 def engine_of(config: IngestConfig) -> Engine:
@@ -62,6 +65,10 @@ class LocalEngine(ExitStack):
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""
         return in_order(lambda typed: transformed(typed, job), self.spill.read(), self.workers)
+
+    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
+        """The typed train rows of every block."""
+        return (train_rows(typed, first_test_day) for typed in self.spill.read())
 
 
 def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Iterator[B]:

@@ -12,8 +12,9 @@ import polars as pl
 from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL, RESERVED_ROWS
 from pipeline.ingest.coded import Coded, without_hashes
+from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
-from pipeline.ingest.parse import of_bits, row_hashes
+from pipeline.ingest.parse import row_hashes
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
@@ -118,7 +119,7 @@ Counts = VocabCounts | HashedCounts | BinCounts
 
 
 def _counts_of(feature: SparseSpec) -> Counts:
-    if feature.mapping == "vocab":
+    if feature.mapping in ("vocab", "learned"):
         return VocabCounts()
     if feature.mapping == "bins":
         return BinCounts()
@@ -177,7 +178,7 @@ class Partial:
         self.counts = {feature.name: _counts_of(feature) for feature in spec.sparse}
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
-        """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: its ids of some features."""
+        """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids of some features."""
         chosen = without_hashes(frame, coded)
         if keep is not None:
             chosen = chosen.filter(pl.Series(keep))

@@ -36,7 +36,7 @@ class Mapping:
     @property
     def known(self) -> pl.DataFrame:
         """The ids that have rows, by row."""
-        return self.ids.filter(pl.col("row").is_not_null()).sort("row")
+        return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
 
     @property
     def candidates(self) -> pl.DataFrame:

@@ -7,42 +7,19 @@ strings of the same shape), ``weight:<name>`` (list<Float32>), ``day`` (Int32), 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from pipeline.contracts import LABEL, TRUE_PROBABILITY
-from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of, hash_rows
-from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
-from pipeline.ingest.text import FLOAT32_MAX, Reject
+from pipeline.ingest.hashing import hash_rows
+from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
+from pipeline.ingest.text import Reject
+from pipeline.ingest.values import Rejected, number_of, plain_numbers, shown, text_of
 
 SECONDS_PER_DAY = 86_400
-CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
-
-
-class _Rejected:
-    """Which rows are out, and why: the first complaint about a row counts."""
-
-    def __init__(self, lines: np.ndarray) -> None:
-        self.lines = lines
-        self.bad = np.zeros(len(lines), bool)
-        self.rejects: list[Reject] = []
-
-    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
-        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
-        if not mask.any():
-            return
-        for index in np.flatnonzero(mask & ~self.bad):
-            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index)), column))
-        self.bad |= mask
-
-
-def _shown(value: str | None) -> str:
-    """``value`` quoted, as a message shows it: no longer than 60 characters."""
-    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,26 +46,25 @@ class Parsed:
 
 def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None = None) -> Parsed:
     """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``."""
-    rejected = _Rejected(lines)
-    plain = _plain_numbers(raw, spec)
-    texts = {
-        name: _text(raw[name], spec, rejected) for name in raw.columns if raw[name].dtype != pl.List and name not in plain
-    }
+    rejected = Rejected(lines)
+    plain = plain_numbers(raw, spec)
+    strings = [name for name in raw.columns if raw[name].dtype != pl.List and name not in plain]
+    texts = {name: text_of(raw[name], spec, rejected) for name in strings}
     columns = [_label(raw, texts, spec, rejected)]
     for dense in spec.dense:
         values = raw[dense.column]
         if dense.column not in plain:
-            values = _number(values, texts.get(dense.column), dense.column, spec, rejected)
+            values = number_of(values, texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
-    hashes = _plain_hashes(texts, spec)
+    hashes = plain_hashes(texts, spec)
     for sparse in spec.sparse:
         if sparse.name in hashes:
             columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
             continue
-        columns += _sparse(raw[sparse.column], _id_text(texts, sparse, spec), sparse, spec, rejected)
+        columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected)
         if sparse.required or sparse.integer:
-            _check_ids(columns, sparse, spec, rejected)
+            check_ids(columns, sparse, rejected)
     if spec.has_day:
         columns.append(_day(raw, texts, spec, rejected))
     if spec.true_probability:
@@ -103,46 +79,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     return Parsed(frame, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
 
 
-def _plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
-    """Columns that are what ``_number`` makes of them: finite Float64 or null, and nothing but numbers."""
-    names = [name for name in sorted(spec.number_columns) if raw[name].dtype == pl.Float64]
-    if not names:
-        return set()
-    bounds = raw.select(pl.col(names).abs().max()).row(0)
-    finite = raw.select(pl.col(names).is_finite().all()).row(0)
-    return {
-        name for name, bound, good in zip(names, bounds, finite, strict=True)
-        if good and (bound is None or bound <= FLOAT32_MAX)
-    }  # fmt: skip
-
-
-def _plain_hashes(texts: dict[str, pl.Series], spec: DataSpec) -> dict[str, pl.Series]:
-    """As ``_sparse``, of all features at once that are one id a row and nothing more."""
-    plain = [
-        f for f in spec.sparse
-        if f.column in texts and not (f.multi or f.cross or f.bins or f.required or f.integer)
-    ]  # fmt: skip
-    if not plain:
-        return {}
-    frame = pl.DataFrame([texts[name].alias(name) for name in sorted({f.column for f in plain})])
-    hashes = frame.select(_hash_expr(f, spec, frame[f.column].null_count()) for f in plain)
-    return {f.name: hashes[f"hash:{f.name}"] for f in plain}
-
-
-def _hash_expr(feature: SparseSpec, spec: DataSpec, nulls: int) -> pl.Expr:
-    value = hash_expr(feature.column, feature.seed)
-    # Comparing hashes is several times cheaper than comparing strings.
-    words = [hash_of(word, feature.seed) for word in spec.missing]
-    if words or nulls:
-        present = pl.all_horizontal(
-            [value != pl.lit(word, pl.UInt64) for word in words] + [pl.col(feature.column).is_not_null()] * (nulls > 0)
-        )
-        value = pl.when(present).then(value)
-    return value.alias(f"hash:{feature.name}")
-
-
 def _other_days(
-    raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: _Rejected
+    raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: Rejected
 ) -> tuple[dict[int, pl.DataFrame], int]:
     """Take the rows of other days out: (those to keep by day, how many are dropped)."""
     other = (days != rule.day) & ~rejected.bad
@@ -171,28 +109,7 @@ def _date(day: int) -> str:
     return str(np.datetime64(int(day), "D"))
 
 
-def _text(values: pl.Series, spec: DataSpec, rejected: _Rejected) -> pl.Series:
-    """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected)."""
-    if values.dtype.is_float():
-        values = values.fill_nan(None)
-    if values.dtype == pl.Boolean:
-        values = values.cast(pl.Int8)
-    text = values if values.dtype == pl.String else values.cast(pl.String, strict=False)
-    if values.dtype == pl.Binary:
-        undecodable = (text.is_null() & values.is_not_null()).to_numpy()
-        rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8", values.name)
-    return text.str.strip_chars() if spec.strip else text
-
-
-def _absent(text: pl.Series, spec: DataSpec) -> pl.Series:
-    """Where ``text`` is null or one of the strings that stand for a missing value."""
-    absent = text.is_null()
-    for word in spec.missing:
-        absent |= (text == word).fill_null(False)
-    return absent
-
-
-def _check_values(values: pl.Series, feature: DenseSpec, rejected: _Rejected) -> None:
+def _check_values(values: pl.Series, feature: DenseSpec, rejected: Rejected) -> None:
     """Reject the rows whose value is missing or out of range, where that is not allowed."""
     column = feature.column
     if feature.required:
@@ -207,55 +124,7 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: _Rejected) ->
         )  # fmt: skip
 
 
-def _check_ids(columns: list[pl.Series], feature: SparseSpec, spec: DataSpec, rejected: _Rejected) -> None:
-    """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
-    column, found = feature.column, {series.name: series for series in columns}
-    hashes, ids = found[f"hash:{feature.name}"], found[f"id:{feature.name}"]
-    if feature.required:
-        missing = hashes.is_null() if not feature.multi else hashes.list.len().fill_null(0) == 0
-        rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
-    if feature.integer:
-        flat = ids.to_frame("id").with_row_index("row")
-        flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
-        wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
-        mask = np.zeros(len(ids), bool)
-        mask[wrong["row"].to_numpy()] = True
-        first = dict(zip(wrong["row"].to_list()[::-1], wrong["id"].to_list()[::-1], strict=True))
-        rejected.add(
-            mask, f"{column} is no whole number",
-            lambda i: f"{column} is {_shown(first[i])}, expected a whole number", column,
-        )  # fmt: skip
-
-
-def _id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) -> pl.Series | None:
-    """The id of each row as text; of a cross all its columns', null where one is missing; None for a list."""
-    if not feature.cross:
-        return texts.get(feature.column)
-    if any(column not in texts for column in feature.cross):
-        return None
-    parts = {f"{i}": texts[column] for i, column in enumerate(feature.cross)}
-    present = ~pl.any_horizontal([pl.lit(_absent(part, spec)) for part in parts.values()])
-    joined = pl.concat_str(list(parts), separator=CROSS)
-    return pl.DataFrame(parts).select(pl.when(present).then(joined).alias("id"))["id"]
-
-
-def as_bits(numbers: pl.Series) -> pl.Series:
-    """The bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
-    values = numbers.fill_null(0.0).to_numpy() + 0.0
-    return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), _nulls(len(values)))
-
-
-def of_bits(hashes: pl.Series) -> np.ndarray:
-    """The float64 whose bits these are; NaN for null."""
-    values = hashes.fill_null(0).to_numpy().view(np.float64)
-    return np.where(hashes.is_null().to_numpy(), np.nan, values)
-
-
-def _nulls(length: int) -> pl.Series:
-    return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
-
-
-def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: _Rejected) -> pl.Series:
+def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: Rejected) -> pl.Series:
     text = texts.get(spec.label)
     if text is None:
         text = raw[spec.label].cast(pl.List(pl.String)).list.join(",")
@@ -266,7 +135,7 @@ def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejec
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(
         bad.to_numpy(), f"{spec.label} is neither {spec.positive!r} nor {spec.negative!r}",
-        lambda i: f"{spec.label} is {_shown(text[i])}, {expected}", spec.label,
+        lambda i: f"{spec.label} is {shown(text[i])}, {expected}", spec.label,
     )  # fmt: skip
     return positive.cast(pl.Float32).alias(LABEL)
 
@@ -278,100 +147,7 @@ def _equals(values: pl.Series, word: str) -> pl.Series:
         return pl.Series([False]).new_from_index(0, len(values))
 
 
-def _number(values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: _Rejected) -> pl.Series:
-    """``values`` as finite Float64, null where missing."""
-    if text is None:
-        every = np.ones(len(values), bool)
-        rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
-        return pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values))
-    numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
-    number = (values if numeric else text).cast(pl.Float64, strict=False)
-    if numeric:
-        number = number.fill_nan(None)
-    finite = (number.abs() <= FLOAT32_MAX).fill_null(False)
-    if finite.all():
-        return number
-    absent = _absent(text, spec)
-    rejected.add(
-        ~(finite | absent).to_numpy(), f"{column} is not a finite number",
-        lambda i: f"{column} is {_shown(text[i])}, expected a finite number", column,
-    )  # fmt: skip
-    return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
-
-
-def _sparse(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: _Rejected
-) -> list[pl.Series]:
-    if feature.multi:
-        return _multi(values, text, feature, spec, rejected)
-    if feature.bins:
-        number = _number(values, text, feature.column, spec, rejected)
-        shown = number.cast(pl.String) if text is None else text
-        return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
-    if text is None:
-        kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
-        rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
-        text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
-    hashes = hash_ids(text, feature.seed)
-    # Comparing hashes is several times cheaper than comparing strings.
-    words = hash_ids(pl.Series(list(spec.missing), dtype=pl.String), feature.seed)
-    for word in words:
-        hit = hashes == word
-        if hit.any():
-            hashes = hashes.to_frame("h").select(pl.when(pl.col("h") != word).then(pl.col("h")))["h"]
-    return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
-
-
-def _multi(
-    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: _Rejected
-) -> list[pl.Series]:
-    """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
-    lists = values.cast(pl.List(pl.String)) if text is None else text.str.split(feature.separator or ",")
-    if text is not None:
-        lists = lists.to_frame("v").select(pl.when(~_absent(text, spec)).then(pl.col("v")))["v"]
-    flat = lists.to_frame("id").with_row_index("row").explode("id")
-    if spec.strip:
-        flat = flat.with_columns(pl.col("id").str.strip_chars())
-    flat = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing]))
-    if feature.weighted:
-        flat = _split_weights(flat, feature, rejected)
-    if feature.max_ids is not None:
-        flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
-    ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
-    offsets = np.concatenate([[0], ends])
-    result = [
-        as_lists(hash_ids(flat["id"], feature.seed), offsets).alias(f"hash:{feature.name}"),
-        as_lists(flat["id"], offsets).alias(f"id:{feature.name}"),
-    ]
-    if feature.weighted:
-        result.append(as_lists(flat["weight"], offsets).alias(f"weight:{feature.name}"))
-    return result
-
-
-def _split_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: _Rejected) -> pl.DataFrame:
-    """``id<sep>weight`` apart; an element without a weight weighs 1."""
-    parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
-    flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
-    weight = pl.col("text").fill_null("1").cast(pl.Float64, strict=False)
-    flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
-    wrong = flat.filter(pl.col("weight").is_null())
-    first = dict(zip(wrong["row"].to_list()[::-1], wrong["text"].to_list()[::-1], strict=True))
-    mask = np.zeros(len(rejected.lines), bool)
-    mask[wrong["row"].to_numpy()] = True
-    rejected.add(
-        mask, f"a weight of {feature.column} is not a finite number",
-        lambda i: f"{feature.column} has weight {_shown(first[i])}, expected a finite number", feature.column,
-    )  # fmt: skip
-    return flat.drop("text")
-
-
-def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
-    """Row i of the result holds values[offsets[i]:offsets[i + 1]]."""
-    arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
-    return pl.Series(values.name, arrow)
-
-
-def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: _Rejected) -> pl.Series:
+def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: Rejected) -> pl.Series:
     """The row's day: the number in ``data.day_column``, or days since 1970-01-01 for dates and timestamps."""
     column = spec.day_column or spec.timestamp or ""
     values = raw[column]
@@ -388,7 +164,7 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
         day = frame.select(whole.floor().cast(pl.Int32, strict=False).fill_null(date))["number"]
     bad = day.is_null().to_numpy()
     rejected.add(
-        bad, f"{column} is no day", lambda i: f"{column} is {_shown(text[i])}, expected a number or YYYY-MM-DD", column,
+        bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,
     )  # fmt: skip
     return day.fill_null(0).alias(DAY)
 

@@ -72,7 +72,7 @@ def _known_counts(table: pl.DataFrame, fitted: SparseTransform) -> np.ndarray:
     counts = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
     if fitted.lookup is not None:
         seen = table.join(fitted.lookup, on="hash", how="inner").select("row", "count")
-        counts[seen["row"].to_numpy() - RESERVED_ROWS] = seen["count"].to_numpy()
+        np.add.at(counts, seen["row"].to_numpy() - RESERVED_ROWS, seen["count"].to_numpy())
     return counts
 
 

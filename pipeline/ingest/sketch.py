@@ -27,7 +27,8 @@ def lower_edges() -> np.ndarray:
     keys = np.where(negative, BUCKETS - 1 - order, order - _HALF).astype(np.uint32) << np.uint32(16)
     # Of negative values the bucket's lowest has the largest magnitude.
     edges = np.where(negative, keys | np.uint32(0xFFFF), keys).astype(np.uint32).view(np.float32)
-    return edges.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        return edges.astype(np.float64)
 
 
 class Sketch:

@@ -20,11 +20,13 @@ import pyarrow.parquet as pq
 import zstandard
 from fsspec import AbstractFileSystem
 
+from pipeline.artifacts import Store
 from pipeline.config import Config, DataConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, Reject, read_lines, text_blocks
 
+_CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
 
 
@@ -73,6 +75,29 @@ class Files:
     paths: list[str]
     labels: list[str]
     bytes: int
+
+
+@contextmanager
+def answering(config: Config, store: Store | None) -> Iterator[None]:
+    """Turn what clients of a remote file system raise, after their own retries, into an UnreachableError."""
+    try:
+        yield
+    except (NightjarError, FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:
+        remote = _is_remote(config.data.path or "") or (store is not None and not store.is_local)
+        client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
+        if not (remote and client):
+            raise
+        place = f" or {store.url}" if store is not None else ""
+        raise UnreachableError(
+            f"{config.data.path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
+            hint="the same command again once it does; nothing half-written was kept",
+        ) from error
+
+
+def _is_remote(url: str) -> bool:
+    return "://" in url and not url.startswith("file://")
 
 
 def missing_data(path: str) -> DataError:

@@ -18,16 +18,19 @@ from pipeline.artifacts import Draft, Store
 from pipeline.config import Config, DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days, declared, synthetic
+from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, Quarantine, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
-from pipeline.ingest.sources import FrameSource, Source, file_sources, find_files, missing_data
+from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
+from pipeline.ingest.sources import FrameSource, Source, answering, file_sources, find_files, missing_data
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
-from pipeline.ingest.state import dataset_schema, fitted_state, read_state, write_state
+from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
 
+QUALITY = "quality.json"
 Progress = Callable[[str], None]
 
 
@@ -42,7 +45,8 @@ def raw_fingerprint(config: Config, store: Store | None = None) -> str:
         return declared.VERSION
     path = config.data.path or ""
     try:
-        mark = days.day_fingerprint(config, store)
+        with answering(config, store):
+            mark = days.day_fingerprint(config, store)
     except (ValueError, ImportError) as error:
         raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
     if not mark:
@@ -62,13 +66,15 @@ def ingest(config: Config, draft: Draft, progress: Progress) -> dict[str, Any]:
         return declared.write(config.data, draft)
     started = time.monotonic()
     spec = data_spec(config.data)
-    days.require_complete(config)
-    with ExitStack() as stack:
+    with answering(config, None):
+        days.require_complete(config)
+    with answering(config, draft.store), ExitStack() as stack:
         run = _Run(config, draft, spec, progress, stack)
         named: list[date | None] = [*days.days_of(config.data.day)]
         for day in named or [None]:
             run.add(day)
-    summary = run.finish()
+    with answering(config, draft.store):
+        summary = run.finish()
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
 
@@ -84,6 +90,7 @@ class _Run:
         }
         source = config.data.mapping_from
         self.state = read_state(draft.store, source, spec) if source else None
+        self.alone = Alone(spec)
         self.total: Fit | None = None
         self.bytes = 0
         self.dropped = 0
@@ -103,9 +110,14 @@ class _Run:
         with engine_of(self.config.ingest) as engine:
             fit = Fit(self.spec, self._is_test(day))
             self._first_pass(engine, fit, day, _Meter(self.progress, f"{shown}pass 1 of 2"))
-            _check(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
+            check_day(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
             if not fit.test:
-                self.state = fitted_state(self.spec, fit.train, self.state, number, first)
+                self._look_again(engine, fit)
+                how = Fitting(
+                    day=number, first_day=first, seed=self.config.seed,
+                    sample=lambda: engine.train_rows(fit.first_test_day),
+                )  # fmt: skip
+                self.state = fitted_state(self.spec, fit.train, self.state, how)
             self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2"))
         if self.total is None:
             self.total = fit
@@ -127,6 +139,13 @@ class _Run:
             self.dropped += counted.dropped
             self.bytes += counted.bytes
             meter.add(counted.rows)
+
+    def _look_again(self, engine: Engine, fit: Fit) -> None:
+        """Count the first train rows for ids that give the label away."""
+        for rows in engine.train_rows(fit.first_test_day):
+            if self.alone.rows >= LEAK_ROWS:
+                return
+            self.alone.add(rows)
 
     def _sources(self, day: date | None) -> list[Source]:
         """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
@@ -159,11 +178,13 @@ class _Run:
         config, draft, rows = self.config, self.draft, self.total.rows
         files = {split: writer.files for split, writer in self.writers.items()}
         groups = {split: writer.groups for split, writer in self.writers.items()}
+        quality = self._quality()
         carried_on = bool(self.days) or config.data.mapping_from is not None
         write_state(draft, self.spec, self.state, config.ingest.compression, carried_on=carried_on)
         for day, parts in sorted(self.late.items()):
             write_frame(draft, days.late_name(days.day_of(day)), pl.concat(parts), config.ingest.compression)
         draft.write_json("schema.json", dataset_schema(self.spec, self.state, rows, files, groups).to_json())
+        draft.write_json(QUALITY, quality)
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
         late = {str(days.day_of(day)): sum(part.height for part in parts) for day, parts in sorted(self.late.items())}
         for other, count in late.items():
@@ -171,8 +192,36 @@ class _Run:
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
-            "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, **self._about_days(late),
+            "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
+            **self._about_days(late),
         }  # fmt: skip
+
+    def _quality(self) -> dict[str, Any]:
+        """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
+        assert self.total is not None
+        now = distribution(self.spec, self.total)
+        found = verdict(self.spec, self.total, self.alone, self.config.data.checks, now, self._before())
+        for line in found.warnings:
+            self.progress(f"warning: {line}")
+        if found.held:
+            raise held(found, self.config)
+        rows = self.quarantine.rows + sum(self.total.rows.values())
+        quarantine = {
+            "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
+            "reasons": dict(self.quarantine.kinds.most_common()),
+            "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
+        }  # fmt: skip
+        return {"quarantine": quarantine, "checks": found.to_json(), "distribution": now}
+
+    def _before(self) -> Before:
+        """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
+        data, store = self.config.data, self.draft.store
+        found = store.find(data.mapping_from) if data.mapping_from else None
+        if found is None and self.days:
+            found = days.previous_dataset(store, data.name, self.days[0])
+        if found is None or QUALITY not in found.files:
+            return Before()
+        return Before(found.path, store.read_json(f"{found.path}/{QUALITY}")["distribution"])
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
         """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""
@@ -210,49 +259,3 @@ class _Meter:
         if now - self.reported >= 1.0:
             self.reported = now
             self.progress(f"{self.what}: {self.rows:,} rows, {self.rows / (now - self.started):,.0f} rows/s")
-
-
-def _check(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:
-    """Raise DataError unless there is something to train on; ``quarantined``: rows of ``day``."""
-    where = config.data.path or "the synthetic log"
-    rows, clicks = fit.rows, fit.positives["train"]
-    if day is not None and quarantined + sum(rows.values()) < config.data.watermark.min_rows:
-        found = sum(rows.values()) + quarantined
-        raise days.incomplete(
-            day, [f"{where} holds {found:,} rows of it, expected at least {config.data.watermark.min_rows:,}"]
-        )
-    if not sum(rows.values()):
-        if not quarantined:
-            raise DataError(f"{where} holds no rows, expected at least one", hint="data.path=<logs that are not empty>")
-        kind, count = quarantine.kinds.most_common(1)[0]
-        raise DataError(
-            f"none of the {quarantined:,} rows of {where} could be used; most common reason ({count:,} rows): "
-            f"{kind}; for example {quarantine.examples[kind]}",
-            hint=_mend(kind, config),
-        )
-    if fit.test:
-        return
-    if not rows["train"]:
-        by_day = config.data.split.by == "day"
-        raise DataError(
-            f"all {rows['test']:,} rows fall into the test split, expected some train rows"
-            + (f" (there are {len(fit.days)} days, the last {config.data.split.test_days} test)" if by_day else ""),
-            hint="data.split.by=hash" if by_day else "data.split.test_share=0.2, or more rows",
-        )
-    if clicks in (0, rows["train"]):
-        raise DataError(
-            f"the {rows['train']:,} train rows have one class only: every {config.data.label.column} is "
-            f"{config.data.label.positive if clicks else config.data.label.negative!r}",
-            hint="data.label.positive=<value that counts as a click>, or logs that hold both",
-        )
-
-
-def _mend(kind: str, config: Config) -> str:
-    """The override that most likely mends a log of which no row parses for reason ``kind``."""
-    if kind == "wrong number of fields":
-        return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
-    if kind.startswith(f"{config.data.label.column} is neither"):
-        return "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
-    if kind.endswith("finite number"):
-        return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
-    return "data.format, data.columns and data.separator must describe the file"

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from pipeline.config import SplitConfig
 from pipeline.contracts import RESERVED_ROWS, DatasetSchema, SparseColumn
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.fit import BinCounts, Partial, VocabCounts
+from pipeline.ingest.learned import Probe, Sharing, probe, shared_rows
 from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
@@ -28,22 +31,35 @@ TRANSFORMS = "transforms.json"
 _SAME = ("mapping", "seed", "separator", "weight_separator")
 
 
-def fitted_state(
-    spec: DataSpec, train: Partial, carried: State | None = None, day: int | None = None, first_day: int = 0
-) -> State:
-    """The transforms that the ``train`` rows of ``day`` ask for, after ``carried`` ones; both of days since 1970.
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """What fitting one day takes, beside its counts. ``day``, and ``first_day`` of the dataset: days since 1970.
 
-    ``first_day``: of the dataset that is being made.
+    ``sample``: gives the typed train rows of the day, for what has to look at them again; ``seed``: of that.
     """
-    before = carried or State(dense={}, sparse={})
+
+    day: int | None = None
+    first_day: int = 0
+    sample: Callable[[], Iterable[pl.DataFrame]] = tuple
+    seed: int = 0
+
+
+def fitted_state(spec: DataSpec, train: Partial, carried: State | None = None, how: Fitting | None = None) -> State:
+    """The transforms that the ``train`` rows of a day ask for, after ``carried`` ones."""
+    how, before = how or Fitting(), carried or State(dense={}, sparse={})
     dense = {f.name: before.dense.get(f.name) or _fit_dense(f, train) for f in spec.dense}
-    sparse = {f.name: _fit_sparse(f, train, before.sparse.get(f.name), day, first_day) for f in spec.sparse}
+    probed = None
+    if any(f.mapping == "learned" and f.name not in before.sparse for f in spec.sparse):
+        probed = probe(spec, how.sample(), how.seed)
+    sparse = {f.name: _fit_sparse(f, train, before.sparse.get(f.name), how, probed) for f in spec.sparse}
     return State(dense=dense, sparse=sparse)
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
     if feature.transform == "percentile":
         return DenseTransform(bounds=train.sketches[feature.name].bounds(feature.bins))
+    if feature.transform == "max_norm":
+        return DenseTransform(missing=math.nan)  # the model's layer tells it from a zero
     if not feature.standardised:
         return DenseTransform()
     moments = train.prepared.get(feature.name, train.raw[feature.name])
@@ -52,14 +68,17 @@ def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
 
 
 def _fit_sparse(
-    feature: SparseSpec, train: Partial, before: SparseTransform | None, day: int | None, first_day: int
+    feature: SparseSpec, train: Partial, before: SparseTransform | None, how: Fitting, probed: Probe | None
 ) -> SparseTransform:
     counts = train.counts[feature.name]
-    if isinstance(counts, VocabCounts):
+    if isinstance(counts, VocabCounts) and feature.mapping == "vocab":
         mapping = empty() if before is None or before.mapping is None else before.mapping
-        return vocab_transform(updated(mapping, counts.table(), feature, day, first_day))
+        return vocab_transform(updated(mapping, counts.table(), feature, how.day, how.first_day))
     if before is not None:
         return before
+    if isinstance(counts, VocabCounts):
+        assert probed is not None
+        return learned_transform(shared_rows(feature, counts, probed))
     if isinstance(counts, BinCounts):
         bounds = counts.sketch.bounds(feature.rows - RESERVED_ROWS)
         return SparseTransform(kind="bins", rows=feature.rows, bounds=bounds)
@@ -70,6 +89,16 @@ def vocab_transform(mapping: Mapping) -> SparseTransform:
     """The transform of a vocabulary."""
     lookup = mapping.known.select("hash", "row").rechunk()
     return SparseTransform(kind="vocab", rows=mapping.rows, lookup=lookup, mapping=mapping)
+
+
+def learned_transform(sharing: Sharing) -> SparseTransform:
+    """The transform of rows that ids share."""
+    ids = sharing.lookup.with_columns(pl.lit(None, pl.Int32).alias("last_day")).select(list(IDS))
+    rows = sharing.first + sharing.unseen
+    return SparseTransform(
+        kind="learned", rows=rows, lookup=ids.select("hash", "row").rechunk(),
+        mapping=replace(empty(), ids=ids, rows=rows), spread=(sharing.first, sharing.unseen),
+    )  # fmt: skip
 
 
 def dataset_schema(
@@ -92,7 +121,8 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
         f.name: {
             "column": f.column, "transform": f.transform, "clip": list(f.clip), "bins": f.bins,
             "min": f.low, "max": f.high, "required": f.required,
-            "mean": state.dense[f.name].mean, "std": state.dense[f.name].std, "missing": 0.0,
+            "mean": state.dense[f.name].mean, "std": state.dense[f.name].std,
+            "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
             "bounds": _listed(state.dense[f.name].bounds),
         }
         for f in spec.dense
@@ -103,6 +133,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             "hash": "xxhash64", "seed": f.seed, "separator": f.separator, "weight_separator": f.weight_separator,
             "cross": list(f.cross), "bins": f.bins, "max_ids": f.max_ids, "integer": f.integer,
             "required": f.required, "bounds": _listed(state.sparse[f.name].bounds),
+            "spread": state.sparse[f.name].spread,
             "vocab": f"vocab/{f.name}.parquet" if state.sparse[f.name].mapping is not None else None,
         }
         for f in spec.sparse
@@ -183,7 +214,12 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")
     dense = {
-        f.name: DenseTransform(mean=then["mean"], std=then["std"], bounds=_bounds(then))
+        f.name: DenseTransform(
+            mean=then["mean"],
+            std=then["std"],
+            missing=math.nan if then["missing"] is None else 0.0,
+            bounds=_bounds(then),
+        )  # fmt: skip
         for f in spec.dense
         if (then := record["dense"].get(f.name)) is not None
         and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
@@ -199,7 +235,7 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
 def _read_sparse(store: Store, dataset: Artifact, feature: SparseSpec, then: dict[str, Any]) -> SparseTransform:
     now = {"mapping": feature.mapping, "seed": feature.seed, "separator": feature.separator,
            "weight_separator": feature.weight_separator}  # fmt: skip
-    if feature.mapping != "vocab":
+    if feature.mapping not in ("vocab", "learned"):
         now["rows"] = feature.rows
     for name, value in now.items():
         if then[name] != value and name in (*_SAME[:2], "rows"):
@@ -208,6 +244,10 @@ def _read_sparse(store: Store, dataset: Artifact, feature: SparseSpec, then: dic
                 f"on, has {then[name]!r}: every id would get another row",
                 hint=f"data.sparse.{feature.name}.{name}={then[name]}, or data.mapping_from=null for new mappings",
             )
+    if feature.mapping == "learned":
+        mapping = _read_mapping(store, dataset, feature.name, then["rows"])
+        first, count = then["spread"]
+        return learned_transform(Sharing(mapping.ids.select("id", "hash", "row", "count"), first, count))
     if feature.mapping != "vocab":
         return SparseTransform(kind=feature.mapping, rows=feature.rows, bounds=_bounds(then))
     return vocab_transform(_read_mapping(store, dataset, feature.name, then["rows"]))

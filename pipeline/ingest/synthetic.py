@@ -97,7 +97,23 @@ def _truth(config: SyntheticConfig, seed: int) -> _Truth:
         a, b = (int(i) for i in rng.choice(small, 2, replace=False))
         latent = config.latent_dim
         pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
-    return _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+    truth = _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+    return _in_groups(truth, config.id_groups, seed) if config.id_groups else truth
+
+
+def _in_groups(truth: _Truth, groups: int, seed: int) -> _Truth:
+    """Every id with the effects of its group: those of one of the feature's first ``groups`` ids, drawn at random."""
+    rng = np.random.default_rng([seed, 8])
+    group = [rng.integers(0, min(groups, len(ids)), len(ids)) for ids in truth.ids]
+
+    def shared(effects: _Effects, feature: int) -> _Effects:
+        return _Effects(effects.start[group[feature]], effects.turn[group[feature]])
+
+    return replace(
+        truth,
+        first=[shared(effects, feature) for feature, effects in enumerate(truth.first)],
+        pairs=[(a, b, shared(left, a), shared(right, b)) for a, b, left, right in truth.pairs],
+    )
 
 
 def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:

@@ -19,29 +19,32 @@ from pipeline.contracts import (
 )
 from pipeline.ingest.coded import Coded
 from pipeline.ingest.fit import flat_hashes, hash_rows_of, prepared, second_rows_of
+from pipeline.ingest.ids import as_lists, of_bits
 from pipeline.ingest.mapping import Mapping
-from pipeline.ingest.parse import FLOAT32_MAX, as_lists, of_bits
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.values import FLOAT32_MAX
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseTransform:
-    """(t(x) - mean) / std, t = clip and signed log or identity; a missing value becomes 0.
+    """(t(x) - mean) / std, t = clip and signed log or identity; ``missing`` for a missing value.
 
     ``bounds``: of the bins, where the value becomes the share of them below it, minus 1/2 (0: the median).
     """
 
     mean: float = 0.0
     std: float = 1.0
+    missing: float = 0.0
     bounds: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseTransform:
-    """Id hash to table row. ``kind``: vocab | hash | double_hash | bins. ``lookup``: hash and row of ids that have one.
+    """Id hash to table row. ``kind``: the mapping. ``lookup``: hash and row of ids that have one.
 
     ``mapping``: where they come from; both None where rows are computed from the hash. ``bounds``: of the bins.
+    ``spread``: (first row, rows) that unknown ids hash into; None: they share row 1.
     """
 
     kind: str
@@ -49,6 +52,7 @@ class SparseTransform:
     lookup: pl.DataFrame | None = None
     mapping: Mapping | None = None
     bounds: np.ndarray | None = None
+    spread: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,14 +78,16 @@ def transform(
         columns.append(found[feature.name] if bounds is None else _percentile(frame, feature, bounds))
     for sparse in spec.sparse:
         fitted = state.sparse[sparse.name]
-        columns += _coded(coded[sparse.name], sparse, fitted) if sparse.name in coded else _sparse(frame, sparse, fitted)
+        columns += (
+            _coded(coded[sparse.name], sparse, fitted) if sparse.name in coded else _sparse(frame, sparse, fitted)
+        )
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
     return pl.DataFrame(columns)
 
 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
     value = ((prepared(feature) - fitted.mean) / fitted.std).clip(-FLOAT32_MAX, FLOAT32_MAX)
-    return value.fill_null(0.0).cast(pl.Float32).alias(feature.name)
+    return value.fill_null(fitted.missing).cast(pl.Float32).alias(feature.name)
 
 
 def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> pl.Series:
@@ -131,7 +137,11 @@ def _rows(hashes: pl.Series, fitted: SparseTransform) -> pl.Series:
         rows = frame.with_columns(hash_rows_of(hashes, fitted.rows).cast(pl.Int32).alias("row"))
     else:
         rows = frame.join(fitted.lookup, on="hash", how="left", maintain_order="left")
-    known = pl.col("row").fill_null(UNSEEN_ROW)
+    unknown = pl.lit(UNSEEN_ROW, dtype=pl.Int32)
+    if fitted.spread is not None:
+        first, count = fitted.spread
+        unknown = (pl.col("hash") % count).cast(pl.Int32) + first
+    known = pl.col("row").fill_null(unknown)
     missing = pl.lit(MISSING_ROW, dtype=pl.Int32)
     return rows.select(pl.when(pl.col("hash").is_null()).then(missing).otherwise(known).alias("row"))["row"]
 

@@ -8,8 +8,9 @@ from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
 from pipeline.models.dlrm import Dlrm, initialise
 from pipeline.models.interaction import DotInteraction
+from pipeline.models.normalise import MaxNorm
 
-__all__ = ["Dlrm", "DotInteraction", "build_model", "initialise"]
+__all__ = ["Dlrm", "DotInteraction", "MaxNorm", "build_model", "initialise"]
 
 
 def build_model(config: ModelConfig, dense: int, tables: int, seed: int = 0) -> nn.Module:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -25,7 +26,7 @@ from pipeline.embeddings import (
     shard_model,
 )
 from pipeline.errors import ConfigError
-from pipeline.models import build_model
+from pipeline.models import MaxNorm, build_model
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -86,10 +87,16 @@ class Head(nn.Module):
     """
 
     def __init__(
-        self, ranking: nn.Module, schema: DatasetSchema, dtype: torch.dtype | None, names: list[str] | None = None
+        self,
+        ranking: nn.Module,
+        schema: DatasetSchema,
+        dtype: torch.dtype | None,
+        names: list[str] | None = None,
+        normalise: MaxNorm | None = None,
     ) -> None:
         super().__init__()
         self.ranking = ranking
+        self.normalise = normalise
         self.dense_names = list(schema.dense)
         self.tables = [column.name for column in schema.sparse]
         self.names = names or [f"table {name!r}" for name in self.tables]
@@ -104,9 +111,11 @@ class Head(nn.Module):
     ) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order."""
         embeddings = self.pooled(pooled)
+        if self.normalise is not None:
+            dense = self.normalise(dense)
         logits = self._rank(dense, embeddings)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-        self._seen = (dense, embeddings.detach())
+        self._seen = (dense.detach(), embeddings.detach())
         self._passes += 1
         # Reading the loss is free on a CPU; an accelerator would have to be waited for, so there the interval looks.
         if self.fault is None and loss.device.type == "cpu" and not torch.isfinite(loss):
@@ -189,7 +198,8 @@ def build(config: Config, schema: DatasetSchema, device: torch.device, *, traine
     collection = build_collection(schema, config.model.embedding_dim, torch.device("meta"))
     apply_fused_optimizer(collection, config.train.sparse_lr, config.train.sparse_optimizer)
     ranking = _ranking(config, schema, len(schema.sparse), config.model.embedding_dim, device, trained)
-    return ClickModel(collection, Head(ranking, schema, compute_dtype(config.train.precision, device)))
+    dtype = compute_dtype(config.train.precision, device)
+    return ClickModel(collection, Head(ranking, schema, dtype, normalise=_max_norm(config, schema, device)))
 
 
 def build_towers(
@@ -211,7 +221,21 @@ def build_towers(
     ranking = _ranking(config, schema, len(towers.names), towers.dim, device, trained)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
-    return TowerClickModel(towers, Head(ranking, schema, dtype, names))
+    return TowerClickModel(towers, Head(ranking, schema, dtype, names, _max_norm(config, schema, device)))
+
+
+def _max_norm(config: Config, schema: DatasetSchema, device: torch.device) -> MaxNorm | None:
+    """The layer for the dense features with transform max_norm; None where there is none."""
+    data = config.data
+    chosen = {name for name, f in data.dense.items() if (f.transform or data.dense_transform) == "max_norm"}
+    columns = [column for column, name in enumerate(schema.dense) if name in chosen]
+    return MaxNorm(columns, _largest_of_ranks).to(device) if columns else None
+
+
+def _largest_of_ranks(values: Tensor) -> Tensor:
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+    return values
 
 
 def _ranking(

@@ -11,7 +11,7 @@ CODES = {500: b"InternalError", 503: b"SlowDown"}
 class Fault:
     """Fails requests of ``method`` whose path holds ``part``: the first ``count`` for each path (None: all of them).
 
-    ``kind``: 500, 503, or "timeout": the answer never comes.
+    ``kind``: 500, 503, "timeout": the answer never comes, or "cut": it ends in the middle.
     """
 
     def __init__(self, kind, method, part="", count=None):
@@ -58,6 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self.server.fault
         if fault is None or not fault.hits(self.command, self.path):
             self._pass_on(body)
+        elif fault.kind == "cut":
+            self._pass_on(body, cut=True)
         elif fault.kind == "timeout":
             self.server.ended.wait()
             self.close_connection = True
@@ -68,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(answer)
 
-    def _pass_on(self, body):
+    def _pass_on(self, body, *, cut=False):
         inner = http.client.HTTPConnection("127.0.0.1", self.server.behind)
         inner.request(self.command, self.path, body, dict(self.headers))
         answer = inner.getresponse()
@@ -80,7 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
         length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(data))
         self.send_header("Content-Length", length or "0")
         self.end_headers()
-        self.wfile.write(data)
+        self.wfile.write(data[: len(data) // 2] if cut else data)
+        self.close_connection = self.close_connection or cut
         inner.close()
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815

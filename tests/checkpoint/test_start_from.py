@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file
 
 SMALL = [
     "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "train.global_batch=256", "model.bottom_mlp=[16]",
@@ -29,6 +31,7 @@ for job in jobs:
     print("code", main(["run", f"store={store}", *small, *job]), flush=True)
 """
 DAY = ["data.synthetic.new_ids=0.2", "train.max_steps=2", "train.sparse_lr=0.5", "train.warmup_steps=0"]
+NORMALISED = ["data.dense_transform=max_norm", "train.max_steps=2"]
 JOBS = [
     ["run=a"],
     ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
@@ -46,6 +49,8 @@ JOBS = [
     ["run=g", "checkpoint.init_from=f", "stages=[ingest]"],
     ["run=h", *DAY, "data.day=2026-01-01"],
     ["run=i", *DAY, "data.day=2026-01-05", "checkpoint.init_from=h", "checkpoint.allow=[dataset]"],
+    ["run=j", *NORMALISED],
+    ["run=k", *NORMALISED, "checkpoint.init_from=j"],
 ]  # fmt: skip
 
 
@@ -129,3 +134,15 @@ def test_rows_that_belong_to_other_ids_by_now_begin_anew(said):
     for table, then in vocab[0].items():
         assert reset.get(table, 0) == sum(vocab[1][table].get(row) != name for row, name in then.items()), table
     assert len(reset) > 20
+
+
+def test_a_layer_that_normalises_inputs_goes_with_the_checkpoint(said):
+    """Run j trains with max-normalised inputs, k starts from it; the first two steps of both see their own maxima."""
+    store, parts, _ = said
+    assert "code 0" in parts[12] and "code 0" in parts[13]
+    assert "dense part: all 10 parameters and their optimizer taken" in parts[13]
+    newest = max((store / "runs/j/checkpoints").glob("*/*/dense.safetensors"))
+    largest = load_file(newest)["param/head.normalise.largest"]
+    raw = [pq.read_table(path, columns=["I1", "I2"]) for path in store.glob("datasets/synthetic/*/train/*.parquet")]
+    assert len(largest) == 13 and (largest > 1).all()
+    assert any(np.nanmax(np.abs(table["I1"].to_numpy())) >= largest[0] > 10 for table in raw)

@@ -67,6 +67,7 @@ MISTAKES = [
     ("data.name=???", "data.name is not set", "data.name=<value>"),
     ("run=a/b", "run is 'a/b', expected at most 100 letters", "run=a-b"),
     ("data.dense.none_such.transform=log1p", "data.dense.none_such does not exist here yet", "+data.dense.none_such"),
+    ("+data.sparse.type={}", "'type', which PyTorch keeps for itself", "+data.sparse.type_id={column: type}"),
     ("data.sparse.C1.rowz=5", "data.sparse.C1.rowz is unknown; did you mean data.sparse.C1.rows?", "rows=5"),
     ("foo", "'foo' is not an override, expected key=value", ""),
     ("model.top_mlp=[1", "the override 'model.top_mlp=[1' cannot be read", "quote"),

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from pipeline.checks import TAKEN_NAMES
 from pipeline.embeddings import TableSpec, initial_rows, to_sharding_plan
 from pipeline.errors import PlanError
 from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, assemble, reference, run_shardings
@@ -65,3 +66,8 @@ def test_placements_name_rank_and_device():
     assert [str(s.placement) for s in sharding.sharding_spec.shards] == [
         "rank:0/cuda:0", "rank:1/cuda:1", "rank:2/cuda:0", "rank:3/cuda:1"]  # fmt: skip
     assert sharding.ranks == [0, 1, 2, 3] and sharding.compute_kernel == "fused"
+
+
+def test_every_name_that_modules_have_is_known_to_the_check():
+    names = {name for name in dir(torch.nn.ModuleDict()) if not name.startswith("_")}
+    assert names - TAKEN_NAMES == set()

@@ -69,7 +69,7 @@ def csv_config(path: Path | str, **changes) -> Config:
     """Columns label, x (dense) and c (sparse); ``changes`` are fields of DataConfig."""
     fields = {
         "name": "d", "format": "csv", "path": str(path), "label": LabelConfig(),
-        "dense": {"x": DenseFeature()}, "sparse": {"c": SparseFeature()},
+        "dense": {"x": DenseFeature()}, "sparse": {"c": SparseFeature()}, "max_quarantine_share": 1.0,
     }  # fmt: skip
     return Config(stages=["ingest"], data=DataConfig(**{**fields, **changes}), hardware=HardwareConfig(name="laptop"))
 

@@ -1,0 +1,89 @@
+"""What stops an ingestion: logs with nothing to train on, too much quarantine, checks that hold them."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from pipeline.config import Config
+from pipeline.errors import DataError
+from pipeline.ingest import days
+from pipeline.ingest.fit import Fit
+from pipeline.ingest.output import Quarantine
+from pipeline.ingest.quality import Verdict
+
+
+def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:
+    """Raise DataError unless there is something to train on; ``quarantined``: rows of ``day``."""
+    where = config.data.path or "the synthetic log"
+    rows, clicks = fit.rows, fit.positives["train"]
+    if day is not None and quarantined + sum(rows.values()) < config.data.watermark.min_rows:
+        found = sum(rows.values()) + quarantined
+        raise days.incomplete(
+            day, [f"{where} holds {found:,} rows of it, expected at least {config.data.watermark.min_rows:,}"]
+        )
+    if not sum(rows.values()):
+        if not quarantined:
+            raise DataError(f"{where} holds no rows, expected at least one", hint="data.path=<logs that are not empty>")
+        kind, count = quarantine.kinds.most_common(1)[0]
+        raise DataError(
+            f"none of the {quarantined:,} rows of {where} could be used; most common reason ({count:,} rows): "
+            f"{kind}; for example {quarantine.examples[kind]}",
+            hint=mend(kind, config),
+        )
+    _check_share(quarantine, config, quarantined, quarantined + sum(rows.values()))
+    if fit.test:
+        return
+    if not rows["train"]:
+        by_day = config.data.split.by == "day"
+        raise DataError(
+            f"all {rows['test']:,} rows fall into the test split, expected some train rows"
+            + (f" (there are {len(fit.days)} days, the last {config.data.split.test_days} test)" if by_day else ""),
+            hint="data.split.by=hash" if by_day else "data.split.test_share=0.2, or more rows",
+        )
+    if clicks in (0, rows["train"]):
+        raise DataError(
+            f"the {rows['train']:,} train rows have one class only: every {config.data.label.column} is "
+            f"{config.data.label.positive if clicks else config.data.label.negative!r}",
+            hint="data.label.positive=<value that counts as a click>, or logs that hold both",
+        )
+
+
+def _check_share(quarantine: Quarantine, config: Config, quarantined: int, rows: int) -> None:
+    """Raise DataError where too many ``rows`` went to quarantine, naming the columns and the most common reason."""
+    limit = config.data.max_quarantine_share
+    if quarantined <= limit * rows:
+        return
+    kind, count = quarantine.kinds.most_common(1)[0]
+    columns = ", ".join(f"{name or 'the line'} ({n:,})" for name, n in quarantine.columns.most_common(3))
+    raise DataError(
+        f"{quarantined:,} of {rows:,} rows ({quarantined / rows:.1%}) are quarantined, expected at most {limit:.1%} "
+        f"(data.max_quarantine_share); most are wrong in {columns}; most common reason ({count:,} rows): {kind}; for "
+        f"example {quarantine.examples[kind]}",
+        hint=f"{mend(kind, config)}; or data.max_quarantine_share={min(quarantined / rows + 0.01, 1.0):.2f}",
+    )
+
+
+def held(found: Verdict, config: Config) -> DataError:
+    """The error for logs that ``data.checks`` hold."""
+    more = f"; and {len(found.held) - 5} more" if len(found.held) > 5 else ""
+    against = f", compared with {found.against}" if found.against else ""
+    groups = {name: "dense" if name in config.data.dense else "sparse" for name in found.leaks}
+    leaking = config.data.checks.leak == "hold" and found.leaks
+    hints = [f"~data.{group}.{name}" for name, group in groups.items()] if leaking else []
+    hints.append("data.checks.leak=warn" if leaking else "data.checks.hold.<figure>=null, once the reason is known")
+    return DataError(
+        f"the checks hold the logs of {config.data.day or config.data.path or 'the synthetic log'}: "
+        f"{'; '.join(found.held[:5])}{more}{against}",
+        hint=", or ".join(hints),
+    )
+
+
+def mend(kind: str, config: Config) -> str:
+    """The override that most likely mends a log of which no row parses for reason ``kind``."""
+    if kind == "wrong number of fields":
+        return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
+    if kind.startswith(f"{config.data.label.column} is neither"):
+        return "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
+    if kind.endswith("finite number"):
+        return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
+    return "data.format, data.columns and data.separator must describe the file"

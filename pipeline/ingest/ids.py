@@ -1,0 +1,159 @@
+"""Ids: fields to 64-bit hashes, one or several a row, with their weights; crosses of columns; numbers as ids."""
+
+from __future__ import annotations
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of
+from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.values import FLOAT32_MAX, Rejected, absent_in, number_of, shown
+
+CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
+
+
+def ids_of(
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
+) -> list[pl.Series]:
+    """The columns of ``feature``: hashes and ids of its ``values``, which are also given as ``text``, and weights."""
+    if feature.multi:
+        return _multi(values, text, feature, spec, rejected)
+    if feature.bins:
+        number = number_of(values, text, feature.column, spec, rejected)
+        shown = number.cast(pl.String) if text is None else text
+        return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
+    if text is None:
+        kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
+        rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
+        text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
+    hashes = hash_ids(text, feature.seed)
+    # Comparing hashes is several times cheaper than comparing strings.
+    words = hash_ids(pl.Series(list(spec.missing), dtype=pl.String), feature.seed)
+    for word in words:
+        hit = hashes == word
+        if hit.any():
+            hashes = hashes.to_frame("h").select(pl.when(pl.col("h") != word).then(pl.col("h")))["h"]
+    return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
+
+
+def plain_hashes(texts: dict[str, pl.Series], spec: DataSpec) -> dict[str, pl.Series]:
+    """As ``ids_of``, of all features at once that are one id a row and nothing more."""
+    plain = [
+        f for f in spec.sparse
+        if f.column in texts and not (f.multi or f.cross or f.bins or f.required or f.integer)
+    ]  # fmt: skip
+    if not plain:
+        return {}
+    frame = pl.DataFrame([texts[name].alias(name) for name in sorted({f.column for f in plain})])
+    hashes = frame.select(_hash_expr(f, spec, frame[f.column].null_count()) for f in plain)
+    return {f.name: hashes[f"hash:{f.name}"] for f in plain}
+
+
+def _hash_expr(feature: SparseSpec, spec: DataSpec, nulls: int) -> pl.Expr:
+    value = hash_expr(feature.column, feature.seed)
+    # Comparing hashes is several times cheaper than comparing strings.
+    words = [hash_of(word, feature.seed) for word in spec.missing]
+    if words or nulls:
+        present = pl.all_horizontal(
+            [value != pl.lit(word, pl.UInt64) for word in words] + [pl.col(feature.column).is_not_null()] * (nulls > 0)
+        )
+        value = pl.when(present).then(value)
+    return value.alias(f"hash:{feature.name}")
+
+
+def id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) -> pl.Series | None:
+    """The id of each row as text; of a cross all its columns', null where one is missing; None for a list."""
+    if not feature.cross:
+        return texts.get(feature.column)
+    if any(column not in texts for column in feature.cross):
+        return None
+    parts = {f"{i}": texts[column] for i, column in enumerate(feature.cross)}
+    present = ~pl.any_horizontal([pl.lit(absent_in(part, spec)) for part in parts.values()])
+    joined = pl.concat_str(list(parts), separator=CROSS)
+    return pl.DataFrame(parts).select(pl.when(present).then(joined).alias("id"))["id"]
+
+
+def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected) -> None:
+    """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
+    column, found = feature.column, {series.name: series for series in columns}
+    hashes, ids = found[f"hash:{feature.name}"], found[f"id:{feature.name}"]
+    if feature.required:
+        missing = hashes.is_null() if not feature.multi else hashes.list.len().fill_null(0) == 0
+        rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    if feature.integer:
+        flat = ids.to_frame("id").with_row_index("row")
+        flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
+        wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
+        mask = np.zeros(len(ids), bool)
+        mask[wrong["row"].to_numpy()] = True
+        first = dict(zip(wrong["row"].to_list()[::-1], wrong["id"].to_list()[::-1], strict=True))
+        rejected.add(
+            mask, f"{column} is no whole number",
+            lambda i: f"{column} is {shown(first[i])}, expected a whole number", column,
+        )  # fmt: skip
+
+
+def as_bits(numbers: pl.Series) -> pl.Series:
+    """The bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
+    values = numbers.fill_null(0.0).to_numpy() + 0.0
+    return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), _nulls(len(values)))
+
+
+def of_bits(hashes: pl.Series) -> np.ndarray:
+    """The float64 whose bits these are; NaN for null."""
+    values = hashes.fill_null(0).to_numpy().view(np.float64)
+    return np.where(hashes.is_null().to_numpy(), np.nan, values)
+
+
+def _nulls(length: int) -> pl.Series:
+    return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
+
+
+def _multi(
+    values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
+) -> list[pl.Series]:
+    """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
+    lists = values.cast(pl.List(pl.String)) if text is None else text.str.split(feature.separator or ",")
+    if text is not None:
+        lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
+    flat = lists.to_frame("id").with_row_index("row").explode("id")
+    if spec.strip:
+        flat = flat.with_columns(pl.col("id").str.strip_chars())
+    flat = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing]))
+    if feature.weighted:
+        flat = _split_weights(flat, feature, rejected)
+    if feature.max_ids is not None:
+        flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
+    ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
+    offsets = np.concatenate([[0], ends])
+    result = [
+        as_lists(hash_ids(flat["id"], feature.seed), offsets).alias(f"hash:{feature.name}"),
+        as_lists(flat["id"], offsets).alias(f"id:{feature.name}"),
+    ]
+    if feature.weighted:
+        result.append(as_lists(flat["weight"], offsets).alias(f"weight:{feature.name}"))
+    return result
+
+
+def _split_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: Rejected) -> pl.DataFrame:
+    """``id<sep>weight`` apart; an element without a weight weighs 1."""
+    parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
+    flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
+    weight = pl.col("text").fill_null("1").cast(pl.Float64, strict=False)
+    flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
+    wrong = flat.filter(pl.col("weight").is_null())
+    first = dict(zip(wrong["row"].to_list()[::-1], wrong["text"].to_list()[::-1], strict=True))
+    mask = np.zeros(len(rejected.lines), bool)
+    mask[wrong["row"].to_numpy()] = True
+    rejected.add(
+        mask, f"a weight of {feature.column} is not a finite number",
+        lambda i: f"{feature.column} has weight {shown(first[i])}, expected a finite number", feature.column,
+    )  # fmt: skip
+    return flat.drop("text")
+
+
+def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
+    """Row i of the result holds values[offsets[i]:offsets[i + 1]]."""
+    arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
+    return pl.Series(values.name, arrow)

@@ -1,0 +1,241 @@
+"""``quality.json``: how these rows differ from the day before's, and whether a feature gives the label away.
+
+Population stability index (PSI): sum of (p - q) ln(p / q) over the bins of the day before, p and q their shares of the
+rows then and now. Below 0.1 nothing moved, above 0.25 much did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import ChecksConfig, DriftLimits
+from pipeline.contracts import LABEL
+from pipeline.ingest.fit import BinCounts, Fit, HashedCounts, Partial, VocabCounts, flat_hashes
+from pipeline.ingest.sketch import Sketch, auc
+from pipeline.ingest.spec import DataSpec, SparseSpec
+
+BINS = 10  # of a dense feature
+TOP = 100  # ids of a sparse one that are a bin each; the rest is one more
+LEAK_ROWS = 1 << 17  # train rows that are looked at for ids that give the label away
+LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
+_SMALLEST = 1e-4  # share that a bin without rows is taken to have
+
+
+def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:
+    """What the next day is compared with: {"label_rate", "features": {name: missing, distinct, bins and shares}}."""
+    train = fit.train
+    features: dict[str, Any] = {}
+    for dense in spec.dense:
+        sketch = train.sketches[dense.name]
+        bounds = sketch.bounds(BINS)
+        features[dense.name] = {
+            "missing": 1 - int(sketch.counts.sum()) / train.rows, "distinct": int((sketch.counts > 0).sum()),
+            "bounds": bounds.tolist(), "shares": sketch.shares(bounds).tolist(),
+        }  # fmt: skip
+    for sparse in spec.sparse:
+        features[sparse.name] = _sparse_distribution(sparse, train)
+    return {"label_rate": train.positives / train.rows, "features": features}
+
+
+def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
+    counts, missing = train.counts[feature.name], train.missing[feature.name] / max(train.lookups[feature.name], 1)
+    if isinstance(counts, BinCounts):
+        bounds = counts.sketch.bounds(BINS)
+        return {
+            "missing": missing, "distinct": int((counts.sketch.counts > 0).sum()), "bounds": bounds.tolist(),
+            "shares": counts.sketch.shares(bounds).tolist(),
+        }  # fmt: skip
+    if isinstance(counts, HashedCounts):
+        distinct, rows = counts.distinct, counts.counts
+        keys = np.argsort(-rows, kind="stable")[:TOP]
+        shares = rows[keys] / max(int(rows.sum()), 1)
+    else:
+        table = counts.table()
+        top = table.top_k(TOP, by=["count", "hash"]).sort(["count", "hash"], descending=True)
+        distinct, keys = table.height, top["hash"].to_numpy()
+        shares = top["count"].to_numpy() / max(int(table["count"].sum()), 1)
+    return {"missing": missing, "distinct": distinct, "keys": keys.tolist(), "shares": shares.tolist()}
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One figure that moved: ``change`` by the rule of ``what`` (label_rate | missing_share | distinct | psi)."""
+
+    feature: str
+    what: str
+    before: float
+    now: float
+    change: float
+
+    def line(self) -> str:
+        """In words, by name."""
+        if self.what == "label_rate":
+            return f"label rate {self.before:.4g} is now {self.now:.4g}"
+        if self.what == "psi":
+            return f"feature {self.feature!r}: its values moved, PSI {self.change:.3g}"
+        word = {"missing_share": "missing share", "distinct": "distinct values"}[self.what]
+        return f"feature {self.feature!r}: {word} {self.before:.4g}, now {self.now:.4g}"
+
+
+def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]:
+    """Every figure of ``now`` beside that of the day ``before`` (both as ``distribution`` gives them)."""
+    rate, rate_now = before["label_rate"], now["label_rate"]
+    found = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
+    for name, current in now["features"].items():
+        then = before["features"].get(name)
+        if then is None or ("bounds" in then) != ("bounds" in current):
+            continue
+        missing, distinct = (then["missing"], current["missing"]), (then["distinct"], current["distinct"])
+        found.append(Drift(name, "missing_share", *missing, abs(missing[1] - missing[0])))
+        found.append(Drift(name, "distinct", *distinct, abs(distinct[1] / max(distinct[0], 1) - 1)))
+        shares = _shares_now(name, then, fit.train)
+        found.append(Drift(name, "psi", 0.0, 0.0, psi(_whole(then["shares"], then), _whole(shares, current))))
+    return found
+
+
+def _shares_now(name: str, then: dict[str, Any], train: Partial) -> np.ndarray:
+    """Shares of today's values in the bins of the day before."""
+    if "bounds" in then:
+        counts = train.counts.get(name)
+        sketch = counts.sketch if isinstance(counts, BinCounts) else train.sketches[name]
+        return sketch.shares(np.array(then["bounds"], np.float64))
+    counts = train.counts[name]
+    if isinstance(counts, HashedCounts):
+        keys = np.array(then["keys"], np.int64)
+        return np.where(keys < len(counts.counts), counts.counts[keys % len(counts.counts)], 0) / max(
+            int(counts.counts.sum()), 1
+        )
+    assert isinstance(counts, VocabCounts)
+    wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
+    seen = wanted.join(counts.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
+    return seen.to_numpy() / max(int(counts.table()["count"].sum()), 1)
+
+
+def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:
+    """Shares of all rows: of the bins, of what is in none of them, and of missing values."""
+    shares: np.ndarray = np.asarray(given, np.float64) * (1 - record["missing"])
+    return np.concatenate([shares, [max(1 - record["missing"] - shares.sum(), 0.0), record["missing"]]])
+
+
+def psi(before: np.ndarray, now: np.ndarray) -> float:
+    """Population stability index of two lists of shares."""
+    before, now = np.maximum(before, _SMALLEST), np.maximum(now, _SMALLEST)
+    return float(((now - before) * np.log(now / before)).sum())
+
+
+def beyond(found: list[Drift], limits: DriftLimits) -> list[Drift]:
+    """Those that moved further than ``limits``."""
+    return [d for d in found if (limit := getattr(limits, d.what)) is not None and d.change > limit]
+
+
+class Alone:
+    """How often rows with an id are of the positive class: counts of the first LEAK_ROWS train rows."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+        self.rows = 0
+        self.positives = 0
+        self.pieces: dict[str, list[pl.DataFrame]] = {feature.name: [] for feature in spec.sparse}
+
+    def add(self, frame: pl.DataFrame) -> None:
+        """Count the train rows of ``frame``, as long as there are too few."""
+        frame = frame.head(LEAK_ROWS - self.rows)
+        if frame.is_empty():
+            return
+        self.rows += frame.height
+        self.positives += int(frame[LABEL].sum())
+        for feature in self.spec.sparse:
+            labels = frame[LABEL]
+            if feature.multi:
+                lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1).to_numpy()
+                labels = pl.Series(np.repeat(labels.to_numpy(), lengths))
+            pairs = pl.DataFrame({"hash": flat_hashes(frame, feature), "label": labels})
+            self.pieces[feature.name].append(
+                pairs.group_by("hash").agg(pl.len().alias("n"), pl.sum("label").cast(pl.Int64).alias("p"))
+            )
+
+    def auc(self, feature: str) -> float:
+        """AUC of predicting a row's label by the other rows with its id (the row itself left out)."""
+        table = pl.concat(self.pieces[feature]).group_by("hash").agg(pl.sum("n"), pl.sum("p"))
+        return left_out_auc(table["n"].to_numpy().astype(np.int64), table["p"].to_numpy())
+
+
+def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
+    """AUC of each row's score: the rate of positives of its group's other rows, smoothed by one average row."""
+    prior = positives.sum() / max(counts.sum(), 1)
+    of_positive, of_negative = (positives - 1 + prior) / counts, (positives + prior) / counts
+    scores, place = np.unique(np.concatenate([of_positive, of_negative]), return_inverse=True)
+    hits = np.bincount(place[: len(counts)], positives, minlength=len(scores))
+    misses = np.bincount(place[len(counts) :], counts - positives, minlength=len(scores))
+    return auc(hits + misses, hits)
+
+
+def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, float]:
+    """{feature: AUC} of those that predict the label alone better than ``limit``; none where there are few rows."""
+    least = min(alone.positives, alone.rows - alone.positives)
+    if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
+        return {}
+    found = {feature.name: _dense_auc(fit.train.sketches[feature.name], fit.train) for feature in spec.dense}
+    found |= {feature.name: alone.auc(feature.name) for feature in spec.sparse}
+    return {name: area for name, area in found.items() if area > limit}
+
+
+def _dense_auc(sketch: Sketch, train: Partial) -> float:
+    """The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own."""
+    absent = (train.rows - int(sketch.counts.sum()), train.positives - int(sketch.positives.sum()))
+    used = np.flatnonzero(sketch.counts)
+    counts, positives = sketch.counts[used], sketch.positives[used]
+    areas = []
+    for place in (0, len(used)):
+        area = auc(np.insert(counts, place, absent[0]), np.insert(positives, place, absent[1]))
+        areas += [area, 1 - area]
+    some = [absent[0]] if absent[0] else []
+    groups = np.concatenate([counts, some]).astype(np.int64)
+    return max(*areas, left_out_auc(groups, np.concatenate([positives, [absent[1]] if some else []])))
+
+
+@dataclass
+class Verdict:
+    """What the checks say of a dataset. ``warnings`` and ``held``: in words."""
+
+    drift: list[Drift] = field(default_factory=list)
+    against: str | None = None
+    leaks: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: the figures by feature."""
+        features: dict[str, dict[str, float]] = {}
+        for drift in self.drift:
+            features.setdefault(drift.feature or LABEL, {})[drift.what] = drift.change
+        return {"against": self.against, "drift": features, "leaks": self.leaks, "warnings": self.warnings}
+
+
+@dataclass(frozen=True)
+class Before:
+    """What is compared with: dataset ``path`` and its ``distribution``, where it has one."""
+
+    path: str | None = None
+    distribution: dict[str, Any] | None = None
+
+
+def verdict(
+    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], before: Before
+) -> Verdict:
+    """Look at drift of the distribution ``now`` from the one before, and at leaks."""
+    found = Verdict(against=before.path)
+    if before.distribution is not None:
+        found.drift = drifts(before.distribution, now, fit)
+        held = beyond(found.drift, checks.hold)
+        found.held += [drift.line() for drift in held]
+        found.warnings += [drift.line() for drift in beyond(found.drift, checks.warn) if drift not in held]
+    if checks.leak != "off":
+        found.leaks = leaks(spec, fit, alone, checks.leak_auc)
+        lines = [f"feature {name!r} alone predicts the label with AUC {area:.4f}" for name, area in found.leaks.items()]
+        (found.held if checks.leak == "hold" else found.warnings).extend(lines)
+    return found

@@ -1,0 +1,88 @@
+"""Fields to typed values: text, numbers, and the rows that are rejected on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.text import FLOAT32_MAX, Reject
+
+
+class Rejected:
+    """Which rows are out, and why: the first complaint about a row counts."""
+
+    def __init__(self, lines: np.ndarray) -> None:
+        self.lines = lines
+        self.bad = np.zeros(len(lines), bool)
+        self.rejects: list[Reject] = []
+
+    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
+        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
+        if not mask.any():
+            return
+        for index in np.flatnonzero(mask & ~self.bad):
+            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index)), column))
+        self.bad |= mask
+
+
+def shown(value: str | None) -> str:
+    """``value`` quoted, as a message shows it: no longer than 60 characters."""
+    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
+
+
+def text_of(values: pl.Series, spec: DataSpec, rejected: Rejected) -> pl.Series:
+    """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected)."""
+    if values.dtype.is_float():
+        values = values.fill_nan(None)
+    if values.dtype == pl.Boolean:
+        values = values.cast(pl.Int8)
+    text = values if values.dtype == pl.String else values.cast(pl.String, strict=False)
+    if values.dtype == pl.Binary:
+        undecodable = (text.is_null() & values.is_not_null()).to_numpy()
+        rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8", values.name)
+    return text.str.strip_chars() if spec.strip else text
+
+
+def absent_in(text: pl.Series, spec: DataSpec) -> pl.Series:
+    """Where ``text`` is null or one of the strings that stand for a missing value."""
+    absent = text.is_null()
+    for word in spec.missing:
+        absent |= (text == word).fill_null(False)
+    return absent
+
+
+def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: Rejected) -> pl.Series:
+    """``values`` as finite Float64, null where missing."""
+    if text is None:
+        every = np.ones(len(values), bool)
+        rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
+        return pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values))
+    numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
+    number = (values if numeric else text).cast(pl.Float64, strict=False)
+    if numeric:
+        number = number.fill_nan(None)
+    finite = (number.abs() <= FLOAT32_MAX).fill_null(False)
+    if finite.all():
+        return number
+    absent = absent_in(text, spec)
+    rejected.add(
+        ~(finite | absent).to_numpy(), f"{column} is not a finite number",
+        lambda i: f"{column} is {shown(text[i])}, expected a finite number", column,
+    )  # fmt: skip
+    return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
+
+
+def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
+    """Columns that are what ``number_of`` makes of them: finite Float64 or null, and nothing but numbers."""
+    names = [name for name in sorted(spec.number_columns) if raw[name].dtype == pl.Float64]
+    if not names:
+        return set()
+    bounds = raw.select(pl.col(names).abs().max()).row(0)
+    finite = raw.select(pl.col(names).is_finite().all()).row(0)
+    return {
+        name for name, bound, good in zip(names, bounds, finite, strict=True)
+        if good and (bound is None or bound <= FLOAT32_MAX)
+    }  # fmt: skip

@@ -1,0 +1,138 @@
+"""Logs and store on an object store that is sometimes busy and cuts connections: the same dataset, or nothing."""
+
+import gzip
+
+import fsspec
+import numpy as np
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.config import SparseFeature, SplitConfig
+from pipeline.errors import UnreachableError
+from pipeline.ingest import ingest, raw_fingerprint
+from tests.checkpoint.s3 import Fault, Proxy
+
+from .conftest import csv_config
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+
+PART = 5 << 20  # bytes; the smallest part of a multipart upload
+FILES = 3
+
+
+@pytest.fixture(scope="module")
+def endpoint():
+    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    moto.start()
+    proxy = Proxy(moto.get_host_and_port()[1])
+    yield proxy
+    proxy.stop()
+    moto.stop()
+
+
+def lines_of(number: int, rows: int) -> list[str]:
+    rng = np.random.default_rng(number)
+    return [f"{int(rng.random() < 0.3)},{rng.random()},id{rng.integers(50)}" for _ in range(rows)]
+
+
+@pytest.fixture
+def s3(endpoint, monkeypatch, request):
+    """A bucket of its own with logs in it, over a client that gives up soon."""
+    quick = {"read_timeout": 2, "connect_timeout": 5, "retries": {"max_attempts": 1}}
+    settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick,
+                "default_block_size": PART}  # fmt: skip
+    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 3)
+    endpoint.fault = None
+    fsspec.filesystem("s3").clear_instance_cache()
+    bucket = f"i{abs(hash(request.node.name))}"
+    fs = fsspec.filesystem("s3")
+    fs.mkdir(bucket)
+    for number in range(FILES):
+        text = "\n".join(["label,x,c", *lines_of(number, 400)]).encode()
+        name = f"{bucket}/logs/part-{number}.csv"
+        fs.pipe_file(name + ".gz" if number else name, gzip.compress(text) if number else text)
+    fs.pipe_file(f"{bucket}/logs/_SUCCESS", b"")
+    yield f"s3://{bucket}"
+    endpoint.fault = None
+    fs.clear_instance_cache()
+
+
+def config_of(path: str):
+    return csv_config(path, sparse={"c": SparseFeature()}, split=SplitConfig(test_share=0.2))
+
+
+def make(config, store: Store):
+    with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
+        return draft.commit(ingest(config, draft, lambda line: None))
+
+
+@pytest.fixture
+def expected(tmp_path):
+    """The dataset of the same logs on the local disk."""
+    for number in range(FILES):
+        (tmp_path / f"part-{number}.csv").write_text("\n".join(["label,x,c", *lines_of(number, 400)]))
+    return make(config_of(f"{tmp_path}/part-*.csv"), Store(str(tmp_path / "store"))).files
+
+
+@pytest.mark.parametrize("path", ["logs", "logs/part-*"])
+def test_logs_and_store_on_an_object_store(s3, expected, path):
+    store = Store(f"{s3}/store")
+    dataset = make(config_of(f"{s3}/{path}"), store)
+    assert dataset.files == expected
+    store.verify(dataset)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "part"),
+    [(503, "GET", "/logs/part-1"), ("cut", "GET", "/logs/part-2"), (503, "PUT", "/train/part-00000"),
+     (500, "PUT", "manifest.json")],
+)  # fmt: skip
+def test_what_passes_is_tried_again(s3, endpoint, expected, kind, method, part):
+    store = Store(f"{s3}/store")
+    endpoint.fault = Fault(kind, method, part, count=1)  # of what s3fs does not try again, botocore tries once
+    dataset = make(config_of(f"{s3}/logs"), store)
+    assert endpoint.fault.seen, "the fault was never met"
+    endpoint.fault = None
+    assert dataset.files == expected
+    store.verify(dataset)
+
+
+@pytest.mark.parametrize(("kind", "method", "part"), [("cut", "GET", "/logs/part-1"), (500, "PUT", "/train/")])
+def test_what_does_not_pass_is_named_and_leaves_nothing(s3, endpoint, kind, method, part):
+    store = Store(f"{s3}/store")
+    endpoint.fault = Fault(kind, method, part)
+    with pytest.raises(UnreachableError, match=r"s3://.* does not answer: ") as caught:
+        make(config_of(f"{s3}/logs"), store)
+    assert "nothing half-written was kept" in caught.value.hint
+    assert endpoint.fault.seen
+    endpoint.fault = None
+    store.fs.invalidate_cache()
+    assert store.find("datasets/d/k") is None
+    assert store.names("datasets/d") == []
+
+
+def test_the_fingerprint_of_logs_that_cannot_be_listed(s3, endpoint):
+    config = config_of(f"{s3}/logs")
+    assert raw_fingerprint(config) == raw_fingerprint(config)
+    fsspec.filesystem("s3").invalidate_cache()
+    endpoint.fault = Fault(503, "GET", "list-type=2")
+    with pytest.raises(UnreachableError, match="does not answer"):
+        raw_fingerprint(config)
+
+
+def test_files_of_several_parts(s3, endpoint):
+    """A file larger than a part is uploaded in several, and is not there before the last one is."""
+    store = Store(f"{s3}/store")
+    endpoint.fault = Fault(503, "PUT", "partNumber=2", count=1)
+    data = np.random.default_rng(0).bytes(3 * PART)
+    with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
+        with draft.open("train/part-00000.parquet") as sink:
+            for start in range(0, len(data), PART // 2):
+                sink.write(data[start : start + PART // 2])
+            assert not store.exists("datasets/d/k/train/part-00000.parquet")
+        dataset = draft.commit({})
+    assert endpoint.fault.seen, "the file had one part"
+    endpoint.fault = None
+    store.verify(dataset)
