@@ -10,7 +10,7 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
+	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
 	bench-nights
 
 help:
@@ -47,6 +47,10 @@ bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoint
 
 bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
 	@.venv/bin/python -m benchmarks.ssd
+
+bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows; the reader
+	@.venv/bin/python -m benchmarks.ingest
+	@.venv/bin/python -m benchmarks.reader
 
 bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
 	@.venv/bin/python -m benchmarks.checkpoint_quality

@@ -11,6 +11,7 @@ import polars as pl
 
 from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL, RESERVED_ROWS
+from pipeline.ingest.coded import Coded, without_hashes
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
 from pipeline.ingest.parse import row_hashes
@@ -18,7 +19,7 @@ from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
-_MERGE_ROWS = 1 << 18
+_MERGE_ROWS = 1 << 16
 
 
 class VocabCounts:
@@ -28,11 +29,10 @@ class VocabCounts:
         self.pieces: list[pl.DataFrame] = []
         self.merged_rows = 0
 
-    def add(self, hashes: pl.Series, ids: pl.Series) -> None:
-        """Count ``hashes`` (no nulls) with their raw ``ids``."""
-        pairs = pl.DataFrame([hashes.alias("hash"), ids.alias("id")])
-        counts = pairs.group_by("hash").agg(pl.first("id"), pl.len().cast(pl.Int64).alias("count"))
-        self._append([counts])
+    def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
+        """Count lookups of distinct ``hashes`` with their raw ``ids``."""
+        columns = [pl.Series("hash", hashes, pl.UInt64), ids.alias("id"), pl.Series("count", counts, pl.Int64)]
+        self._append([pl.DataFrame(columns)])
 
     def merge(self, other: VocabCounts) -> None:
         """Take in what ``other`` counted."""
@@ -56,24 +56,42 @@ class VocabCounts:
 
 
 class HashedCounts:
-    """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids."""
+    """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids.
+
+    What was added is kept by id until it is asked for, not for all ``rows`` of the table: many small ones merge into
+    one.
+    """
 
     def __init__(self, rows: int, *, double: bool = False) -> None:
-        self.counts = np.zeros(rows, np.int64)
+        self.rows = rows
         self.smallest = np.zeros(0, np.uint64)
         self.ways = (hash_rows_of, second_rows_of) if double else (hash_rows_of,)
+        self._all: np.ndarray | None = None
+        self._pieces: list[tuple[np.ndarray, np.ndarray]] = []
 
-    def add(self, hashes: pl.Series, ids: pl.Series) -> None:
-        """Count ``hashes`` (no nulls)."""
+    def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
+        """Count lookups of distinct ``hashes``."""
         for rows_of in self.ways:
-            rows = rows_of(hashes, len(self.counts)).to_numpy()
-            self.counts += np.bincount(rows, minlength=len(self.counts))
-        self._keep(hashes.unique().to_numpy())
+            self._pieces.append((rows_of(pl.Series(hashes), self.rows).to_numpy(), counts))
+        self._keep(hashes)
 
     def merge(self, other: HashedCounts) -> None:
         """Take in what ``other`` counted."""
-        self.counts += other.counts
+        self._pieces += other._pieces
+        if other._all is not None:
+            self._pieces.append((np.arange(self.rows), other._all))
         self._keep(other.smallest)
+        _ = self.counts
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Lookups of every row, int64 [rows]."""
+        if self._all is None:
+            self._all = np.zeros(self.rows, np.int64)
+        for rows, counts in self._pieces:
+            np.add.at(self._all, rows, counts)
+        self._pieces = []
+        return self._all
 
     def _keep(self, hashes: np.ndarray) -> None:
         self.smallest = np.unique(np.concatenate([self.smallest, hashes]))[:SKETCH]
@@ -133,6 +151,12 @@ def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
     return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
 
 
+def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
+    """The ids of typed rows by feature, of those that have at most one in a row."""
+    names = [feature.name for feature in spec.sparse if not feature.multi and feature.mapping != "bins"]
+    return {name: Coded.of(frame[f"hash:{name}"]) for name in names}
+
+
 def flat_hashes(frame: pl.DataFrame, feature: SparseSpec) -> pl.Series:
     """The feature's lookups in row order as UInt64; a row without an id is one null."""
     hashes = frame[f"hash:{feature.name}"]
@@ -153,16 +177,36 @@ class Partial:
         self.lookups = {feature.name: 0 for feature in spec.sparse}
         self.counts = {feature.name: _counts_of(feature) for feature in spec.sparse}
 
-    def add(self, frame: pl.DataFrame) -> None:
-        """Count the typed rows of ``frame``."""
-        self.rows += frame.height
-        self.positives += int(frame[LABEL].sum())
-        self._add_dense(frame)
-        labels = frame[LABEL].to_numpy()
+    def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
+        """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids of some features."""
+        chosen = without_hashes(frame, coded)
+        if keep is not None:
+            chosen = chosen.filter(pl.Series(keep))
+        self.rows += chosen.height
+        self.positives += int(chosen[LABEL].sum())
+        self._add_dense(chosen)
+        labels = chosen[LABEL].to_numpy()
         for dense in self.spec.dense:
-            self.sketches[dense.name].add(frame[f"dense:{dense.name}"].to_numpy(), labels)
+            self.sketches[dense.name].add(chosen[f"dense:{dense.name}"].to_numpy(), labels)
         for feature in self.spec.sparse:
-            self._add_sparse(frame, feature, labels)
+            counts = self.counts[feature.name]
+            if feature.name in coded:
+                self._add_ids(feature.name, coded[feature.name], frame[f"id:{feature.name}"], keep)
+            elif isinstance(counts, BinCounts):
+                self.lookups[feature.name] += chosen.height
+                self.missing[feature.name] += chosen[f"hash:{feature.name}"].null_count()
+                counts.sketch.add(of_bits(chosen[f"hash:{feature.name}"]), labels)
+            else:
+                rows = frame if keep is None else frame.filter(pl.Series(keep))
+                ids = rows[f"id:{feature.name}"].explode(empty_as_null=True)
+                self._add_ids(feature.name, Coded.of(flat_hashes(rows, feature)), ids, None)
+
+    def _add_ids(self, name: str, coded: Coded, ids: pl.Series, keep: np.ndarray | None) -> None:
+        counts, missing = coded.counts(keep)
+        self.missing[name] += missing
+        self.lookups[name] += int(counts.sum()) + missing
+        seen = counts > 0
+        self.counts[name].add(coded.hashes[seen], ids[coded.first_rows()[seen]], counts[seen])  # type: ignore[union-attr]
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         raw = [pl.col(f"dense:{name}") for name in self.raw]
@@ -172,22 +216,6 @@ class Partial:
             return
         for target, moments in zip(targets, measure(frame, [*raw, *prepared]), strict=True):
             target.merge(moments)
-
-    def _add_sparse(self, frame: pl.DataFrame, feature: SparseSpec, labels: np.ndarray) -> None:
-        hashes, ids = flat_hashes(frame, feature), frame[f"id:{feature.name}"]
-        if feature.multi:
-            ids = ids.explode(empty_as_null=True)
-        missing = hashes.null_count()
-        self.missing[feature.name] += missing
-        self.lookups[feature.name] += len(hashes)
-        counts = self.counts[feature.name]
-        if isinstance(counts, BinCounts):
-            counts.sketch.add(of_bits(hashes), labels)
-            return
-        if missing:
-            keep = hashes.is_not_null()
-            hashes, ids = hashes.filter(keep), ids.filter(keep)
-        counts.add(hashes, ids)
 
     def merge(self, other: Partial) -> None:
         """Take in what ``other`` counted."""
@@ -221,11 +249,11 @@ class Fit:
         self.test_rows = 0
         self.test_positives = 0
 
-    def add(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Count a block of typed rows; returns it, with column ``test`` if the split is by row."""
+    def add(self, frame: pl.DataFrame, coded: dict[str, Coded]) -> pl.Series | None:
+        """Count a block of typed rows; returns which are test rows, None if that is not known yet."""
         if self.split.by == "day" and self.test is None:
-            self._add_days(frame)
-            return frame
+            self._add_days(frame, coded)
+            return None
         if self.test is None:
             test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
         else:
@@ -233,28 +261,33 @@ class Fit:
         self.test_rows += int(test.sum())
         self.test_positives += int(frame[LABEL].filter(test).sum())
         if not self.test:
-            self.train.add(frame.filter(~test))
-        return frame.with_columns(test.alias("test"))
+            self.train.add(frame, coded, (~test).to_numpy())
+        return test
 
-    def _add_days(self, frame: pl.DataFrame) -> None:
+    def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded]) -> None:
         """Only the last ``test_days`` days seen so far can be test days: all before them are train."""
-        for part in frame.partition_by(DAY, maintain_order=True):
-            day = int(part[DAY][0])
-            self.days.setdefault(day, Partial(self.spec)).add(part)
-            if len(self.days) > self.split.test_days:
-                self.train.merge(self.days.pop(min(self.days)))
+        days = frame[DAY].to_numpy()
+        for day in np.unique(days).tolist():
+            self.days.setdefault(day, Partial(self.spec)).add(frame, coded, days == day)
+            self._settle()
+
+    def _settle(self) -> None:
+        while len(self.days) > self.split.test_days:
+            self.train.merge(self.days.pop(min(self.days)))
 
     def merge(self, other: Fit) -> None:
-        """Take in what ``other``, of the next day, counted."""
+        """Take in what ``other``, of other blocks or of the next day, counted."""
         self.train.merge(other.train)
+        for day, part in other.days.items():
+            self.days.setdefault(day, Partial(self.spec)).merge(part)
+        self._settle()
         self.test_rows += other.test_rows
         self.test_positives += other.test_positives
 
-    def test_mask(self, frame: pl.DataFrame) -> pl.Series:
-        """Which rows of a block are test rows; to be asked once all blocks were added."""
-        if "test" in frame.columns:
-            return frame["test"]
-        return frame[DAY] >= min(self.days, default=0)
+    @property
+    def first_test_day(self) -> int:
+        """Where the split is by row's day: rows of it and later ones are test rows, once all blocks were added."""
+        return min(self.days, default=0)
 
     @property
     def rows(self) -> dict[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 import polars_hash as plh
+import xxhash
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -14,6 +15,16 @@ def hash_ids(ids: pl.Series, seed: int) -> pl.Series:
     """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null."""
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
     return hashes if not ids.null_count() else hashes.zip_with(ids.is_not_null(), _null_hashes(len(ids)))
+
+
+def hash_expr(column: str, seed: int) -> pl.Expr:
+    """As ``hash_ids`` of a column without nulls, as an expression."""
+    return plh.col(column).nchash.xxhash64(seed=seed)  # type: ignore[attr-defined, no-any-return]
+
+
+def hash_of(text: str, seed: int) -> int:
+    """xxhash64 of the UTF-8 bytes of ``text``."""
+    return xxhash.xxh64_intdigest(text.encode(), seed)
 
 
 def _null_hashes(length: int) -> pl.Series:

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipeline.ingest.hashing import hash_ids
+from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX, Rejected, absent_in, number_of, shown
 
@@ -35,6 +35,31 @@ def ids_of(
         if hit.any():
             hashes = hashes.to_frame("h").select(pl.when(pl.col("h") != word).then(pl.col("h")))["h"]
     return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
+
+
+def plain_hashes(texts: dict[str, pl.Series], spec: DataSpec) -> dict[str, pl.Series]:
+    """As ``ids_of``, of all features at once that are one id a row and nothing more."""
+    plain = [
+        f for f in spec.sparse
+        if f.column in texts and not (f.multi or f.cross or f.bins or f.required or f.integer)
+    ]  # fmt: skip
+    if not plain:
+        return {}
+    frame = pl.DataFrame([texts[name].alias(name) for name in sorted({f.column for f in plain})])
+    hashes = frame.select(_hash_expr(f, spec, frame[f.column].null_count()) for f in plain)
+    return {f.name: hashes[f"hash:{f.name}"] for f in plain}
+
+
+def _hash_expr(feature: SparseSpec, spec: DataSpec, nulls: int) -> pl.Expr:
+    value = hash_expr(feature.column, feature.seed)
+    # Comparing hashes is several times cheaper than comparing strings.
+    words = [hash_of(word, feature.seed) for word in spec.missing]
+    if words or nulls:
+        present = pl.all_horizontal(
+            [value != pl.lit(word, pl.UInt64) for word in words] + [pl.col(feature.column).is_not_null()] * (nulls > 0)
+        )
+        value = pl.when(present).then(value)
+    return value.alias(f"hash:{feature.name}")
 
 
 def id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) -> pl.Series | None:

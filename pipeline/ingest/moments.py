@@ -58,25 +58,26 @@ def signed_log(column: pl.Expr) -> pl.Expr:
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
     """Moments of each expression (float64, nulls left out) over ``frame``."""
     values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
-    column = pl.all()
-    counts, lows, highs = (values.select(part).row(0) for part in (column.count(), column.min(), column.max()))
-    ints = values.cast(pl.Int64, strict=False)
-    totals, squares = ints.sum().row(0), ints.select(column * column).sum().row(0)
-    result = []
-    for i, count in enumerate(counts):
-        moments = Moments(count, lows[i], highs[i]) if count else Moments()
-        # Whole numbers small enough for 64-bit sums are the rule (counts) and much faster.
-        if count * max(abs(lows[i] or 0), abs(highs[i] or 0), 1.0) ** 2 < 2.0**62 and _whole(values, ints, i):
-            moments.total, moments.squares = (totals[i] or 0) << _SHIFT, (squares[i] or 0) << _SHIFT
-        else:
-            floats = values[:, i].drop_nulls().to_numpy()
-            moments.total, moments.squares = exact_sum(floats), exact_sum(floats * floats)
-        result.append(moments)
-    return result
+    return [_moments(_present(column)) for column in values.get_columns()]
 
 
-def _whole(values: pl.DataFrame, ints: pl.DataFrame, i: int) -> bool:
-    return bool((ints[:, i].cast(pl.Float64) == values[:, i]).all())
+def _present(column: pl.Series) -> np.ndarray:
+    values = column.to_numpy()  # null becomes NaN
+    return values[~np.isnan(values)] if column.null_count() else values
+
+
+def _moments(values: np.ndarray) -> Moments:
+    if not len(values):
+        return Moments()
+    moments = Moments(len(values), float(values.min()), float(values.max()))
+    # Whole numbers (counts) are the rule. Their sums are exact below 2^53, in whatever order they are added.
+    bound = max(abs(moments.minimum), abs(moments.maximum), 1.0) ** 2 * len(values)
+    if bound < 2.0**62 and bool((np.rint(values) == values).all()):
+        whole = values if bound < 2.0**53 else values.astype(np.int64)
+        moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.dot(whole, whole)) << _SHIFT
+    else:
+        moments.total, moments.squares = exact_sum(values), exact_sum(values * values)
+    return moments
 
 
 def exact_sum(values: np.ndarray) -> int:

@@ -14,10 +14,10 @@ import polars as pl
 
 from pipeline.contracts import LABEL, TRUE_PROBABILITY
 from pipeline.ingest.hashing import hash_rows
-from pipeline.ingest.ids import check_ids, id_text, ids_of
+from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.text import Reject
-from pipeline.ingest.values import Rejected, number_of, shown, text_of
+from pipeline.ingest.values import Rejected, number_of, plain_numbers, shown, text_of
 
 SECONDS_PER_DAY = 86_400
 
@@ -47,13 +47,21 @@ class Parsed:
 def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | None = None) -> Parsed:
     """Typed rows of ``raw`` (columns of ``spec.columns``), whose rows are numbered ``lines``; one day's by ``rule``."""
     rejected = Rejected(lines)
-    texts = {name: text_of(raw[name], spec, rejected) for name in raw.columns if raw[name].dtype != pl.List}
+    plain = plain_numbers(raw, spec)
+    strings = [name for name in raw.columns if raw[name].dtype != pl.List and name not in plain]
+    texts = {name: text_of(raw[name], spec, rejected) for name in strings}
     columns = [_label(raw, texts, spec, rejected)]
     for dense in spec.dense:
-        values = number_of(raw[dense.column], texts.get(dense.column), dense.column, spec, rejected)
+        values = raw[dense.column]
+        if dense.column not in plain:
+            values = number_of(values, texts.get(dense.column), dense.column, spec, rejected)
         _check_values(values, dense, rejected)
         columns.append(values.alias(f"dense:{dense.name}"))
+    hashes = plain_hashes(texts, spec)
     for sparse in spec.sparse:
+        if sparse.name in hashes:
+            columns += [hashes[sparse.name], texts[sparse.column].alias(f"id:{sparse.name}")]
+            continue
         columns += ids_of(raw[sparse.column], id_text(texts, sparse, spec), sparse, spec, rejected)
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
@@ -167,15 +175,13 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
     and the side of a row tells its label.
     """
-    words: list[np.ndarray] = []
-    for dense in spec.dense:
-        values = frame[f"dense:{dense.name}"].fill_null(float("nan")).to_numpy()
-        words.append((values + 0.0).view(np.uint64))
+    single = [f"hash:{sparse.name}" for sparse in spec.sparse if not sparse.multi]
+    dense = [f"dense:{dense.name}" for dense in spec.dense]
+    filled = frame.select(pl.col(dense).fill_null(float("nan")) + 0.0, pl.col(single).fill_null(0))
+    words = [filled[name].to_numpy().view(np.uint64) for name in dense]
     for sparse in spec.sparse:
-        hashes = frame[f"hash:{sparse.name}"]
-        if sparse.multi:
-            hashes = _fold(hashes)
-        words.append(hashes.fill_null(0).to_numpy())
+        name = f"hash:{sparse.name}"
+        words.append((_fold(frame[name]) if sparse.multi else filled[name]).to_numpy())
     return hash_rows(words)
 
 

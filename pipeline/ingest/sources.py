@@ -9,8 +9,8 @@ import lzma
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import BinaryIO, cast
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO, Protocol, cast
 
 import fsspec
 import numpy as np
@@ -42,6 +42,29 @@ class RawBlock:
     lines: np.ndarray
     rejects: list[Reject] = field(default_factory=list)
     bytes: int = 0
+
+    def read(self) -> RawBlock:
+        """Itself: it is read already."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextBlock:
+    """Whole lines of one file, the first of them ``first_line``, that are yet to be taken apart."""
+
+    data: bytes
+    file: str
+    first_line: int
+    layout: Layout
+    columns: tuple[str, ...]
+
+    def read(self) -> RawBlock:
+        """The rows as strings (numbers, where all of them are plain ones), the other lines aside."""
+        frame, lines, rejects = read_lines(self.data, self.first_line, self.layout)
+        return RawBlock(frame=frame.select(self.columns), file=self.file, lines=lines, rejects=rejects)
+
+
+Block = RawBlock | TextBlock
 
 
 @dataclass(frozen=True)
@@ -114,16 +137,51 @@ def _common_folder(paths: list[str]) -> str:
     return common
 
 
-def file_blocks(config: Config, spec: DataSpec, files: Files) -> Iterator[RawBlock]:
-    """Every file's rows in blocks of about ``ingest.block_mib`` MiB of uncompressed data."""
-    block_bytes = config.ingest.block_mib * BLOCK_UNIT
-    for path, label in zip(files.paths, files.labels, strict=True):
-        with readable(label), files.fs.open(path, "rb") as source:
-            if config.data.format == "parquet":
-                yield from _parquet_blocks(source, label, spec, block_bytes)
+class Source(Protocol):
+    """A part of a log, small enough to be handed to another process: it is read where ``blocks`` is called."""
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows in order, in blocks of about ``ingest.block_mib``."""
+
+
+@dataclass(frozen=True)
+class FrameSource:
+    """Raw rows that are there already."""
+
+    rows: pl.DataFrame
+    label: str
+
+    def blocks(self) -> Iterator[Block]:
+        """All rows at once."""
+        yield RawBlock(frame=self.rows, file=self.label, lines=np.arange(1, self.rows.height + 1))
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """One file on any filesystem."""
+
+    fs: AbstractFileSystem
+    path: str
+    label: str
+    data: DataConfig
+    spec: DataSpec
+    block_bytes: int
+
+    def blocks(self) -> Iterator[Block]:
+        """The file's rows in blocks of about ``block_bytes`` of uncompressed data; DataError where it is damaged."""
+        with readable(self.label), self.fs.open(self.path, "rb") as source:
+            if self.data.format == "parquet":
+                yield from _parquet_blocks(source, self.label, self.spec, self.block_bytes)
             else:
-                with decompressed(source, path) as stream:
-                    yield from _text_file_blocks(stream, label, config.data, spec, block_bytes)
+                with decompressed(source, self.path) as stream:
+                    yield from _text_file_blocks(stream, self.label, self.data, self.spec, self.block_bytes)
+
+
+def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSource]:
+    """Every file of a log, in order."""
+    size = config.ingest.block_mib * BLOCK_UNIT
+    pairs = zip(files.paths, files.labels, strict=True)
+    return [FileSource(files.fs, path, label, config.data, spec, size) for path, label in pairs]
 
 
 @contextmanager
@@ -157,7 +215,7 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
 
 def _text_file_blocks(
     stream: BinaryIO, label: str, data: DataConfig, spec: DataSpec, block_bytes: int
-) -> Iterator[RawBlock]:
+) -> Iterator[Block]:
     buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
     start = buffered.peek(4)[:4]
     if start == b"PAR1":
@@ -165,14 +223,14 @@ def _text_file_blocks(
     if start.startswith(b"\xef\xbb\xbf"):
         buffered.read(3)
     has_header = data.format == "csv" and data.header
-    layout = text_layout(data, buffered.readline() if has_header else None)
+    layout = replace(text_layout(data, buffered.readline() if has_header else None), numbers=spec.number_columns)
     if has_header and not any(layout.names) and not buffered.peek(1 << 20).strip():
         return
     require_columns(spec, layout.names, label, header=has_header)
-    wanted = list(spec.columns)
     for block, first_line in text_blocks(cast(BinaryIO, buffered), block_bytes, 2 if has_header else 1):
-        frame, lines, rejects = read_lines(block, first_line, layout)
-        yield RawBlock(frame=frame.select(wanted), file=label, lines=lines, rejects=rejects)
+        yield TextBlock(
+            data=block, file=label, first_line=first_line, layout=layout, columns=tuple(spec.columns)
+        )  # fmt: skip
 
 
 def text_layout(data: DataConfig, header: bytes | None) -> Layout:

@@ -101,6 +101,23 @@ class DataSpec:
         """Whether rows carry a day, which is kept in the dataset."""
         return self.day_column is not None or self.timestamp is not None
 
+    @property
+    def number_columns(self) -> frozenset[str]:
+        """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
+        if "" not in self.missing or any(_is_number(word) for word in self.missing):
+            return frozenset()
+        read = {self.label, self.day_column, self.timestamp}
+        read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
+        return frozenset(feature.column for feature in self.dense) - read
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
 
 def data_spec(data: DataConfig) -> DataSpec:
     """The schema that ``data`` describes. Raises ConfigError for settings that contradict each other."""

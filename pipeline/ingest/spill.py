@@ -6,31 +6,23 @@ import errno
 import io
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TypeVar, cast
-
-import polars as pl
+from typing import cast
 
 from pipeline.errors import ArtifactError
 
-T = TypeVar("T")
-
 
 class Spill:
-    """Typed blocks in order, as Arrow IPC one after another in an unbuffered ``file``.
-
-    lz4 takes as long as no compression here (less to write and read back) and a third of the disk.
-    """
+    """Blocks of bytes in order, one after another in an unbuffered ``file``."""
 
     def __init__(self, file: io.FileIO, folder: str) -> None:
         self.file = file
         self.folder = folder
         self.sizes: list[int] = []
 
-    def write(self, frame: pl.DataFrame) -> None:
+    def write(self, block: bytes) -> None:
         """Append a block."""
-        data = frame.write_ipc(None, compression="lz4").getbuffer()
+        data = memoryview(block)
         try:
             written = 0
             while written < data.nbytes:
@@ -44,7 +36,7 @@ class Spill:
             ) from None
         self.sizes.append(data.nbytes)
 
-    def read(self) -> Iterator[pl.DataFrame]:
+    def read(self) -> Iterator[bytearray]:
         """Every block in order."""
         self.file.seek(0)
         for size in self.sizes:
@@ -52,7 +44,7 @@ class Spill:
             filled = 0
             while filled < size:
                 filled += self.file.readinto(memoryview(data)[filled:])
-            yield pl.read_ipc(io.BytesIO(data))
+            yield data
 
 
 @contextmanager
@@ -60,13 +52,3 @@ def temporary_spill() -> Iterator[Spill]:
     """A spill in a temporary file without a name: gone afterwards, even if the process is killed."""
     with tempfile.TemporaryFile(buffering=0) as file:
         yield Spill(cast(io.FileIO, file), tempfile.gettempdir())
-
-
-def prefetched(items: Iterator[T]) -> Iterator[T]:
-    """``items``, the next one always being made in a background thread."""
-    done = object()
-    with ThreadPoolExecutor(1) as executor:
-        ahead = executor.submit(next, items, done)
-        while (item := ahead.result()) is not done:
-            ahead = executor.submit(next, items, done)
-            yield item  # type: ignore[misc]

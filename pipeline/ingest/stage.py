@@ -7,12 +7,11 @@ independent of order, so the dataset's bytes depend on the logs and the configur
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import date
 from typing import Any
 
-import numpy as np
 import polars as pl
 
 from pipeline.artifacts import Draft, Store
@@ -20,16 +19,16 @@ from pipeline.config import Config, DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.accept import check_day, held
+from pipeline.ingest.blocks import CountJob, TransformJob
+from pipeline.ingest.engines import Engine, engine_of
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, Quarantine, write_frame
-from pipeline.ingest.parse import DayRule, parse
+from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
-from pipeline.ingest.sources import RawBlock, answering, file_blocks, find_files, missing_data
+from pipeline.ingest.sources import FrameSource, Source, answering, file_sources, find_files, missing_data
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
-from pipeline.ingest.spill import Spill, prefetched, temporary_spill
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
-from pipeline.ingest.transform import transform
 
 QUALITY = "quality.json"
 Progress = Callable[[str], None]
@@ -108,17 +107,18 @@ class _Run:
         first = days.day_number(self.days[0]) if self.days else 0
         shown = f"{day}: " if len(self.days) > 1 else ""
         quarantined = self.quarantine.rows
-        with temporary_spill() as spill:
+        with engine_of(self.config.ingest) as engine:
             fit = Fit(self.spec, self._is_test(day))
-            self._first_pass(fit, day, spill, _Meter(self.progress, f"{shown}pass 1 of 2"))
+            self._first_pass(engine, fit, day, _Meter(self.progress, f"{shown}pass 1 of 2"))
             check_day(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
             if not fit.test:
+                self._look_again(engine, fit)
                 how = Fitting(
                     day=number, first_day=first, seed=self.config.seed,
-                    sample=lambda: (frame.filter(~fit.test_mask(frame)) for frame in spill.read()),
+                    sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
                 self.state = fitted_state(self.spec, fit.train, self.state, how)
-            self._second_pass(fit, spill, _Meter(self.progress, f"{shown}pass 2 of 2"))
+            self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2"))
         if self.total is None:
             self.total = fit
         else:
@@ -129,54 +129,48 @@ class _Run:
         split = self.config.data.split
         return None if day is None or split.by != "day" else day in self.days[-split.test_days :]
 
-    def _first_pass(self, fit: Fit, day: date | None, spill: Spill, meter: _Meter) -> None:
-        rule = day_rule(self.config.data, day)
-        for block in prefetched(self._blocks(day)):
-            parsed = parse(block.frame, block.lines, self.spec, rule)
-            rejects = sorted([*block.rejects, *parsed.rejects], key=lambda reject: reject.line)
-            self.quarantine.add(block.file, rejects)
-            if parsed.frame.height:
-                typed = fit.add(parsed.frame)
-                if self.alone.rows < LEAK_ROWS:
-                    self.alone.add(typed.filter(~typed["test"]) if "test" in typed.columns else typed)
-                spill.write(typed.select(name for name in typed.columns if not name.startswith("id:")))
-            for other, rows in parsed.other_days.items():
+    def _first_pass(self, engine: Engine, fit: Fit, day: date | None, meter: _Meter) -> None:
+        job = CountJob(self.spec, day_rule(self.config.data, day), fit.test)
+        for counted in engine.count(self._sources(day), job):
+            self.quarantine.add(counted.file, counted.rejects)
+            fit.merge(counted.fit)
+            for other, rows in counted.other_days.items():
                 self.late.setdefault(other, []).append(rows)
-            self.dropped += parsed.dropped
-            self.bytes += block.bytes
-            meter.add(block.frame.height + len(block.rejects))
+            self.dropped += counted.dropped
+            self.bytes += counted.bytes
+            meter.add(counted.rows)
 
-    def _blocks(self, day: date | None) -> Iterator[RawBlock]:
-        """The log's blocks, of ``day`` where its files can be told; their bytes on disk are counted."""
+    def _look_again(self, engine: Engine, fit: Fit) -> None:
+        """Count the first train rows for ids that give the label away."""
+        for rows in engine.train_rows(fit.first_test_day):
+            if self.alone.rows >= LEAK_ROWS:
+                return
+            self.alone.add(rows)
+
+    def _sources(self, day: date | None) -> list[Source]:
+        """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
         data = self.config.data
         if data.format == "synthetic":
             require_columns(self.spec, [*synthetic.COLUMNS, "day"], "the synthetic log", header=False)
-            yield from synthetic.blocks(self.config, day)
-            return
+            return [synthetic.SyntheticSource(self.config, day)]
         files = find_files(days.path_of(data, day))
         self.bytes += files.bytes
-        yield from file_blocks(self.config, self.spec, files)
+        sources: list[Source] = [*file_sources(self.config, self.spec, files)]
         if day is not None:
             for artifact, name in days.late_files(self.config, self.draft.store, day):
                 with self.draft.store.open(f"{artifact.path}/{name}") as source:
                     rows = pl.read_parquet(source.read()).select(list(self.spec.columns))
-                label = f"late rows in {artifact.path}"
-                yield RawBlock(frame=rows, file=label, lines=np.arange(1, rows.height + 1))
+                sources.append(FrameSource(rows, f"late rows in {artifact.path}"))
+        return sources
 
-    def _second_pass(self, fit: Fit, spill: Spill, meter: _Meter) -> None:
+    def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
         if self.state is None:
             raise DataError("the first day is a test day, and no day before it was fitted", hint="a longer data.day")
-        state = self.state
-
-        def transformed() -> Iterator[tuple[pl.DataFrame, pl.Series]]:
-            for frame in spill.read():
-                yield transform(frame, self.spec, state), fit.test_mask(frame)
-
-        for rows, is_test in prefetched(transformed()):
-            self.writers["train"].add(rows.filter(~is_test))
-            self.writers["test"].add(rows.filter(is_test))
-            meter.add(rows.height)
+        for train, test in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
+            self.writers["train"].add(train)
+            self.writers["test"].add(test)
+            meter.add(train.height + test.height)
 
     def finish(self) -> dict[str, Any]:
         """Write everything but the rows; returns the summary without the rate."""

@@ -309,6 +309,18 @@ def blocks(config: Config, day: date | None = None) -> Iterator[RawBlock]:
         yield _block(held, line)
 
 
+@dataclass(frozen=True)
+class SyntheticSource:
+    """The synthetic log (of ``day``) as a source of blocks."""
+
+    config: Config
+    day: date | None
+
+    def blocks(self) -> Iterator[RawBlock]:
+        """The log in the order in which it is drawn."""
+        yield from blocks(self.config, self.day)
+
+
 def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
     frame = pl.concat(held)
     lengths = frame.select(pl.col(COLUMNS).str.len_bytes().sum()).row(0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import polars as pl
@@ -15,6 +17,7 @@ from pipeline.contracts import (
     UNSEEN_ROW,
     weight_column,
 )
+from pipeline.ingest.coded import Coded
 from pipeline.ingest.fit import flat_hashes, hash_rows_of, prepared, second_rows_of
 from pipeline.ingest.ids import as_lists, of_bits
 from pipeline.ingest.mapping import Mapping
@@ -60,8 +63,13 @@ class State:
     sparse: dict[str, SparseTransform]
 
 
-def transform(frame: pl.DataFrame, spec: DataSpec, state: State) -> pl.DataFrame:
-    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day."""
+def transform(
+    frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping_[str, Coded] = MappingProxyType({})
+) -> pl.DataFrame:
+    """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day.
+
+    ``coded``: the ids of some features, which ``frame`` then need not hold.
+    """
     plain = [f for f in spec.dense if state.dense[f.name].bounds is None]
     found = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
     columns = [frame[LABEL]]
@@ -69,7 +77,10 @@ def transform(frame: pl.DataFrame, spec: DataSpec, state: State) -> pl.DataFrame
         bounds = state.dense[feature.name].bounds
         columns.append(found[feature.name] if bounds is None else _percentile(frame, feature, bounds))
     for sparse in spec.sparse:
-        columns += _sparse(frame, sparse, state.sparse[sparse.name])
+        fitted = state.sparse[sparse.name]
+        columns += (
+            _coded(coded[sparse.name], sparse, fitted) if sparse.name in coded else _sparse(frame, sparse, fitted)
+        )
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
     return pl.DataFrame(columns)
 
@@ -83,6 +94,15 @@ def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> 
     values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
     shares = bin_of(values, bounds) / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
     return pl.Series(feature.name, np.where(np.isnan(values), 0.0, shares).astype(np.float32))
+
+
+def _coded(ids: Coded, feature: SparseSpec, fitted: SparseTransform) -> list[pl.Series]:
+    """As ``_sparse``: every id is looked up once, however many rows have it."""
+    if fitted.kind == "double_hash":
+        hashes = ids.series()
+        return [_pairs(hashes, _rows(hashes, fitted), fitted).alias(feature.name)]
+    rows = np.append(_rows(pl.Series(ids.hashes), fitted).to_numpy(), np.int32(MISSING_ROW))
+    return [pl.Series(feature.name, rows[ids.codes])]
 
 
 def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -> list[pl.Series]:

@@ -8,9 +8,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.spec import DataSpec
-from pipeline.ingest.text import Reject
-
-FLOAT32_MAX = 3.4028234663852886e38
+from pipeline.ingest.text import FLOAT32_MAX, Reject
 
 
 class Rejected:
@@ -75,3 +73,16 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
         lambda i: f"{column} is {shown(text[i])}, expected a finite number", column,
     )  # fmt: skip
     return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
+
+
+def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
+    """Columns that are what ``number_of`` makes of them: finite Float64 or null, and nothing but numbers."""
+    names = [name for name in sorted(spec.number_columns) if raw[name].dtype == pl.Float64]
+    if not names:
+        return set()
+    bounds = raw.select(pl.col(names).abs().max()).row(0)
+    finite = raw.select(pl.col(names).is_finite().all()).row(0)
+    return {
+        name for name, bound, good in zip(names, bounds, finite, strict=True)
+        if good and (bound is None or bound <= FLOAT32_MAX)
+    }  # fmt: skip

@@ -63,8 +63,8 @@ def test_the_hash_split_takes_its_share():
 
 def test_vocabulary_counts_merge():
     left, right = VocabCounts(), VocabCounts()
-    left.add(pl.Series([1, 2, 2], dtype=pl.UInt64), pl.Series(["a", "b", "b"]))
-    right.add(pl.Series([2, 3], dtype=pl.UInt64), pl.Series(["b", "c"]))
+    left.add(np.array([1, 2]), pl.Series(["a", "b"]), np.array([1, 2]))
+    right.add(np.array([2, 3]), pl.Series(["b", "c"]), np.array([1, 1]))
     left.merge(right)
     assert sorted(left.table().rows()) == [(1, "a", 1), (2, "b", 3), (3, "c", 1)]
 
@@ -75,7 +75,7 @@ def test_the_sketch_counts_distinct_ids(distinct):
     counts = HashedCounts(1000)
     for part in (hashes, hashes[: distinct // 2]):
         other = HashedCounts(1000)
-        other.add(part, part)
+        other.add(part.to_numpy(), part, np.ones(len(part), np.int64))
         counts.merge(other)
     assert counts.counts.sum() == distinct + distinct // 2
     assert counts.distinct == pytest.approx(distinct, rel=0 if distinct < SKETCH else 0.06)

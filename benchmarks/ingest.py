@@ -1,0 +1,131 @@
+"""``make bench-ingest``: rows per second of ingestion against a plain Polars script and per-column NumPy.
+
+All read the same generated Criteo TSV (13 counts, 26 ids of 8 hex digits, Zipf popularity), turn by turn, each in a
+process of its own; ``ratio`` is against the plain Polars script, the median over rounds. NumPy gets the first part
+of the log (a tenth of the rows by default): its time grows with the rows at best. Then the same on ``--times`` times
+the rows: whether time grows with the rows and memory does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common import finish
+from benchmarks.ingest_rivals import per_column_numpy, plain_polars
+from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.config import Config, DataConfig, HardwareConfig, SyntheticConfig
+
+Work = Callable[[str, int, int], int]  # (folder, min count, most rows of a table) -> rows
+
+RIVALS = {"plain_polars": plain_polars, "per_column_numpy": per_column_numpy}
+CONTENDERS = ("nightjar", *RIVALS)
+MIN_COUNT, MOST_ROWS = 2, 100_000
+IDS = 200_000  # of the largest feature
+
+
+def main() -> None:
+    """Run the benchmark and print its JSON line; with a contender's name: that one alone, as a child does."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rows", type=int, default=2_000_000)
+    options.add_argument("--times", type=int, default=4, help="rows of the second log, in multiples of the first's")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
+    options.add_argument("--log", help=argparse.SUPPRESS)
+    given = options.parse_args()
+    if given.one:
+        _child(given.one, given.log)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        small, large, part = (f"{folder}/{name}.tsv" for name in ("small", "large", "part"))
+        print(f"generating {given.rows:,} and {given.rows * given.times:,} rows ...", flush=True)
+        _generate(small, given.rows)
+        _generate(large, given.rows * given.times)
+        _generate(part, max(given.rows // 10, 1))
+        found = _rounds(small, part, given.rounds)
+        big = _run("nightjar", large)
+    _report(found, big, given.times)
+
+
+def _generate(path: str, rows: int) -> None:
+    from pipeline.ingest.synthetic import write_tsv
+
+    synthetic = SyntheticConfig(rows=rows, ids_per_feature=IDS)
+    data = DataConfig(name="bench", format="synthetic", synthetic=synthetic)
+    write_tsv(Config(data=data, hardware=HardwareConfig(name="bench")), path)
+
+
+def _rounds(small: str, part: str, rounds: int) -> dict[str, list[dict[str, float]]]:
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    for number in range(rounds):
+        for name in ("plain_polars", "nightjar", *(("per_column_numpy",) if not number else ())):
+            found[name].append(_run(name, part if name == "per_column_numpy" else small))
+    return found
+
+
+def _run(name: str, log: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.ingest", "--one", name, "--log", log]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name}: {found['rows']:,} rows, {found['rows_per_s']:,.0f} rows/s, peak {found['peak'] / 2**20:,.0f} MiB")
+    return found
+
+
+def _child(name: str, log: str) -> None:
+    work = _nightjar(log) if name == "nightjar" else partial(RIVALS[name], log)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        rows = work(folder, MIN_COUNT, MOST_ROWS)
+        seconds = time.perf_counter() - began
+    print(json.dumps({"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds, "peak": _peak()}))
+
+
+def _nightjar(log: str) -> Work:
+    """Ingestion of ``log`` as the command runs it, ready to start: imports and the configuration are not timed."""
+    from pipeline.ingest import ingest
+
+    def work(out: str, min_count: int, most_rows: int) -> int:
+        with Store(out).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
+            summary = ingest(config, draft, lambda _: None)
+            draft.commit(summary)
+        return int(summary["rows"])
+
+    defaults = f"data.sparse_defaults.min_count={MIN_COUNT}", f"data.sparse_defaults.rows={MOST_ROWS}"
+    config = compose(["data=criteo", f"data.path={log}", *defaults])
+    return work
+
+
+def _peak() -> int:
+    """Bytes: the largest resident set of this process since it was started."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _report(found: dict[str, list[dict[str, float]]], big: dict[str, float], times: int) -> None:
+    ours, plain, numpy = found["nightjar"], found["plain_polars"], found["per_column_numpy"]
+    ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(ours, plain, strict=True))
+    rows_per_s = statistics.median(one["rows_per_s"] for one in ours)
+    peak = max(one["peak"] for one in ours)
+    finish(
+        "ingest", ratio, rows=int(ours[0]["rows"]), rows_per_s=rows_per_s,
+        plain_polars_rows_per_s=statistics.median(one["rows_per_s"] for one in plain),
+        numpy_rows_per_s=numpy[0]["rows_per_s"], ratio_numpy=rows_per_s / numpy[0]["rows_per_s"], peak_bytes=peak,
+        plain_polars_peak_bytes=max(one["peak"] for one in plain), times=times,
+        time_growth=big["seconds"] / statistics.median(one["seconds"] for one in ours) / times,
+        peak_growth=big["peak"] / peak, peak_bytes_large=big["peak"],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

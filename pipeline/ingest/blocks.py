@@ -1,0 +1,130 @@
+"""What becomes of one block: counted in pass 1, transformed in pass 2. Functions of the block and of what a job says.
+
+They are all that an engine (``engines``) runs: on which thread, process or host is nothing to them, and what they
+return merges to the same dataset however the log was cut into blocks.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.coded import Coded, without_hashes
+from pipeline.ingest.fit import Fit, coded_ids
+from pipeline.ingest.parse import DayRule, parse
+from pipeline.ingest.sources import Block
+from pipeline.ingest.spec import DAY, DataSpec
+from pipeline.ingest.text import Reject
+from pipeline.ingest.transform import State, transform
+
+CODE = "code:"  # prefix of the columns that hold codes
+TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
+
+
+@dataclass(frozen=True)
+class CountJob:
+    """Pass 1: the schema, the day that is wanted, and whether all rows are test rows or none (None: by row)."""
+
+    spec: DataSpec
+    rule: DayRule | None = None
+    test: bool | None = None
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What pass 1 found in a block of ``rows`` rows, rejects included: counts, rejects, rows of other days.
+
+    ``bytes``: as text (synthetic logs only). ``kept``: rows in the typed frame.
+    """
+
+    file: str
+    rows: int
+    bytes: int
+    rejects: list[Reject]
+    fit: Fit
+    kept: int
+    other_days: dict[int, pl.DataFrame] = field(default_factory=dict)
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class TransformJob:
+    """Pass 2: the fitted state, and the first test day where the split is by row's day."""
+
+    spec: DataSpec
+    state: State
+    first_test_day: int
+
+
+def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
+    """Pass 1 of a block: (what is merged, its typed rows for pass 2 as ``packed``; b"" where there are none)."""
+    raw = block.read()
+    parsed = parse(raw.frame, raw.lines, job.spec, job.rule)
+    fit, typed = Fit(job.spec, job.test), b""
+    if parsed.frame.height:
+        coded = coded_ids(parsed.frame, job.spec)
+        test = fit.add(parsed.frame, coded)
+        rows = without_hashes(parsed.frame, coded)
+        typed = packed(rows if test is None else rows.with_columns(test.alias(TEST)), coded)
+    counted = Counted(
+        file=raw.file, rows=raw.frame.height + len(raw.rejects), bytes=raw.bytes,
+        rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
+        fit=fit, kept=parsed.frame.height, other_days=parsed.other_days, dropped=parsed.dropped,
+    )  # fmt: skip
+    return counted, typed
+
+
+def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Pass 2 of a block: its train rows and its test rows as the dataset holds them."""
+    frame, coded = unpacked(typed)
+    rows = transform(frame, job.spec, job.state, coded)
+    test = _is_test(frame, job.first_test_day)
+    return rows.filter(~test), rows.filter(test)
+
+
+def train_rows(typed: bytes | bytearray, first_test_day: int) -> pl.DataFrame:
+    """The typed train rows of a block, every feature's hashes in them."""
+    frame, coded = unpacked(typed)
+    hashes = [ids.series().alias(f"hash:{name}") for name, ids in coded.items()]
+    return frame.with_columns(hashes).filter(~_is_test(frame, first_test_day))
+
+
+def _is_test(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
+    return frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
+
+
+def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
+    """Typed rows as two Arrow IPC files, one after the other, behind the length of the first (8 bytes).
+
+    The second holds the distinct hashes. Written as they are: numbers that allow it as Float32, codes as UInt16. That
+    takes about the room that compression would leave, and a fraction of its time.
+    """
+    codes = [pl.Series(CODE + name, _narrow(ids.codes)) for name, ids in coded.items()]
+    rows = _narrow_numbers(frame).with_columns(codes).write_ipc(None, compression="uncompressed").getbuffer()
+    hashes = pl.DataFrame([pl.Series(name, [pl.Series(ids.hashes)]) for name, ids in coded.items()])
+    second = hashes.write_ipc(None, compression="uncompressed").getbuffer()
+    return b"".join([len(rows).to_bytes(8, "little"), rows, second])
+
+
+def _narrow(codes: np.ndarray) -> np.ndarray:
+    return codes.astype(np.uint16) if len(codes) <= 1 << 16 or codes.max() < 1 << 16 else codes
+
+
+def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
+    names = [name for name in frame.columns if frame[name].dtype == pl.Float64]
+    narrow = frame.select(pl.col(names).cast(pl.Float32))
+    same = frame.select((pl.col(name) == narrow[name].cast(pl.Float64)).all().alias(name) for name in names)
+    return frame.with_columns(narrow.select(name for name in names if same[name][0]))
+
+
+def unpacked(data: bytes | bytearray) -> tuple[pl.DataFrame, dict[str, Coded]]:
+    """What ``packed`` made ``data`` of."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    view = memoryview(data)
+    frame, hashes = pl.read_ipc(io.BytesIO(view[8:end])), pl.read_ipc(io.BytesIO(view[end:]))
+    frame = frame.with_columns(pl.col("^dense:.*$").cast(pl.Float64))
+    coded = {name: Coded(hashes[name][0].to_numpy(), frame[CODE + name].to_numpy()) for name in hashes.columns}
+    return frame, coded

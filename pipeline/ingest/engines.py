@@ -1,0 +1,88 @@
+"""Who runs the two passes over the blocks of a log: threads of this process (``local``), or Ray Data (``ray``).
+
+An engine counts every block of its sources, keeps their typed rows, and transforms those once the log is fitted.
+Results come in the order of the blocks, whoever finishes first, so a dataset's bytes are the same out of both.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack
+from typing import Protocol, TypeVar
+
+import polars as pl
+
+from pipeline.config import IngestConfig
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
+from pipeline.ingest.sources import Source
+from pipeline.ingest.spill import temporary_spill
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Engine(AbstractContextManager["Engine"], Protocol):
+    """One log, or one day of it: ``count`` once, then ``transform``. What is kept in between is gone after ``with``."""
+
+    def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
+        """Pass 1 over every block of ``sources``."""
+
+    def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Pass 2: the train and the test rows of every block that has any."""
+
+    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
+        """The typed train rows of every block, for what has to look at them again before pass 2."""
+
+
+def engine_of(config: IngestConfig) -> Engine:
+    """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
+    return LocalEngine()
+
+
+class LocalEngine(ExitStack):
+    """Threads of this process: Polars, NumPy and Arrow work without the interpreter's lock.
+
+    Polars splits a block's work among all cores itself. A thread for every other core fills what that leaves idle;
+    with one for each they wait for one another's turn in Polars' pool.
+    """
+
+    def __init__(self, workers: int | None = None) -> None:
+        super().__init__()
+        self.workers = workers or max(len(os.sched_getaffinity(0)) // 2, 1)
+        self.spill = self.enter_context(temporary_spill())
+
+    def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
+        """Pass 1 over every block of ``sources``; typed rows go to a temporary file."""
+        blocks = (block for source in sources for block in source.blocks())
+        for counted, typed in in_order(lambda block: count(block, job), blocks, self.workers):
+            if typed:
+                self.spill.write(typed)
+            yield counted
+
+    def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Pass 2: the train and the test rows of every block that has any."""
+        return in_order(lambda typed: transformed(typed, job), self.spill.read(), self.workers)
+
+    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
+        """The typed train rows of every block."""
+        return (train_rows(typed, first_test_day) for typed in self.spill.read())
+
+
+def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Iterator[B]:
+    """``work`` of each item in the order of the items, by ``workers`` threads, no more than that many items ahead."""
+    with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
+        ahead: deque[Future[B]] = deque()
+        try:
+            for item in items:
+                ahead.append(pool.submit(work, item))
+                del item
+                if len(ahead) > workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
