@@ -16,7 +16,7 @@ from pipeline.config import DenseFeature
 from pipeline.contracts import Tower, TowerModuleSpec, Towers
 from pipeline.errors import ArtifactError
 from pipeline.publishing.program import PROGRAM, read_program, write_program
-from pipeline.publishing.served import SERVING, ServedModel
+from pipeline.publishing.served import SERVING, ServedModel, local_version
 from tests.checkpoint import built
 from tests.publishing import made
 
@@ -134,6 +134,15 @@ def test_nothing_of_a_version_is_pickled(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     with zipfile.ZipFile(store.full(f"{made.write_version(store, '8')}/{PROGRAM}")) as archive:
         assert not [entry.filename for entry in archive.infolist() if entry.file_size and ".pt" in entry.filename]
+
+
+def test_a_version_in_an_object_store_is_fetched_for_the_while(tmp_path: Path) -> None:
+    store = Store("memory://versions")
+    path = made.write_version(store, "fp32")
+    dense, ids = made.rows(20)
+    with local_version(store, path) as folder:
+        assert (ServedModel(folder, 1000).score(dense, ids) == expected(dense, ids)).all()
+    assert not folder.exists()
 
 
 def test_a_description_of_another_format_is_refused(tmp_path: Path) -> None:
