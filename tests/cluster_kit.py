@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     from pipeline.schedule.manifests import access, accounts
     from tests.launch.cluster_cases import config_for
 
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a test run that is told to end leaves no cluster behind
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     home = tmp_path_factory.mktemp("k8s")
     programs = f"{Path(sys.executable).parent}:/usr/bin:/bin"
     with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as running:
