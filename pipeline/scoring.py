@@ -23,7 +23,7 @@ from pipeline.config import Config, DataConfig
 from pipeline.contracts import LABEL, weight_column
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest.parse import parse
-from pipeline.ingest.sources import RawBlock, file_blocks, find_files
+from pipeline.ingest.sources import RawBlock, file_sources, find_files
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.transform import State, transform
@@ -64,7 +64,8 @@ def score_file(
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * _MIB))
-        for block in file_blocks(config, spec, find_files(path)):
+        sources = file_sources(config, spec, find_files(path))
+        for block in (block.read() for source in sources for block in source.blocks()):
             labels, logits, lines, why = _score(block, spec, state, served, labelled)
             rejected += why
             rows += len(lines)
