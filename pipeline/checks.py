@@ -35,6 +35,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.final_quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
     "checkpoint.state": ("fp32", "bf16"),
     "checkpoint.when_busy": ("wait", "skip"),
+    "ingest.engine": ("local", "ray"),
     "ingest.compression": ("zstd", "lz4", "snappy"),
     "launch.name": ("local",),
 }

@@ -6,11 +6,12 @@ import csv
 import gzip
 import io
 import lzma
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import BinaryIO, Protocol, cast
+from typing import BinaryIO, Protocol, Self, cast
 
 import fsspec
 import numpy as np
@@ -28,6 +29,10 @@ from pipeline.ingest.text import Layout, Reject, read_lines, text_blocks
 
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
+PART_BLOCKS = 4  # blocks of a part that another process reads
+COMPRESSED = (".gz", ".zst", ".zstd")
+_SEEN = 1 << 20  # bytes in which a line must end where parts meet
+_LINE_END = re.compile(rb"[^\r\n]\r*\n")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,9 +147,39 @@ class Source(Protocol):
     def blocks(self) -> Iterator[Block]:
         """The rows in order, in blocks of about ``ingest.block_mib``."""
 
+    def parts(self) -> Sequence[Part]:
+        """The source in parts that can be read by themselves."""
+
+
+class Part(Protocol):
+    """What one process reads. ``is_later``: its file has a part before it, and it numbers its lines from 1.
+
+    ``lines_before``: lines of its file that are no rows, before the first one.
+    """
+
+    @property
+    def is_later(self) -> bool: ...
+
+    @property
+    def lines_before(self) -> int: ...
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows in order, in blocks of about ``ingest.block_mib``."""
+
+
+class WholePart:
+    """A source that is its only part."""
+
+    is_later: bool = False
+    lines_before: int = 0
+
+    def parts(self) -> list[Self]:
+        """Itself."""
+        return [self]
+
 
 @dataclass(frozen=True)
-class FrameSource:
+class FrameSource(WholePart):
     """Raw rows that are there already."""
 
     rows: pl.DataFrame
@@ -165,15 +200,43 @@ class FileSource:
     data: DataConfig
     spec: DataSpec
     block_bytes: int
+    start: int = 0
+    stop: int | None = None
+
+    @property
+    def is_later(self) -> bool:
+        """Whether another part comes before it."""
+        return self.start > 0
+
+    @property
+    def lines_before(self) -> int:
+        """The header, where there is one."""
+        return int(self.data.format == "csv" and self.data.header)
+
+    def parts(self) -> list[FileSource]:
+        """Ranges of lines of a few blocks each, found by a look at where they meet; the file, if it is not plain text.
+
+        A range ends with a line that is not blank, so only the file's own end can have blank lines that are no rows.
+        """
+        if self.data.format == "parquet" or self.path.endswith(COMPRESSED):
+            return [self]
+        size = PART_BLOCKS * self.block_bytes
+        cuts = [0]
+        with readable(self.label), self.fs.open(self.path, "rb") as source:
+            for at in range(size, self.fs.size(self.path), size):
+                source.seek(max(at, cuts[-1]))
+                if found := _LINE_END.search(source.read(_SEEN)):
+                    cuts.append(max(at, cuts[-1]) + found.end())
+        return [replace(self, start=start, stop=stop) for start, stop in zip(cuts, [*cuts[1:], None], strict=True)]
 
     def blocks(self) -> Iterator[Block]:
-        """The file's rows in blocks of about ``block_bytes`` of uncompressed data; DataError where it is damaged."""
+        """The rows in blocks of about ``block_bytes`` of uncompressed data; DataError where the file is damaged."""
         with readable(self.label), self.fs.open(self.path, "rb") as source:
             if self.data.format == "parquet":
                 yield from _parquet_blocks(source, self.label, self.spec, self.block_bytes)
             else:
                 with decompressed(source, self.path) as stream:
-                    yield from _text_file_blocks(stream, self.label, self.data, self.spec, self.block_bytes)
+                    yield from _text_file_blocks(stream, self)
 
 
 def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSource]:
@@ -212,9 +275,8 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
         yield source
 
 
-def _text_file_blocks(
-    stream: BinaryIO, label: str, data: DataConfig, spec: DataSpec, block_bytes: int
-) -> Iterator[Block]:
+def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
+    label, data, spec = file.label, file.data, file.spec
     buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
     start = buffered.peek(4)[:4]
     if start == b"PAR1":
@@ -226,10 +288,27 @@ def _text_file_blocks(
     if has_header and not any(layout.names) and not buffered.peek(1 << 20).strip():
         return
     require_columns(spec, layout.names, label, header=has_header)
-    for block, first_line in text_blocks(cast(BinaryIO, buffered), block_bytes, 2 if has_header else 1):
-        yield TextBlock(
-            data=block, file=label, first_line=first_line, layout=layout, columns=tuple(spec.columns)
-        )  # fmt: skip
+    rest, first_line = cast(BinaryIO, buffered), 2 if has_header else 1
+    if file.is_later:
+        buffered.seek(file.start)
+        first_line = 1
+    if file.stop is not None:
+        rest = cast(BinaryIO, _Limited(cast(BinaryIO, buffered), file.stop - buffered.tell()))
+    for block, line in text_blocks(rest, file.block_bytes, first_line):
+        yield TextBlock(data=block, file=label, first_line=line, layout=layout, columns=tuple(spec.columns))
+
+
+class _Limited:
+    """The next ``left`` bytes of ``stream``."""
+
+    def __init__(self, stream: BinaryIO, left: int) -> None:
+        self.stream, self.left = stream, left
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes; none at the end."""
+        data = self.stream.read(max(min(size, self.left), 0))
+        self.left -= len(data)
+        return data
 
 
 def text_layout(data: DataConfig, header: bytes | None) -> Layout:
