@@ -46,7 +46,8 @@ def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
     if isinstance(counts, BinCounts):
         bounds = counts.sketch.bounds(BINS)
         return {
-            "missing": missing, "distinct": int((counts.sketch.counts > 0).sum()), "bounds": bounds.tolist(),
+            "mapping": "bins", "missing": missing, "distinct": int((counts.sketch.counts > 0).sum()),
+            "bounds": bounds.tolist(),
             "shares": counts.sketch.shares(bounds).tolist(),
         }  # fmt: skip
     if isinstance(counts, HashedCounts):
@@ -58,7 +59,10 @@ def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
         top = table.top_k(TOP, by=["count", "hash"]).sort(["count", "hash"], descending=True)
         distinct, keys = table.height, top["hash"].to_numpy()
         shares = top["count"].to_numpy() / max(int(table["count"].sum()), 1)
-    return {"missing": missing, "distinct": distinct, "keys": keys.tolist(), "shares": shares.tolist()}
+    mapping = f"{feature.mapping} of {feature.rows}" if isinstance(counts, HashedCounts) else "ids"
+    return {
+        "mapping": mapping, "missing": missing, "distinct": distinct, "keys": keys.tolist(), "shares": shares.tolist()
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]
     found = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
     for name, current in now["features"].items():
         then = before["features"].get(name)
-        if then is None or ("bounds" in then) != ("bounds" in current):
+        if then is None or then.get("mapping") != current.get("mapping"):
             continue
         missing, distinct = (then["missing"], current["missing"]), (then["distinct"], current["distinct"])
         found.append(Drift(name, "missing_share", *missing, abs(missing[1] - missing[0])))

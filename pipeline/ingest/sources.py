@@ -119,6 +119,7 @@ def find_files(path: str) -> Files:
         fs, root = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:
         raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
+    fs.invalidate_cache()  # a listing from before the day was delivered
     if fsspec.core.has_magic(root):
         paths = [name for name in fs.glob(root) if not fs.isdir(name)]
     elif fs.isdir(root):
