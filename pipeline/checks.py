@@ -40,6 +40,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.state": ("fp32", "bf16"),
     "checkpoint.when_busy": ("wait", "skip"),
     "publish.quantise": ("8", "4", "fp16", "fp32"),
+    "ingest.engine": ("local", "ray"),
     "ingest.compression": ("zstd", "lz4", "snappy"),
     "launch.name": ("local", "kubernetes"),
     "launch.job": ("volcano", "indexed"),

@@ -183,7 +183,8 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
             del data[name]
         for name in CHECKED:
             del data[name]
-        del ingest["block_mib"]  # how much is read at a time does not change the bytes
+        for name in ("block_mib", "engine", "ray"):  # how much is read at a time, and by whom, changes no byte
+            del ingest[name]
         if config.data.format == "synthetic":
             return {"data": data, "ingest": ingest, "seed": config.seed}
         del data["synthetic"]  # real logs depend neither on the generator's settings nor on the seed

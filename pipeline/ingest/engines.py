@@ -39,6 +39,10 @@ class Engine(AbstractContextManager["Engine"], Protocol):
 
 def engine_of(config: IngestConfig) -> Engine:
     """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
+    if config.engine == "ray":
+        from pipeline.ingest.ray_engine import RayEngine
+
+        return RayEngine(config)
     return LocalEngine()
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.contracts import LABEL, RESERVED_ROWS
-from pipeline.ingest.fit import VocabCounts, flat_hashes
+from pipeline.ingest.counts import VocabCounts
+from pipeline.ingest.fit import flat_hashes
 from pipeline.ingest.spec import DataSpec, SparseSpec
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each

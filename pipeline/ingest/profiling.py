@@ -6,7 +6,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.contracts import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
-from pipeline.ingest.fit import BinCounts, Fit, HashedCounts, Partial
+from pipeline.ingest.counts import BinCounts, HashedCounts
+from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.transform import SparseTransform, State
 

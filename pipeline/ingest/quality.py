@@ -14,7 +14,8 @@ import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.contracts import LABEL
-from pipeline.ingest.fit import BinCounts, Fit, HashedCounts, Partial, VocabCounts, flat_hashes
+from pipeline.ingest.counts import BinCounts, HashedCounts, VocabCounts
+from pipeline.ingest.fit import Fit, Partial, flat_hashes
 from pipeline.ingest.sketch import Sketch, auc
 from pipeline.ingest.spec import DataSpec, SparseSpec
 

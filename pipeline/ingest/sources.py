@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
-import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import BinaryIO, Protocol, cast
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol, Self, cast
 
 import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import zstandard
 from fsspec import AbstractFileSystem
 
 from pipeline.artifacts import Store
-from pipeline.config import Config, DataConfig
-from pipeline.errors import ConfigError, DataError, NightjarError, UnreachableError
-from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
-from pipeline.ingest.text import Layout, Reject, read_lines, text_blocks
+from pipeline.config import Config
+from pipeline.errors import DataError, NightjarError, UnreachableError
+from pipeline.ingest.text import Layout, Reject, read_lines
 
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
-BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,9 +138,39 @@ class Source(Protocol):
     def blocks(self) -> Iterator[Block]:
         """The rows in order, in blocks of about ``ingest.block_mib``."""
 
+    def parts(self) -> Sequence[Part]:
+        """The source in parts that can be read by themselves."""
+
+
+class Part(Protocol):
+    """What one process reads. ``is_later``: its file has a part before it, and it numbers its lines from 1.
+
+    ``lines_before``: lines of its file that are no rows, before the first one.
+    """
+
+    @property
+    def is_later(self) -> bool: ...
+
+    @property
+    def lines_before(self) -> int: ...
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows in order, in blocks of about ``ingest.block_mib``."""
+
+
+class WholePart:
+    """A source that is its only part."""
+
+    is_later: bool = False
+    lines_before: int = 0
+
+    def parts(self) -> list[Self]:
+        """Itself."""
+        return [self]
+
 
 @dataclass(frozen=True)
-class FrameSource:
+class FrameSource(WholePart):
     """Raw rows that are there already."""
 
     rows: pl.DataFrame
@@ -154,34 +179,6 @@ class FrameSource:
     def blocks(self) -> Iterator[Block]:
         """All rows at once."""
         yield RawBlock(frame=self.rows, file=self.label, lines=np.arange(1, self.rows.height + 1))
-
-
-@dataclass(frozen=True)
-class FileSource:
-    """One file on any filesystem."""
-
-    fs: AbstractFileSystem
-    path: str
-    label: str
-    data: DataConfig
-    spec: DataSpec
-    block_bytes: int
-
-    def blocks(self) -> Iterator[Block]:
-        """The file's rows in blocks of about ``block_bytes`` of uncompressed data; DataError where it is damaged."""
-        with readable(self.label), self.fs.open(self.path, "rb") as source:
-            if self.data.format == "parquet":
-                yield from _parquet_blocks(source, self.label, self.spec, self.block_bytes)
-            else:
-                with decompressed(source, self.path) as stream:
-                    yield from _text_file_blocks(stream, self.label, self.data, self.spec, self.block_bytes)
-
-
-def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSource]:
-    """Every file of a log, in order."""
-    size = config.ingest.block_mib * BLOCK_UNIT
-    pairs = zip(files.paths, files.labels, strict=True)
-    return [FileSource(files.fs, path, label, config.data, spec, size) for path, label in pairs]
 
 
 @contextmanager
@@ -211,69 +208,6 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
             yield cast(BinaryIO, stream)
     else:
         yield source
-
-
-def _text_file_blocks(
-    stream: BinaryIO, label: str, data: DataConfig, spec: DataSpec, block_bytes: int
-) -> Iterator[Block]:
-    buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
-    start = buffered.peek(4)[:4]
-    if start == b"PAR1":
-        raise DataError(f"{label} is a Parquet file, expected text", hint="data.format=parquet")
-    if start.startswith(b"\xef\xbb\xbf"):
-        buffered.read(3)
-    has_header = data.format == "csv" and data.header
-    layout = replace(text_layout(data, buffered.readline() if has_header else None), numbers=spec.number_columns)
-    if has_header and not any(layout.names) and not buffered.peek(1 << 20).strip():
-        return
-    require_columns(spec, layout.names, label, header=has_header)
-    for block, first_line in text_blocks(cast(BinaryIO, buffered), block_bytes, 2 if has_header else 1):
-        yield TextBlock(
-            data=block, file=label, first_line=first_line, layout=layout, columns=tuple(spec.columns)
-        )  # fmt: skip
-
-
-def text_layout(data: DataConfig, header: bytes | None) -> Layout:
-    """Field layout of a text file; ``header``: its first line, None if the configuration names the columns."""
-    if data.format == "criteo":
-        return Layout(names=tuple(data.columns or CRITEO_COLUMNS), separator="\t", quote=None)
-    separator = "\t" if data.separator == "\\t" else data.separator
-    if len(separator.encode()) != 1:
-        raise ConfigError(
-            f"data.separator is {data.separator!r}, expected one ASCII character",
-            hint="data.separator=',' and data.strip=true, if blanks surround it",
-        )
-    if header is None:
-        if not data.columns:
-            raise ConfigError(
-                "data.header is false and data.columns is empty: the columns have no names",
-                hint="data.columns=[<name of each column, in order>] or data.header=true",
-            )
-        return Layout(names=tuple(data.columns), separator=separator, quote=data.quote)
-    text = header.decode(errors="replace").rstrip("\r\n")
-    if data.quote:
-        try:
-            names = next(csv.reader([text], delimiter=separator, quotechar=data.quote), [""])
-        except csv.Error as error:
-            raise DataError(
-                f"the first line is no header of a text file: {error}; it begins with {text[:40]!r}",
-                hint="data.path=<a text file>, or data.format and data.header that describe this one",
-            ) from None
-    else:
-        names = text.split(separator)
-    return Layout(names=tuple(name.strip() for name in names), separator=separator, quote=data.quote)
-
-
-def _parquet_blocks(source: BinaryIO, label: str, spec: DataSpec, block_bytes: int) -> Iterator[RawBlock]:
-    file = pq.ParquetFile(source)
-    require_columns(spec, file.schema_arrow.names, label, header=False)
-    size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
-    rows = max(1024, block_bytes * file.metadata.num_rows // max(1, size))
-    line = 1
-    for batch in file.iter_batches(batch_size=rows, columns=list(spec.columns)):
-        frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
-        yield RawBlock(frame=frame, file=label, lines=np.arange(line, line + frame.height))
-        line += frame.height
 
 
 def counted_lines(stream: BinaryIO, enough: int) -> int:

@@ -21,12 +21,13 @@ from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
+from pipeline.ingest.files import file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, Quarantine, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
-from pipeline.ingest.sources import FrameSource, Source, answering, file_sources, find_files, missing_data
+from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
 

@@ -18,7 +18,8 @@ from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import SplitConfig
 from pipeline.contracts import RESERVED_ROWS, DatasetSchema, SparseColumn
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.ingest.fit import BinCounts, Partial, VocabCounts
+from pipeline.ingest.counts import BinCounts, VocabCounts
+from pipeline.ingest.fit import Partial
 from pipeline.ingest.learned import Probe, Sharing, probe, shared_rows
 from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
 from pipeline.ingest.moments import LOG_QUANTUM

@@ -21,7 +21,7 @@ import polars as pl
 from pipeline.config import Config, SyntheticConfig
 from pipeline.contracts import TRUE_PROBABILITY
 from pipeline.errors import ConfigError
-from pipeline.ingest.sources import RawBlock
+from pipeline.ingest.sources import RawBlock, WholePart
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY
 
 VERSION = "synthetic-1"
@@ -310,7 +310,7 @@ def blocks(config: Config, day: date | None = None) -> Iterator[RawBlock]:
 
 
 @dataclass(frozen=True)
-class SyntheticSource:
+class SyntheticSource(WholePart):
     """The synthetic log (of ``day``) as a source of blocks."""
 
     config: Config

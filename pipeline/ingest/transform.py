@@ -18,7 +18,8 @@ from pipeline.contracts import (
     weight_column,
 )
 from pipeline.ingest.coded import Coded
-from pipeline.ingest.fit import flat_hashes, hash_rows_of, prepared, second_rows_of
+from pipeline.ingest.counts import hash_rows_of, second_rows_of
+from pipeline.ingest.fit import flat_hashes, prepared
 from pipeline.ingest.ids import as_lists, of_bits
 from pipeline.ingest.mapping import Mapping
 from pipeline.ingest.sketch import bin_of

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import SparseFeature
-from pipeline.ingest.fit import SKETCH, HashedCounts, VocabCounts, hash_split
+from pipeline.ingest.counts import SKETCH, HashedCounts, VocabCounts
+from pipeline.ingest.fit import hash_split
 from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.moments import Moments, exact_sum, measure
 from pipeline.ingest.profiling import access_histogram

@@ -203,7 +203,7 @@ def test_the_same_log_gives_the_same_bytes_whatever_the_block_size(run_ingest, t
     path.write_text("\n".join(lines))
     checksums = []
     for block_bytes in (1 << 20, 1 << 20, 9_000, 100_001):
-        monkeypatch.setattr("pipeline.ingest.sources.BLOCK_UNIT", block_bytes)
+        monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", block_bytes)
         config = yaml_config("criteo", f"data.path={path}", "ingest.block_mib=1", "ingest.rows_per_group=700",
                              "ingest.groups_per_file=2")  # fmt: skip
         dataset = run_ingest(config)

@@ -1,0 +1,106 @@
+"""Ingestion by Ray Data: the parts of a log are read, counted and transformed wherever Ray has room.
+
+Typed rows stay in Ray's object store between the passes (it spills to disk by itself); the driver merges the counts
+and writes the files, in the order of the parts, so the dataset is the same as out of the local engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+
+from pipeline.config import IngestConfig
+from pipeline.errors import ConfigError, NightjarError
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
+from pipeline.ingest.sources import Source
+from pipeline.ingest.text import Reject
+
+
+class RayEngine(ExitStack):
+    """A Ray of this machine's cores, started here and stopped afterwards, or the one at ``ingest.ray.address``."""
+
+    def __init__(self, config: IngestConfig) -> None:
+        super().__init__()
+        try:
+            import ray
+            import ray.data
+        except ImportError as error:
+            raise ConfigError(
+                f"ingest.engine is ray, but Ray Data cannot be imported: {error}",
+                hint="pip install 'nightjar[ray]', or ingest.engine=local",
+            ) from None
+        self._ray = ray
+        if not ray.is_initialized():
+            _connect(ray, config.ray.address)
+            self.callback(ray.shutdown)
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        self._kept: Any = None
+
+    def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
+        """Pass 1 over every block of ``sources``; typed rows stay with Ray."""
+        parts = [part for source in sources for part in source.parts()]
+        shared = self._ray.put((parts, job))
+        ray = self._ray
+
+        def counted(row: dict[str, Any]) -> list[dict[str, Any]]:
+            parts, job = ray.get(shared)
+            try:
+                found = [count(block, job) for block in parts[row["id"]].blocks()]
+            except NightjarError as error:  # with its class and hint to the driver, which a failed task would lose
+                return [{"part": row["id"], "counted": error, "typed": b""}]
+            return [{"part": row["id"], "counted": each, "typed": typed} for each, typed in found]
+
+        kept = ray.data.range(len(parts), override_num_blocks=max(len(parts), 1)).flat_map(counted)
+        self._kept = kept.materialize()
+        lines: dict[str, int] = {}
+        for row in self._kept.select_columns(["part", "counted"]).iter_rows():
+            found = row["counted"]
+            if isinstance(found, NightjarError):
+                raise found
+            part = parts[row["part"]]
+            yield _renumbered(found, lines.get(found.file, 0) if part.is_later else 0)
+            lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
+
+    def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+        """Pass 2: the train and the test rows of every block that has any."""
+        ray, shared = self._ray, self._ray.put(job)
+
+        def work(row: dict[str, Any]) -> dict[str, Any]:
+            train, test = transformed(row["typed"], ray.get(shared))
+            return {"train": train, "test": test}
+
+        rows = self._kept.select_columns(["typed"]).filter(lambda row: bool(row["typed"])).map(work)
+        for row in rows.iter_rows():
+            yield row["train"], row["test"]
+
+    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
+        """The typed train rows of every block."""
+        for row in self._kept.select_columns(["typed"]).iter_rows():
+            if row["typed"]:
+                yield train_rows(row["typed"], first_test_day)
+
+
+def _connect(ray: Any, address: str | None) -> None:
+    """Start a Ray of this machine, or join the one at ``address``; ConfigError where nothing answers there."""
+    try:
+        ray.init(address=address or "local", include_dashboard=False if not address else None, log_to_driver=False,
+                 logging_level="ERROR")  # fmt: skip
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"no Ray answers at ingest.ray.address={address}: {error}",
+            hint="ingest.ray.address=null starts one on this machine",
+        ) from None
+
+
+def _renumbered(counted: Counted, before: int) -> Counted:
+    """The rejects of a later part of a file, whose lines it counts from 1, with ``before`` lines before it."""
+    if not before or not counted.rejects:
+        return counted
+    rejects: list[Reject] = [replace(reject, line=reject.line + before) for reject in counted.rejects]
+    return replace(counted, rejects=rejects)

@@ -1,0 +1,90 @@
+"""The passes by several threads, by Ray, over parts of files: the same dataset, byte for byte."""
+
+import dataclasses
+
+import pytest
+
+from pipeline.ingest.engines import LocalEngine, in_order
+from pipeline.ingest.files import file_sources
+from pipeline.ingest.sources import find_files
+from pipeline.ingest.spec import data_spec
+
+from .conftest import csv_config, write_rows
+
+
+def config_for(path, **changes):
+    config = csv_config(path)
+    return dataclasses.replace(config, ingest=dataclasses.replace(config.ingest, **changes))
+
+
+def awkward(path, rows=9000):
+    """A CSV with blank, short and bad lines, words among the numbers, Windows line ends and blank lines at the end."""
+    lines = ["label,x,c"]
+    for i in range(rows):
+        lines.append(f"{i % 2},{i * 7 % 501},id{i % 97}" + ("\r" if i % 11 == 0 else ""))
+        lines += [""] * (i % 89 == 0) + ["1,2"] * (i % 97 == 0)
+        lines += [f"0,word{i},z"] * (i % 301 == 0) + ["0, 5,z"] * (i == 9)
+    path.write_text("\n".join(lines) + "\n\n\r\n\n", newline="")
+    return path
+
+
+def test_work_is_done_in_order_and_its_errors_arrive():
+    assert list(in_order(lambda i: i * i, iter(range(20)), 3)) == [i * i for i in range(20)]
+
+    def fail(i):
+        if i == 4:
+            raise ValueError("four")
+        return i
+
+    results = in_order(fail, iter(range(20)), 3)
+    assert [next(results) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="four"):
+        next(results)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_and_block_size_do_not_change_a_byte(tmp_path, run_ingest, monkeypatch, workers):
+    path = awkward(tmp_path / "log.csv")
+    whole = run_ingest(config_for(path))
+    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 5000)
+    monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda _: LocalEngine(workers))
+    cut = run_ingest(config_for(path, block_mib=1))
+    assert cut.checksums == whole.checksums
+    assert len(whole.quarantine) > 200
+
+
+@pytest.mark.parametrize("block_bytes", [700, 2003, 10**6])
+def test_parts_of_a_file_hold_what_the_file_holds(tmp_path, block_bytes):
+    path = awkward(tmp_path / "log.csv", rows=3000)
+    config = config_for(path)
+    (source,) = file_sources(config, data_spec(config.data), find_files(str(path)))
+    source = dataclasses.replace(source, block_bytes=block_bytes)
+    parts = source.parts()
+    assert (len(parts) > 3) == (block_bytes < 10**5)
+    assert b"".join(b.data for part in parts for b in part.blocks()) == b"".join(b.data for b in source.blocks())
+    text = path.read_bytes()
+    assert all(text[part.start - 1 : part.start] == b"\n" for part in parts[1:])
+
+
+@pytest.mark.ray
+def test_ray_makes_the_dataset_that_threads_make(tmp_path, run_ingest, monkeypatch):
+    pytest.importorskip("ray")
+    (tmp_path / "logs").mkdir()
+    for number in range(2):
+        awkward(tmp_path / "logs" / f"{number}.csv")
+    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 5000)
+    local = run_ingest(config_for(tmp_path / "logs", block_mib=1))
+    by_ray = run_ingest(config_for(tmp_path / "logs", block_mib=1, engine="ray"))
+    assert by_ray.checksums == local.checksums
+    assert by_ray.quarantine == local.quarantine
+
+
+def test_a_ray_that_is_not_installed_is_a_clear_error(tmp_path, run_ingest, monkeypatch):
+    import sys
+
+    from pipeline.errors import ConfigError
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="ingest.engine is ray, but Ray Data cannot be imported") as error:
+        run_ingest(config_for(write_rows(tmp_path / "log.csv"), engine="ray"))
+    assert "ingest.engine=local" in error.value.hint
