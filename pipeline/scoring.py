@@ -22,8 +22,9 @@ from pipeline.artifacts import Store, disk_errors
 from pipeline.config import Config, DataConfig
 from pipeline.contracts import LABEL, weight_column
 from pipeline.errors import ArtifactError, DataError
+from pipeline.ingest.files import file_sources
 from pipeline.ingest.parse import parse
-from pipeline.ingest.sources import RawBlock, file_sources, find_files
+from pipeline.ingest.sources import RawBlock, find_files
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.transform import State, transform
