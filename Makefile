@@ -30,11 +30,12 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 	@.venv/bin/nightjar run experiment=demo run=demo
 	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
 
+# Two files of tests at a time: most of a test's time is spent starting Python and waiting for ranks.
 test: install ## install, then run every test this machine can run
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest -n 2 --dist loadfile
 
 test-fast: install ## the tests that take less than half a minute each
-	@.venv/bin/python -m pytest -m "not slow"
+	@.venv/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: install ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy

@@ -1,5 +1,7 @@
 """What all tests share: where the real data lies, and the line that says what to look at."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,16 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers() -> Iterator[None]:
+    """A library's handler on the root logger, bound to the captured stderr of one test, must not outlive that test."""
+    before = set(logging.root.handlers)
+    yield
+    for handler in set(logging.root.handlers) - before:
+        if type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
