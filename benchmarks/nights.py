@@ -47,8 +47,8 @@ SETTINGS = (
     "data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",
     "data.synthetic.popularity_drift=0.02", "model.embedding_dim=8",
     "model.bottom_mlp=[32]", "model.top_mlp=[64,32]", "train.global_batch=512", "train.precision=fp32",
-    "train.warmup_steps=1", "train.threads_per_rank=1", "train.log_every_steps=1000",
-    "gate.replicates=50", "gate.max_psi=null",
+    "train.lr=0.001", "train.warmup_steps=1", "train.threads_per_rank=1", "train.log_every_steps=1000",
+    "gate.replicates=50", "gate.max_psi=null", "gate.max_calibration_error=0.2",
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
 )  # fmt: skip
 
@@ -57,7 +57,7 @@ def main() -> None:
     """Run the nights and print a table and the JSON line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--nights", type=int, default=10)
-    options.add_argument("--rows", type=int, default=80_000, help="of a day, a fifth of them held out")
+    options.add_argument("--rows", type=int, default=100_000, help="of a day, a fifth of them held out")
     options.add_argument("--ids", type=int, default=1_000, help="of the largest feature")
     options.add_argument("--plot", type=Path, help="write the three curves there, as a page with an SVG")
     options.add_argument("settings", nargs="*", help="overrides of both trainings")
