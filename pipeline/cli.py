@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import ckpt, clusters, nights, plans, published
 from pipeline.calibration.command import add_arguments as calibrate_arguments
+from pipeline.commands import ckpt, clusters, nights, plans, published
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from pipeline.doctor import examine
+    from pipeline.commands.doctor import examine
 
     findings = examine(options.store)
     if options.json:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.report import units
 from pipeline.report.page import cards, document
-from pipeline.report.tables import facts, section, stages_section
+from pipeline.report.tables import section, stages_section
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
 _PILL = {"published": "PASS", "held": "HOLD"}
@@ -23,7 +23,7 @@ def night_page(record: Mapping[str, Any]) -> str:
         cards(_cards(record)),
         section("What changed", _items(record["changed"])) if record.get("changed") else "",
         stages_section(record.get("stages", {})),
-        facts("Where to look", _links(record)),
+        section("Where to look", _linked(_links(record))),
     ]
     return document(f"Night {record['date']}: {record['outcome']}", parts, "nightly.json and result.json")
 
@@ -98,6 +98,18 @@ def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if record.get("seconds_waited"):
         found.append(("Waited", units.duration(record["seconds_waited"]), "for the day's logs"))
     return found
+
+
+def _linked(links: Sequence[tuple[str, str]]) -> str:
+    """Pages of the store can be opened from here: this one lies in the run's folder, two below the store."""
+    items = []
+    for name, path in links:
+        shown = f"<code>{escape(path)}</code>"
+        page = path.endswith(".html")
+        items.append(
+            f"<li>{escape(name)}: " + (f'<a href="../../{escape(path)}">{shown}</a>' if page else shown) + "</li>"
+        )
+    return f"<ul>{''.join(items)}</ul>"
 
 
 def _links(record: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -34,7 +34,6 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"models", "embeddings", "towers", "checkpoint"},
     "publishing": {"checkpoint"},
     "compose": {"checks"},
-    "doctor": set(),
 }
 
 
