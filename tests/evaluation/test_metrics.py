@@ -14,7 +14,7 @@ from pipeline.evaluation import metrics as metrics_module
 
 # Few distinct values, so that ties are the rule.
 TIED = st.integers(-6, 6).map(lambda value: value / 2)
-FINITE = st.floats(-60, 60, width=32)
+FINITE = st.floats(-60, 60, width=32, allow_subnormal=False)
 
 
 @st.composite

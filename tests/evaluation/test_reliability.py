@@ -13,7 +13,7 @@ from pipeline.evaluation import evaluate, reliability
 def cases(draw):
     rows = draw(st.integers(2, 80))
     labels = draw(st.lists(st.integers(0, 1), min_size=rows, max_size=rows).filter(lambda found: 0 < sum(found) < rows))
-    logits = draw(st.lists(st.integers(-4, 4) | st.floats(-9, 9), min_size=rows, max_size=rows))
+    logits = draw(st.lists(st.integers(-4, 4) | st.floats(-9, 9, allow_subnormal=False), min_size=rows, max_size=rows))
     return np.array(labels), np.array(logits, dtype=np.float64)
 
 

@@ -19,7 +19,7 @@ from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False, min_value=-1e38, max_value=1e38)
+FINITE = st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False, min_value=-1e38, max_value=1e38)
 
 
 @settings(max_examples=100, deadline=None)
