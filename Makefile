@@ -10,7 +10,8 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
-	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality
+	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
+	bench-nights
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -29,11 +30,12 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 	@.venv/bin/nightjar run experiment=demo run=demo
 	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
 
+# Two files of tests at a time: most of a test's time is spent starting Python and waiting for ranks.
 test: install ## install, then run every test this machine can run
-	@.venv/bin/python -m pytest
+	@.venv/bin/python -m pytest -n 2 --dist loadfile
 
 test-fast: install ## the tests that take less than half a minute each
-	@.venv/bin/python -m pytest -m "not slow"
+	@.venv/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: install ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
@@ -62,6 +64,12 @@ bench-towers: install ## step time over slow links between hosts, flat, SPTT and
 
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
 	@.venv/bin/python -m benchmarks.towers_quality
+
+bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (4 minutes)
+	@.venv/bin/python -m benchmarks.nights
+
+bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
+	@.venv/bin/python -m benchmarks.gate
 
 bench-predict: install ## predicted step time and memory against measured ones, for ten random models
 	@.venv/bin/python -m benchmarks.predict

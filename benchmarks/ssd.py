@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import finish
-from benchmarks.memory_limit import MemoryCgroup
+from pipeline.launch.memory import MemoryCgroup
 from pipeline.planning.probes import time_disk
 
 GIB = 2**30
@@ -76,7 +77,7 @@ class _Child:
 
     def _limit(self, limit: int) -> MemoryCgroup | None:
         try:
-            group = MemoryCgroup("nightjar-bench", limit)
+            group = MemoryCgroup(f"nightjar-bench-{os.getpid()}-{self._process.pid}", limit)
         except OSError as error:
             print(f"no memory cgroup can be made ({error}): memory is measured by PSS, not limited", flush=True)
             return None

@@ -33,10 +33,10 @@ class Exchange:
     dense_bytes: float
 
 
-def host_bytes(exchange: Exchange, batch: int, hosts: int, ranks: int, towers: int | None = None) -> float:
+def host_bytes(exchange: Exchange, batch: int, hosts: int, ranks: int) -> float:
     """Bytes of embeddings, gradients and ids that one of ``hosts`` sends to others in a step; ``batch``: of a rank.
 
-    ``towers``: sites of hosts that share their towers; one a host unless given.
+    Towers keep to one host each.
     """
     samples = batch * ranks
     away = (hosts - 1) / hosts
@@ -48,11 +48,7 @@ def host_bytes(exchange: Exchange, batch: int, hosts: int, ranks: int, towers: i
         others = (hosts - 1) * ranks
         copied = exchange.values * exchange.value_bytes + exchange.features * LENGTH_BYTES
         return samples * (others * copied + away * exchange.features * ID_BYTES)
-    sites = towers or hosts
-    span = hosts // sites
-    inside, between = (span - 1) / span, (sites - 1) / sites
-    full = exchange.values * exchange.value_bytes
-    return samples * (inside * full + between * exchange.sent * exchange.value_bytes + away * ids)
+    return samples * away * (ids + exchange.sent * exchange.value_bytes)
 
 
 def dense_host_bytes(exchange: Exchange, hosts: int, ranks: int) -> float:

@@ -33,8 +33,6 @@ from pipeline.towers.interaction import Interaction
 from pipeline.towers.partitioner import partition
 from pipeline.training import probe as probing
 
-# The planted blocks are even in number but not in bytes and cost; within the default tenth no assignment is theirs.
-IMBALANCE = 0.3
 SILENT = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
 
 
@@ -46,6 +44,7 @@ def main() -> None:
     options.add_argument("--blocks", type=int, default=4, help="planted blocks, and towers")
     options.add_argument("--rows", type=int, default=450_000, help="rows of each log, a fifth of them to test on")
     options.add_argument("--probe-steps", type=int, default=400)
+    options.add_argument("--imbalance", type=float, default=0.1, help="partition.imbalance; the default is its own")
     options.add_argument("--no-train", action="store_true", help="only the adjusted Rand index")
     options.add_argument("--signed", action="store_true", help="the paper's measure too, by a probe of its own")
     given = options.parse_args()
@@ -80,7 +79,7 @@ def config_of(given: argparse.Namespace, seed: int, store: Store, strategy: str)
             "data.synthetic.ids_per_feature=30", "data.synthetic.zipf=0.5", "data.synthetic.pairwise_effect=2.0",
             "data.synthetic.first_order_effect=0.5", "data.synthetic.dense_effect=0.5",
             f"partition.towers={given.blocks}", f"partition.strategy={strategy}",
-            f"partition.probe_steps={given.probe_steps}", f"partition.imbalance={IMBALANCE}",
+            f"partition.probe_steps={given.probe_steps}", f"partition.imbalance={given.imbalance}",
             "partition.module=dlrm", "partition.c=0", "partition.p=2",
             "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]",
             "train.global_batch=1024", "train.sparse_lr=0.2", "train.threads_per_rank=1", "train.warmup_steps=20",

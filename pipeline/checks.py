@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import math
 import re
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pipeline.config import STAGES, Config, DataConfig
+from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
+from pipeline.podchecks import check_kubernetes
 
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+_SHORTEST_REASON = 5  # characters
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
 MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -35,15 +39,21 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "checkpoint.final_quantise": ("auto", "2", "3", "4", "8", "fp16", "fp32"),
     "checkpoint.state": ("fp32", "bf16"),
     "checkpoint.when_busy": ("wait", "skip"),
+    "publish.quantise": ("8", "4", "fp16", "fp32"),
     "ingest.engine": ("local", "ray"),
     "ingest.compression": ("zstd", "lz4", "snappy"),
-    "launch.name": ("local",),
+    "launch.name": ("local", "kubernetes"),
+    "launch.job": ("volcano", "indexed"),
+    "launch.hold_memory": ("auto", "always", "never"),
 }
 # Figures of hardware that may be 0; where a device needs more than that, planning says so.
 _COSTS = (
     "hbm_gb_per_s", "ddr_gb_per_s", "ssd_gb_per_s", "hbm_to_ddr_gb_per_s", "intra_host_gb_per_s", "inter_host_gb_per_s",
     "ssd_read_iops", "intra_host_latency_us", "inter_host_latency_us", "dense_gflop_per_s", "dense_gb_per_s",
     "lookup_ns", "update_ns", "table_overhead_us", "step_overhead_ms",
+)  # fmt: skip
+_GATE_LIMITS = (
+    "ne", "calibration_error", "ne_increase", "psi", "ne_drift", "label_shift", "coverage_drop", "serving_gap",
 )  # fmt: skip
 # (field, lowest, highest): closed ranges; None is an open end.
 _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
@@ -129,8 +139,36 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("checkpoint.grace_seconds", 1, None),
     ("checkpoint.compact_after", 1, None),
     ("evaluate.global_batch", 1, None),
+    *((f"gate.max_{name}", 0.0, None) for name in _GATE_LIMITS),
+    ("gate.slice_max_ne_increase", 0.0, None),
+    ("gate.slice_max_calibration_error", 0.0, None),
+    ("gate.min_auc", 0.0, 1.0),
+    ("gate.min_coverage", 0.0, 1.0),
+    ("gate.slice_values", 1, 1000),
+    ("gate.slice_min_clicks", 1, None),
+    ("gate.confidence", 0.5, 0.9999),
+    ("gate.replicates", 20, 10_000),
+    ("gate.blocks", 10, 100_000),
+    ("gate.min_rows", 1, None),
+    ("gate.max_rows", 1, None),
+    ("publish.cache_mib", 0.0, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
+    ("launch.pending_minutes", 0.01, None),
+    ("launch.rendezvous_minutes", 0.01, None),
+    ("launch.first_step_minutes", 0.01, None),
+    ("launch.port", 1024, 65_535),
+    ("launch.lease_seconds", 3, 3600),
+    ("launch.keep_hours", 0, None),
+    ("launch.pods.user", 1, 2**31 - 1),
+    ("schedule.start_within_minutes", 1, None),
+    ("schedule.retries", 0, 20),
+    ("schedule.deadline_hours", 0.01, None),
+    ("schedule.keep", 0, None),
+    ("nightly.wait_minutes", 0.0, None),
+    ("nightly.poll_seconds", 0.01, None),
+    ("nightly.catch_up", 0, 366),
+    ("nightly.lease_seconds", 0.1, 3600.0),
 )
 
 # A table is a submodule of its collection by the feature's name: names that modules have already cannot be tables.
@@ -171,6 +209,10 @@ def check(config: Config) -> None:
     _check_data(config.data)
     _check_model(config)
     _check_checkpoint(config)
+    _check_publish(config)
+    _check_nightly(config)
+    if config.launch.name == "kubernetes":
+        check_kubernetes(config)
 
 
 def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:
@@ -184,7 +226,7 @@ def _check_range(path: str, value: float, low: float | None, high: float | None)
 
 def _check_stages(config: Config) -> None:
     if not config.stages:
-        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(STAGES)}]")
+        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(DEFAULT_STAGES)}]")
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
     split = config.data.split
@@ -207,6 +249,43 @@ def _check_stages(config: Config) -> None:
                     f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
                     hint="launch.inline=[ingest,plan,partition]",
                 )
+
+
+def _check_publish(config: Config) -> None:
+    name = config.publish.model
+    if name is not None and not re.fullmatch(_NAME, name):
+        raise ConfigError(
+            f"publish.model is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
+            hint=f"publish.model={re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-')[:100] or 'clicks'}",
+        )
+    for name in config.gate.slices:
+        if name not in config.data.sparse and name != "day":
+            raise ConfigError(
+                f"gate.slices names {name!r}, expected sparse features or day",
+                hint=f"gate.slices=[{next(iter(config.data.sparse), 'day')}]",
+            )
+    if config.gate.force is not None and len(config.gate.force.strip()) < _SHORTEST_REASON:
+        raise ConfigError(
+            f"gate.force is {config.gate.force!r}, expected the reason for publishing in spite of the gate, in words",
+            hint="gate.force='the traffic of the new app is known to be different'",
+        )
+
+
+def _check_nightly(config: Config) -> None:
+    nightly = config.nightly
+    if nightly.webhook is not None and not re.match(r"https?://[^/\s]", nightly.webhook):
+        raise ConfigError(
+            "nightly.webhook is no http or https URL: nothing could be delivered",
+            hint="nightly.webhook=https://<host>/<path>",
+        )
+    if nightly.timezone is not None:
+        try:
+            ZoneInfo(nightly.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ConfigError(
+                f"nightly.timezone is {nightly.timezone!r}, expected the name of a time zone",
+                hint="nightly.timezone=Europe/Berlin",
+            ) from None
 
 
 def _check_checkpoint(config: Config) -> None:
@@ -239,7 +318,7 @@ def _check_checkpoint(config: Config) -> None:
 
 
 def _check_data(data: DataConfig) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", data.name):
+    if not re.fullmatch(_NAME, data.name):
         raise ConfigError(
             f"data.name is {data.name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
             hint=f"data.name={re.sub(r'[^A-Za-z0-9_-]+', '-', data.name).strip('-')[:100] or 'clicks'}",

@@ -12,8 +12,8 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline import ckpt, plans
 from pipeline.calibration.command import add_arguments as calibrate_arguments
+from pipeline.commands import ckpt, clusters, nights, plans, published
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -25,14 +25,16 @@ STAGE_COMMANDS = {
     "partition": "towers of features and the plan on their hosts (flat: none)",
     "train": "train the model on the dataset, by the plan",
     "evaluate": "figures of the trained model on held-out rows",
+    "publish": "judge the model beside the one that serves; publish it, or hold it and say why",
 }
-COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate")
-STORE_FLAG = ("plan-diff", "ckpt", "doctor", "result")  # these take --store
+COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
+STORE_FLAG = ("plan-diff", "ckpt", "models", "rollback", "predict", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG)
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
 stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
 
+  nightjar nightly date=yesterday       a day's logs to a published model, or to the reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
   nightjar run --help                   every group and key
   nightjar run --cfg job                the configuration that would run
@@ -78,9 +80,16 @@ def _parser() -> argparse.ArgumentParser:
     plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
     plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
+    published.add_models(commands.add_parser("models", help="list, show, promote, roll back, remove versions"))
+    published.add_rollback(commands.add_parser("rollback", help="let the version that served before serve again"))
+    published.add_predict(commands.add_parser("predict", help="score raw rows with a published version"))
     calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
     calibrate_arguments(calibration)
     calibration.set_defaults(function=_calibrate)
+    clusters.add_launch(commands.add_parser("launch", help="render a run's jobs for a Kubernetes cluster"))
+    clusters.add_schedule(commands.add_parser("schedule", help="every night by itself, on a Kubernetes cluster"))
+    nights.add_nightly(commands.add_parser("nightly", help="a night: a day's logs to a verdict, once per date"), _code)
+    nights.add_backfill(commands.add_parser("backfill", help="the nights of several days, in their order"), _code)
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
@@ -119,7 +128,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:
-        action = f" {options.action}" if options.command == "ckpt" else ""
+        action = f" {options.action}" if options.command in ("ckpt", "models") else ""
         helped = f" {options.command}{action}" if options.command in STORE_FLAG else ""
         raise ConfigError(
             f"nightjar {options.command}{action} does not know {unknown[0]}", hint=f"nightjar{helped} --help"
@@ -158,15 +167,20 @@ def _run(options: argparse.Namespace) -> int:
 def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
     from pipeline.artifacts import Store
-    from pipeline.launch import holding
+    from pipeline.launch.schedulers import only_launcher
 
     store = Store(config.store)
     try:
         store.answers()
-        with holding(store, str(config.run)):
+        with only_launcher(config, store, _say):
             return _held_run(config, store)
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}
+
+
+def _code(config: Config) -> int:
+    """Run ``config``; the exit code alone."""
+    return _one_run(config)[0]
 
 
 def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
@@ -258,7 +272,7 @@ def _calibrate(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from pipeline.doctor import examine
+    from pipeline.commands.doctor import examine
 
     findings = examine(options.store)
     if options.json:

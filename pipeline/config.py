@@ -10,7 +10,11 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-STAGES = ("ingest", "plan", "partition", "train", "evaluate")
+from pipeline.launchconfig import LaunchConfig, ScheduleConfig
+
+STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
+# What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
+DEFAULT_STAGES = STAGES[:-1]
 # Where tables may live, the fastest first.
 TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
 
@@ -329,6 +333,7 @@ class PlanConfig:
     ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise | column_wise | row_wise |
     table_row_wise | table_column_wise. ``*_reserve``: shares of each rank's memory and disk kept free on top of what
     is estimated for dense part, activations, inputs, communication and staging. ``tables``: wishes by table.
+    ``former``: path in the store of a plan to take over where nothing changed since (set by the nightly run).
     """
 
     sharding_types: list[str] = field(
@@ -345,6 +350,7 @@ class PlanConfig:
     ddr_reserve: float = 0.1
     ssd_reserve: float = 0.05
     tables: dict[str, TablePin] = field(default_factory=dict)
+    former: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -353,9 +359,9 @@ class PartitionConfig:
 
     ``towers``: how many (0: one a host). ``strategy``: which features go together, strided | coherent | diverse;
     ``pins``: {feature: its tower}; ``groups``: features that stay together; ``imbalance``: how far over an even share
-    of features, predicted ms and bytes a tower may be. ``probe``: the flat model's checkpoint (as in
-    ``checkpoint.init_from``) whose embeddings are compared; null: ``probe_steps`` are trained in one process, with
-    tables of at most ``probe_rows``. ``module``: pass_through | dlrm | dcn with
+    of features, predicted ms and, where memory is short, bytes a tower may be. ``probe``: the flat model's checkpoint
+    (as in ``checkpoint.init_from``) whose embeddings are compared; null: ``probe_steps`` are trained in one process,
+    with tables of at most ``probe_rows``. ``module``: pass_through | dlrm | dcn with
     ``c`` vectors a feature and ``p`` a tower of width ``dim`` (0: ``model.embedding_dim``), ``cross_layers`` of dcn.
     ``exchange``: precision of embeddings between ranks (towers: between hosts), fp32 | fp16 | bf16 | int8.
     """
@@ -464,17 +470,72 @@ class EvaluateConfig:
 
 
 @dataclass(kw_only=True)
-class LaunchConfig:
-    """How stages are started. ``name``: local (TorchX ``local_cwd``).
+class GateConfig:
+    """What a model must satisfy to be published; null: not asked. docs/gate.md explains each question.
 
-    ``inline``: stages that run in the launcher's own process. ``deadline_minutes``: the longest one
-    stage may take before the launcher cancels it.
+    ``force``: publish in spite of the gate, for this reason, which is recorded. Absolute: ``max_ne``, ``min_auc``,
+    ``max_calibration_error`` (of 1), ``min_coverage`` (share of lookups served by trained rows), ``min_rows``. Beside
+    the incumbent on the same rows: ``max_ne_increase`` (a share), ``max_psi`` (shift of predictions). Beside the
+    incumbent when it was published: ``max_ne_drift``, ``max_label_shift`` (of its calibration), ``max_coverage_drop``.
+    ``max_serving_gap``: of NE as served over NE as trained. ``slices``: sparse features, or day, whose
+    ``slice_values`` largest values are judged apart where they have ``slice_min_clicks`` rows of both classes.
+    ``confidence`` of intervals, of ``replicates`` over ``blocks`` of rows; ``max_rows`` are scored.
     """
 
-    name: str = "local"
-    inline: list[str] = field(default_factory=lambda: ["ingest", "plan", "partition"])
-    attempts: int = 1
-    deadline_minutes: float = 24 * 60.0
+    force: str | None = None
+    max_ne: float | None = 1.0
+    min_auc: float | None = 0.5
+    max_calibration_error: float | None = 0.1
+    max_ne_increase: float | None = 0.002
+    max_psi: float | None = 0.25
+    max_ne_drift: float | None = 0.1
+    max_label_shift: float | None = 0.25
+    min_coverage: float | None = 0.5
+    max_coverage_drop: float | None = 0.1
+    max_serving_gap: float | None = 0.005
+    slices: list[str] = field(default_factory=list)
+    slice_values: int = 10
+    slice_min_clicks: int = 100
+    slice_max_ne_increase: float | None = 0.02
+    slice_max_calibration_error: float | None = 0.25
+    confidence: float = 0.95
+    replicates: int = 400
+    blocks: int = 1000
+    min_rows: int = 1000
+    max_rows: int = 2_000_000
+
+
+@dataclass(kw_only=True)
+class PublishConfig:
+    """What is published. ``model``: name under ``<store>/models`` (null: the data's name).
+
+    ``quantise``: of the tables' rows, 8 | 4 | fp16 | fp32; ``cache_mib``: memory for rows of tables while the gate
+    scores a version.
+    """
+
+    model: str | None = None
+    quantise: str = "8"
+    cache_mib: float = 1024.0
+
+
+@dataclass(kw_only=True)
+class NightlyConfig:
+    """A night (docs/nightly.md). ``timezone``: of date=yesterday; null: ``schedule.time_zone``.
+
+    ``wait_minutes``: for the day's logs to be complete, looked at every ``poll_seconds``. ``catch_up``: so many missed
+    nights are made up for first. ``keep_going``: a night that failed does not stop the later ones. ``reuse_plan``: the
+    incumbent's, where nothing changed. ``lease_seconds``: after which a dead launcher's lock is taken over.
+    ``webhook``: URL to which the verdict is posted.
+    """
+
+    timezone: str | None = None
+    wait_minutes: float = 120.0
+    poll_seconds: float = 60.0
+    catch_up: int = 0
+    keep_going: bool = False
+    reuse_plan: bool = True
+    lease_seconds: float = 30.0
+    webhook: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -494,7 +555,7 @@ class Config:
 
     run: str | None = None
     store: str = "./store"
-    stages: list[str] = field(default_factory=lambda: list(STAGES))
+    stages: list[str] = field(default_factory=lambda: list(DEFAULT_STAGES))
     force: bool = False
     seed: int = 2026
     data: DataConfig = field(default_factory=DataConfig)
@@ -506,8 +567,17 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    publish: PublishConfig = field(default_factory=PublishConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    nightly: NightlyConfig = field(default_factory=NightlyConfig)
     debug: DebugConfig = field(default_factory=DebugConfig)
+
+    @property
+    def model_name(self) -> str:
+        """Name of the published model."""
+        return self.publish.model or self.data.name
 
     @property
     def world_size(self) -> int:

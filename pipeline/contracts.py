@@ -146,6 +146,7 @@ class TablePlan:
     ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
     ``cache_rows``: of tiers hbm_cached and ssd, the rows over all ranks that the faster memory keeps; ``hit_rate``:
     predicted share of its lookups that find their row there, 1 for a table that is wholly in memory.
+    ``state_bytes``: optimizer state of a row.
     """
 
     rows: int
@@ -159,17 +160,28 @@ class TablePlan:
     reason: str
     cache_rows: int = 0
     hit_rate: float = 1.0
+    state_bytes: int = 4
+
+    @property
+    def bytes(self) -> int:
+        """One copy of the table: fp32 weights and optimizer state."""
+        return self.rows * (4 * self.dim + self.state_bytes)
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
-        """Bytes of ``shard`` in the device's own memory: fp32 rows and 4 bytes of state each.
+        """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
 
-        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and 4 bytes for the place of every row.
+        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and 4 bytes for the place of every row: of
+        ``ssd`` in host memory.
         """
-        row = (shard.columns + 1) * 4
+        row = shard.columns * 4 + self.state_bytes
         if self.tier == ("hbm" if device == "cuda" else "ddr"):
             return shard.rows * row
-        places = 4 * shard.rows if self.tier in ("hbm_cached", "ssd") else 0
+        places = 4 * shard.rows if self.tier == "hbm_cached" or (self.tier == "ssd" and device == "cpu") else 0
         return -(-self.cache_rows * shard.rows // self.rows) * row + places
+
+
+# Reservations that training does not take: what is kept free, and the process that was there before.
+BESIDE_TRAINING = ("margin", "process")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +189,10 @@ class Plan:
     """``plan.json``: the whole sharding plan for ``world_size`` ranks, ``ranks_per_host`` on each host.
 
     ``memory``: per rank, predicted bytes of tables by tier; ``reserved``: per rank, bytes kept free of them by
-    purpose (dense, activations, inputs, communication, staging, margin), ``reserved_tier`` of them; ``phases``: per
-    rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank; ``gap``: how far the
-    plan may be from the best, as a share; ``figures``: the hardware's, by name; ``profile_key``: the dataset's.
+    purpose (process, dense, activations, inputs, communication, staging, margin), ``reserved_tier`` of them;
+    ``phases``: per rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank;
+    ``gap``: how far the plan may be from the best, as a share; ``figures``: the hardware's, by name;
+    ``profile_key``: the dataset's.
     """
 
     version: int = PLAN_VERSION
@@ -202,12 +215,13 @@ class Plan:
         """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.
 
         Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
-        which is the user's wish and no use. The buffers in ``memory`` are left out: ``communication`` counts them.
+        which is the user's wish and no use, and ``process``, which was there before. The buffers in ``memory`` are left
+        out: ``communication`` counts them.
         """
         if not self.reserved:
             return None
         own = sum(t.resident_bytes(s, self.device) for t in self.tables.values() for s in t.shards if s.rank == rank)
-        return own + sum(size for purpose, size in self.reserved[rank].items() if purpose != "margin")
+        return own + sum(size for purpose, size in self.reserved[rank].items() if purpose not in BESIDE_TRAINING)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``plan.json``."""
@@ -258,6 +272,10 @@ class TowerModuleSpec:
     def by_feature(self) -> bool:
         """Whether a tower puts out one vector for each of its features."""
         return self.name != "dlrm" or (self.c == 1 and self.p == 0)
+
+    def vectors(self, features: int) -> int:
+        """How many a tower of so many features puts out."""
+        return self.p + self.c * features if self.name == "dlrm" else features
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""The stages: their order, their keys, and what each does with its configuration and input artifacts.
+"""The six stages: their order, their keys, and what each does with its configuration and input artifacts.
 
 A stage meets the others only through artifacts. ``steps`` works out every key and path of a run at
 once (a key is made of keys, not of content), ``run_stage`` does one of them on this rank. The rooms
@@ -17,7 +17,7 @@ from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, Towers, dataset_path
 from pipeline.errors import ArtifactError, ConfigError, DataError, NightjarError, UnreachableError
 from pipeline.launch.step import Step, read_steps, run_directory, write_steps
-from pipeline.partition import assign, covered_probe, covered_settings
+from pipeline.partition import assign, covered_probe, covered_settings, kept_towers, refine_plan
 
 __all__ = ["INPUTS", "STAGES", "StageIO", "prepare", "run_stage", "steps"]
 
@@ -27,8 +27,9 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "partition": ("ingest", "plan"),
     "train": ("ingest", "plan", "partition"),
     "evaluate": ("ingest", "plan", "partition", "train"),
+    "publish": ("ingest", "plan", "partition", "train", "evaluate"),
 }
-NEEDS_ROWS = ("train", "evaluate")
+NEEDS_ROWS = ("train", "evaluate", "publish")
 _INIT_FROM = "checkpoint.init_from="  # as it is typed
 # Settings of train that change speed or what is shown, never the model that comes out.
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
@@ -40,30 +41,39 @@ CHECKED = ("watermark", "max_quarantine_share", "checks")
 
 @dataclass(frozen=True)
 class StageIO:
-    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line."""
+    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line.
+
+    ``on_phase``: learns of every named point that training passes (``checkpoint.Phase``).
+    """
 
     say: Callable[[str], None]
     interval: Callable[[dict[str, Any]], None]
     close: Callable[[], None]
+    on_phase: Callable[[str], None] = lambda phase: None
 
 
 def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
     """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
 
-    ``names``: only the first of them, up to the one that is wanted.
+    ``names``: only the first of them, up to the one that is wanted. Publishing is among them only where it is to run.
     """
     from pipeline.ingest import raw_fingerprint
+    from pipeline.publish import covered_incumbent
     from pipeline.towers import check_partition
 
     if config.data.sparse:
         check_partition(config, list(config.data.sparse))
     made: dict[str, Step] = {}
     for name in names:
+        if name == "publish" and name not in config.stages:
+            continue
         covered = key_config(name, config)
         if name == "ingest":
             covered["raw"] = raw_fingerprint(config, store)
         if name == "train" and config.checkpoint.init_from is not None:
             covered["init"] = _init(config, store, made["ingest"].key)
+        if name == "publish":
+            covered["incumbent"] = covered_incumbent(config, store, made["train"].key)
         if name == "partition" and (probe := covered_probe(config, store)):
             covered["probe"] = probe
         input_keys = {stage: made[stage].key for stage in INPUTS[name]}
@@ -180,8 +190,13 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         del data["synthetic"]  # real logs depend neither on the generator's settings nor on the seed
         return {"data": data, "ingest": ingest}
     if name == "plan":
+        if config.plan.former is None:
+            del full["plan"]["former"]
         del full["hardware"]["ssd_paths"]  # where scratch files lie changes no plan
+        optimizer = config.train.sparse_optimizer
+        stateless = {} if optimizer == "rowwise_adagrad" else {"sparse_optimizer": optimizer}
         return {
+            **stateless,
             "plan": full["plan"],
             "hardware": full["hardware"],
             "embedding_dim": config.model.embedding_dim,
@@ -193,6 +208,8 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
         train = {key: value for key, value in full["train"].items() if key not in NOT_IN_TRAIN_KEY}
         exchange = {} if config.partition.exchange == "fp32" else {"exchange": config.partition.exchange}
         return {"model": full["model"], "train": train, "seed": config.seed, **exchange}
+    if name == "publish":
+        return {"gate": full["gate"], "model": config.model_name, "quantise": config.publish.quantise}
     return {"evaluate": full["evaluate"]}
 
 
@@ -204,6 +221,7 @@ def _path(name: str, key: str, config: Config) -> str:
         "partition": f"towers/{key}",
         "train": f"{run}/train/{key}",
         "evaluate": f"{run}/evaluate/{key}",
+        "publish": f"{run}/publish/{key}",
     }[name]
 
 
@@ -247,72 +265,68 @@ def _ingest(step: Step, config: Config, store: Store, inputs: dict[str, Artifact
 
 def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     from pipeline.planning import make_plan, plan_summary, render_plan
+    from pipeline.planning.carried import carried_plan
     from pipeline.report import PLAN_PAGE, plan_page
 
-    plan = make_plan(config, *read_dataset(store, inputs["ingest"]), inputs["ingest"].key)
+    dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
+    if config.plan.former is not None:
+        plan, why = carried_plan(store, config.plan.former, step.config, *dataset, inputs["ingest"].key)
+        about = {"former": config.plan.former, "reused": plan is not None, "why": why}
+        io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")
+    plan = plan or make_plan(config, *dataset, inputs["ingest"].key)
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("plan.json", plan.to_json())
         with draft.open(PLAN_PAGE) as sink:
             sink.write(plan_page(plan).encode())
-        artifact = draft.commit(plan_summary(plan))
+        artifact = draft.commit({**plan_summary(plan), **about})
     io.say(render_plan(plan))
     return artifact
 
 
 def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
     """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
-    from pipeline.report.towers import TOWERS_PAGE, towers_page, towers_text
+    from pipeline.planning import plan_summary
+    from pipeline.report import PLAN_PAGE, plan_page
+    from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
     from pipeline.towers import flat_towers, towers_of
 
     schema, profile = read_dataset(store, inputs["ingest"])
     features = [column.name for column in schema.sparse]
     if config.partition.name == "flat":
-        towers, plan = flat_towers(config, features), None
+        towers, plan, said = flat_towers(config, features), None, ""
     else:
         flat = read_plan(store, inputs["plan"])
         assigned, evidence = assign(config, store, inputs["ingest"], schema, flat, io.say)
         towers = dataclasses.replace(towers_of(config, assigned, features), evidence=evidence)
         plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
+        said = f"{towers_text(towers)}\n{refined_text(plan, flat)}"
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("towers.json", towers.to_json())
         if plan is not None:
             draft.write_json("plan.json", plan.to_json())
-            with draft.open(TOWERS_PAGE) as sink:
-                sink.write(towers_page(towers).encode())
+            for page, text in ((TOWERS_PAGE, towers_page(towers)), (PLAN_PAGE, plan_page(plan))):
+                with draft.open(page) as sink:
+                    sink.write(text.encode())
+        placed = {} if plan is None else {"shape": towers_summary(towers), **plan_summary(plan)}
         summary = {"partition": config.partition.name, "towers": len(towers.towers), "features": len(features)}
-        artifact = draft.commit(summary)
-    if plan is not None:
-        io.say(towers_text(towers))
+        artifact = draft.commit({**summary, **placed})
+    if said:
+        io.say(said)
     return artifact
 
 
-def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
-    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError.
-
-    ``key``: the dataset's.
-    """
-    from pipeline.planning import make_plan
-    from pipeline.towers import layout_of, site_config, united_plan
-
-    features = [column.name for column in schema.sparse]
-    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
-    plans = []
-    for site in layout.sites:
-        own = tuple(column for column in schema.sparse if column.name in site.features)
-        plans.append(make_plan(site_config(config, site), dataclasses.replace(schema, sparse=own), profile, key))
-    return united_plan(layout, plans, features)
-
-
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
+    from pipeline.checkpoint import committed
     from pipeline.training import train
 
     key = continuation_key(config, step.config, step.input_keys)
-    plan, towers = read_towers(store, inputs)
+    before = [] if config.force else committed(store, step.scratch[0])
+    plan, towers = read_towers(config, store, inputs, before, io.say)
     init = _init_artifact(step, config, store)
     summary = train(
-        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init,
+        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_phase,
         plan_key=inputs["plan"].key, towers=towers,
     )  # fmt: skip
     if not is_first_rank():
@@ -324,14 +338,17 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 
 
 def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
+    import numpy as np
+
     from pipeline.checkpoint.reader import OTHER_MODEL
     from pipeline.evaluation import evaluate, reliability
+    from pipeline.publish import LOGITS
     from pipeline.training import predict
 
     final = inputs["train"].summary.get("final")
     if not final:
         raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
-    plan, towers = read_towers(store, inputs)
+    plan, towers = read_towers(config, store, inputs, _named(store, final))
     try:
         predictions = predict(config, store, inputs["ingest"], plan, final, towers)
     except UnreachableError:
@@ -348,7 +365,23 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     with _draft(store, step) as draft:
         draft.write_json("metrics.json", figures)
         draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
+        with draft.open(LOGITS) as sink:
+            np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
         return draft.commit(figures)
+
+
+def _publish(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
+    from pipeline.publish import publish
+
+    with _draft(store, step) as draft:
+        return draft.commit(publish(config, store, step, inputs, draft, io.say))
+
+
+def _named(store: Store, checkpoint: str) -> list[Artifact]:
+    """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
+    from pipeline.checkpoint import committed
+
+    return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
 
 
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
@@ -370,11 +403,28 @@ def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profil
     return read_dataset(store, artifact)
 
 
-def read_towers(store: Store, inputs: Mapping[str, Artifact]) -> tuple[Plan, Towers]:
-    """The towers and the plan to train by: with towers, the one refined for their hosts."""
+def read_towers(
+    config: Config,
+    store: Store,
+    inputs: Mapping[str, Artifact],
+    checkpoints: Sequence[Artifact],
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[Plan, Towers]:
+    """The plan and the towers to train by: with towers, the plan refined for their hosts.
+
+    ``checkpoints``: of this training, oldest first; the newest one's towers stay.
+    """
     partition = inputs["partition"]
     towers = Towers.from_json(store.read_json(f"{partition.path}/towers.json"))
-    return read_plan(store, inputs["plan"] if towers.is_flat else partition), towers
+    if towers.is_flat:
+        return read_plan(store, inputs["plan"]), towers
+    kept = kept_towers(config, store, checkpoints, towers)
+    if kept == towers:
+        return read_plan(store, partition), towers
+    if is_first_rank():
+        say("this hardware would divide the features otherwise; they stay in the towers of the checkpoints")
+    schema, profile = read_dataset(store, inputs["ingest"])
+    return refine_plan(config, schema, profile, kept, inputs["ingest"].key), kept
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:
@@ -406,6 +456,7 @@ _FUNCTIONS: dict[str, Callable[[Step, Config, Store, dict[str, Artifact], StageI
     "partition": _partition,
     "train": _train,
     "evaluate": _evaluate,
+    "publish": _publish,
 }
 
 

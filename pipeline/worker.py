@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import os
 import select
@@ -16,16 +17,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pipeline.artifacts import Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
+from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.step import run_directory
 from pipeline.stages import StageIO, run_stage
 
 PR_SET_PDEATHSIG = 1
+QUIET = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
 CHECK_SECONDS = 1.0
 
 
@@ -62,12 +65,52 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         config = load(store, run)
         step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:
-            run_stage(step, config, store, make_io(config, store))
+            io = make_io(config, store) if rank == 0 else QUIET
+            if launcher and is_held(config, plan_of(step, store)):
+                how = hold(config, launcher)
+                if stage == "train":
+                    io.say(how)
+            minutes = config.launch.first_step_minutes if stage == "train" and config.launch.name != "local" else None
+            with first_step_in_time(
+                minutes, lambda error: _fail(store, run, stage, Report.of(error, rank))
+            ) as on_phase:
+                run_stage(step, config, store, dataclasses.replace(io, on_phase=on_phase))
     except Exception as error:
         _fail(store, run, stage, Report.of(_plain(error, stage), rank))
     if rank == 0:
         write_report(store, run, stage, Report(status="done"))
     return 0
+
+
+@contextlib.contextmanager
+def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None]) -> Iterator[Callable[[str], None]]:
+    """Within: ``fail`` is called where training has taken no step after ``minutes`` (None: it may take for ever).
+
+    Gives the hook that learns of named points (``checkpoint.Phase``): with the second batch one step is done. Until
+    then ranks may hang without an error, in a collective, where the network lets some of them connect and others not.
+    """
+    batches = 0
+    error = LaunchError(
+        f"training took no step within launch.first_step_minutes={minutes or 0:g}: its ranks met, but an exchange of "
+        "data hangs, or what it starts from takes that long to read",
+        hint="look at network policies and at NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME in launch.pods.env; "
+        f"launch.first_step_minutes={2 * (minutes or 0):g}",
+    )
+    timer = threading.Timer(60 * (minutes or 0), fail, (error,))
+    timer.daemon = True
+
+    def on_phase(phase: str) -> None:
+        nonlocal batches
+        batches += phase == "batch"
+        if batches == 2:
+            timer.cancel()
+
+    if minutes is not None:
+        timer.start()
+    try:
+        yield on_phase
+    finally:
+        timer.cancel()
 
 
 def _plain(error: Exception, stage: str) -> Exception:

@@ -1,8 +1,12 @@
 """What all tests share: where the real data lies, and the line that says what to look at."""
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.cluster_kit import cluster  # noqa: F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -21,6 +25,25 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _log_handlers() -> Iterator[None]:
+    """A library's handler on the root logger, bound to the captured stderr of one test, must not outlive that test."""
+    before = set(logging.root.handlers)
+    yield
+    for handler in set(logging.root.handlers) - before:
+        if type(handler) is logging.StreamHandler:
+            logging.root.removeHandler(handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    default = Path.home() / ".cache" / "nightjar" / "k8s-assets"
+    text = f"folder of the test cluster's programs, which ../shared/k8s/build.sh makes (default: {default})"
+    parser.addoption("--k8s-assets", default=str(default), help=text)
+    kit = SHARED / "k8s"
+    parser.addoption("--airflow-python", default="", help="a Python with Airflow 3, for the DAG of docs/airflow.md")
+    parser.addoption("--k8s-kit", default=str(kit), help=f"folder of the Kubernetes test kit (default: {kit})")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -74,7 +74,7 @@ def _record(artifact: Artifact) -> dict[str, Any]:
 
 def show(store: Store, name: str) -> dict[str, Any]:
     """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
-    from pipeline.checkpoint.reader import read_index, read_verified
+    from pipeline.checkpoint.reader import read_index, read_state, read_verified
     from pipeline.checkpoint.writer import DENSE
 
     artifact = find_checkpoint(store, name)
@@ -95,19 +95,11 @@ def show(store: Store, name: str) -> dict[str, Any]:
         "key": artifact.key,
         "inputs": artifact.inputs,
         "summary": artifact.summary,
-        "position": _state(store, artifact)["train"],
+        "position": read_state(store, artifact)["train"],
         "tables": tables,
         "dense_bytes": artifact.files[DENSE].bytes,
         "config": artifact.config,
     }
-
-
-def _state(store: Store, artifact: Artifact) -> Any:
-    from pipeline.checkpoint.parse import parse_state
-    from pipeline.checkpoint.reader import read_verified
-    from pipeline.checkpoint.writer import STATE
-
-    return parse_state(read_verified(store, artifact, STATE), f"{store.url_of(artifact.path)}/{STATE}")
 
 
 def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:

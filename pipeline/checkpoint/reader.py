@@ -276,6 +276,11 @@ def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], store:
             )
 
 
+def read_state(store: Store, artifact: Artifact) -> dict[str, Any]:
+    """What ``state.json`` of checkpoint ``artifact`` holds; ArtifactError where it is damaged."""
+    return parse_state(read_verified(store, artifact, STATE), f"{store.url_of(artifact.path)}/{STATE}")
+
+
 def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
     """The dense parameters of checkpoint ``artifact`` by name; ArtifactError where its file is damaged."""
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
@@ -286,7 +291,7 @@ def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainStat
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
-    record = parse_state(read_verified(store, artifact, STATE), f"{where}/{STATE}")
+    record = read_state(store, artifact)
     stored = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
     complaints = []
     for name in [*target.dense, *(name for name in stored if name not in target.dense)]:

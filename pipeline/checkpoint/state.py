@@ -19,7 +19,9 @@ class TrainState:
     """Where training stands. The position is (``epoch``, ``next_batch``: next global batch of that epoch).
 
     ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
-    ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter.
+    ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
+    for other features; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does
+    not matter.
     """
 
     step: int = 0
@@ -28,6 +30,7 @@ class TrainState:
     samples: int = 0
     schedule: dict[str, Any] = field(default_factory=dict)
     windows: list[list[float]] = field(default_factory=list)
+    towers: dict[str, list[str]] = field(default_factory=dict)
     rng: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:

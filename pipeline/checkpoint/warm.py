@@ -6,7 +6,6 @@ rows that the model does not have are left out. The position of the data starts 
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,10 +21,9 @@ from pipeline.checkpoint.reader import (
     read_blocks,
     read_dense,
     read_index,
-    read_verified,
+    read_state,
     restore_dense,
 )
-from pipeline.checkpoint.writer import STATE
 from pipeline.embeddings import TableSpec
 from pipeline.errors import ArtifactError, ConfigError
 
@@ -60,13 +58,16 @@ def warm_start(
     tables_only: bool = False,
     rename: dict[str, str] | None = None,
     partly: bool = False,
+    towers: dict[str, list[str]] | None = None,
 ) -> list[str]:
     """Fill ``target``, whose values are initial ones, from ``artifact``; lines that say what was taken and what left.
 
     ``rename``: {table in the checkpoint: table of the model}. ``tables_only``: dense parameters and their optimizer
     keep their initial values. ``partly``: so do dense parameters that the checkpoint lacks or has in another shape, as
-    between a flat model and one with towers. Collective. Raises ConfigError for a rename that names no table and for
-    dense parameters or embedding dimensions that do not fit, ArtifactError for a damaged checkpoint.
+    between a flat model and one with towers. ``towers``: the model's, as in TrainState; parameters of a tower that had
+    other features in the checkpoint keep their initial values too. Collective. Raises ConfigError for a rename that
+    names no table and for dense parameters or embedding dimensions that do not fit, ArtifactError for a damaged
+    checkpoint.
     """
     lines: list[str] = []
 
@@ -79,7 +80,7 @@ def warm_start(
         if tables_only:
             lines.append("dense parameters and their optimizer keep their initial values")
         else:
-            lines.extend(_read_dense(store, artifact, target, partly))
+            lines.extend(_read_dense(store, artifact, target, partly, towers or {}))
 
     together(f"starting from {artifact.path}", read)
     return lines
@@ -147,11 +148,15 @@ def _read_rows(store: Store, chain: list[Artifact], target: Target, names: dict[
                 apply_block(renamed, shard, states=target.states)
 
 
-def _read_dense(store: Store, artifact: Artifact, target: Target, partly: bool) -> list[str]:
+def _read_dense(
+    store: Store, artifact: Artifact, target: Target, partly: bool, towers: dict[str, list[str]]
+) -> list[str]:
     """Take the dense part; another optimizer class starts anew, and its settings are always the run's own."""
-    record = json.loads(read_verified(store, artifact, STATE))["optimizer"]
+    state = read_state(store, artifact)
+    record, stored = state["optimizer"], state["train"].get("towers", {})
     same = target.optimizer is not None and record is not None and record["class"] == type(target.optimizer).__name__
-    if partly and (left := _misfits(store, artifact, target)):
+    moved = tuple(start for start, features in stored.items() if towers.get(start, features) != features)
+    if (partly or moved) and (left := _misfits(store, artifact, target, moved)):
         return _read_some(store, artifact, target, left)
     groups = [dict(group) for group in target.optimizer.param_groups] if target.optimizer is not None else []
     try:
@@ -166,11 +171,11 @@ def _read_dense(store: Store, artifact: Artifact, target: Target, partly: bool) 
     return [f"dense part: all {len(target.dense)} parameters {optimizer}"]
 
 
-def _misfits(store: Store, artifact: Artifact, target: Target) -> list[str]:
-    """Names of the dense parameters that one side lacks or has in another shape, in order."""
+def _misfits(store: Store, artifact: Artifact, target: Target, moved: tuple[str, ...]) -> list[str]:
+    """Names of the dense parameters that one side lacks or has in another shape or starting as ``moved``, in order."""
     stored = {name: tuple(value.shape) for name, value in read_dense(store, artifact).items()}
     now = {name: tuple(value.shape) for name, value in target.dense.items()}
-    return [name for name in {**now, **stored} if stored.get(name) != now.get(name)]
+    return [name for name in {**now, **stored} if stored.get(name) != now.get(name) or name.startswith(moved)]
 
 
 def _read_some(store: Store, artifact: Artifact, target: Target, left: list[str]) -> list[str]:

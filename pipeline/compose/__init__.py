@@ -32,7 +32,7 @@ from pipeline.errors import ConfigError
 SCHEMA = "nightjar_schema"
 ROOT = "config"
 # Settings that say where, how and how much is run, not what comes out: they leave the run's name alone.
-NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch")
+NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish")
 
 
 def conf_directory() -> Path:

@@ -165,7 +165,10 @@ def describe(kind: Any) -> str:
     inner = _strip_none(kind)
     none = " or null" if inner is not kind else ""
     if typing.get_origin(inner) is list:
-        return f"a list [a,b] (of {describe(typing.get_args(inner)[0]).removeprefix('a ')}s){none}"
+        part = typing.get_args(inner)[0]
+        nested = typing.get_origin(part) is list
+        shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
+        return f"{shape} (of {describe(part).removeprefix('a ')}s){none}"
     if typing.get_origin(inner) is dict or is_dataclass(inner):
         return f"a group of keys{none}"
     return _WORDS.get(inner, str(inner)) + none
@@ -185,6 +188,9 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
     if in_file:
         found = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
         return ConfigError(f"{in_file['file']}.yaml: {found.message}", hint=f"mend {in_file['file']}.yaml")
+    merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
+    if merged and field_type(merged["key"]) is not None:  # a list in a list, of the wrong kind: OmegaConf names no key
+        return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
     return ConfigError("; ".join(lines[:3]) or type(error).__name__, hint="nightjar run --cfg job shows the whole tree")
 
 
@@ -203,7 +209,9 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
         return _about_pin(key, _value_text(given[0]) if given and not _is_mapping(given[0]) else "")
     value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
-    listed = f"{key}=[{_value_text(given[0])}]" if given and "list" in describe(kind) else ""
+    text = _value_text(given[0]) if given else ""
+    text = f"[{text}]" if "list of lists" in describe(kind) and not text.startswith("[") else text
+    listed = f"{key}=[{text}]" if given and "list" in describe(kind) else ""
     return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
 
 

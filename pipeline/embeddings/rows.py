@@ -75,7 +75,8 @@ class RowAccess:
     def local_shards(self) -> list[LocalShard]:
         """Every non-empty shard of this rank, ordered by (table, row, column).
 
-        Views stay valid as long as the model; a table with a device cache is flushed first.
+        Views stay valid as long as the model; of a table with a device cache until it is next looked up, for what is
+        cached is written back and forgotten here.
         """
         shards = [shard for kernel in kernels(self._dmp) for shard in self._shards_of(kernel)]
         return sorted(shards, key=lambda shard: (shard.table, shard.row, shard.column))
@@ -83,6 +84,7 @@ class RowAccess:
     def _shards_of(self, kernel: Kernel) -> list[LocalShard]:
         if kernel.fused:
             kernel.module.flush()
+            kernel.module.reset_cache_states()
             states = kernel.module.split_optimizer_states()
             sums = [states[0] for states in states] if states else [None] * len(kernel.tables)
         elif hasattr(kernel.module, ADAGRAD_SUM):

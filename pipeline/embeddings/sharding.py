@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.distributed._shard.sharding_spec import EnumerableShardingSpec
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder, ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.distributed.types import (
+    CacheParams,
     EmbeddingModuleShardingPlan,
     ParameterSharding,
     QuantizedCommCodecs,
@@ -27,11 +29,12 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from pipeline.contracts import Plan, TablePlan
 from pipeline.embeddings.collection import has_state
 from pipeline.embeddings.optimizer import make_dense_optimizer
-from pipeline.embeddings.ssd.buffers import kept_buffers
+from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import PlanError
 
+HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true makes the plan again"
 
 
@@ -86,10 +89,10 @@ def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
             f"table {name!r} on tier ssd is sharded {table.sharding}, expected table_wise or row_wise",
             hint="plan.sharding_types=[table_wise,row_wise]",
         )
-    if plan.device != "cpu":
+    if plan.device != "cpu" and not table.cache_rows:
         raise PlanError(
-            f"table {name!r} is on tier ssd, which needs device cpu; the plan is for {plan.device}",
-            hint=f"+plan.tables.{name}.tier=ddr, or hardware.device=cpu",
+            f"table {name!r} on tier ssd has cache_rows 0 on {plan.device}, expected at least the rows of a batch",
+            hint=_REPLAN,
         )
 
 
@@ -115,6 +118,8 @@ def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int])
         compute_kernel="fused" if plan.device == "cpu" else table.kernel,
         ranks=[ranks_here.index(shard.rank) for shard in table.shards],
         sharding_spec=EnumerableShardingSpec(shards),
+        # A kernel's cache is shared by its tables and as large as their shares together.
+        cache_params=CacheParams(load_factor=table.cache_rows / table.rows) if table.tier == HBM_CACHED else None,
     )
 
 
@@ -188,7 +193,7 @@ def shard_model(
     )
     if ssd is not None:
         ssd.give(collection)
-    with kept_buffers():
+    with kernels_on_ssd() if ssd is not None else nullcontext():
         dmp = DistributedModelParallel(
             module=model,
             device=device,

@@ -149,4 +149,4 @@ class DiskShard(LocalShard):
 
 
 def _numbers(places: Places) -> NDArray[np.int64]:
-    return np.arange(places.start, places.stop) if isinstance(places, slice) else places.numpy()
+    return np.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu().numpy()

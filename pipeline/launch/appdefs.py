@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
+from pipeline.launchconfig import PodResources
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef
@@ -29,6 +30,54 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     """
     worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--columns", str(columns), "--launcher", str(launcher)]
     return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], _threads(stage, config))
+
+
+def hosts_of(stage: str, config: Config) -> int:
+    """Pods that ``stage`` runs in on a cluster: one a host, or one."""
+    return config.hardware.hosts if stage in DISTRIBUTED else 1
+
+
+def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
+    """The AppDef of one stage in pods of a cluster, a replica for each host; ``name``: of the job, where they meet."""
+    from torchx.specs import AppDef, Role, macros
+
+    command = pod_command(stage, config, config_url, name)
+    # TorchX substitutes ${macros}, so a dollar is written twice; it knows each replica's variable for the first one.
+    escaped = [argument.replace("$", "$$") for argument in command[1:]]
+    arguments = [argument.replace("(FIRST_POD)", f"({macros.rank0_env})") for argument in escaped]
+    role = Role(
+        name=stage, image=config.launch.pods.image, entrypoint=command[0], args=arguments,
+        env=pod_environment(stage, config), num_replicas=hosts_of(stage, config), port_map={"c10d": config.launch.port},
+    )  # fmt: skip
+    return AppDef(name=name, roles=[role])
+
+
+def pod_command(stage: str, config: Config, config_url: str, name: str) -> list[str]:
+    """The command of every pod of ``stage``; Kubernetes puts in the values of ``$(FIRST_POD)`` and ``$(POD_IP)``."""
+    hosts = hosts_of(stage, config)
+    ranks = ranks_of(stage, config) // hosts
+    seconds = math.ceil(60 * config.launch.rendezvous_minutes)
+    meeting = ["--standalone", "--local-addr", "127.0.0.1"]
+    if hosts > 1:
+        meeting = [
+            "--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", "--local-addr", "$(POD_IP)",
+            "--rdzv-endpoint", f"$(FIRST_POD):{config.launch.port}",
+            "--rdzv-conf", f"join_timeout={seconds},read_timeout={seconds}",
+        ]  # fmt: skip
+    quiet = ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))] if ranks > 1 else []
+    return [
+        "python", "-m", "torch.distributed.run", *meeting, "--max-restarts", "0",
+        "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *quiet,
+        "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"),
+    ]  # fmt: skip
+
+
+def pod_environment(stage: str, config: Config) -> dict[str, str]:
+    """Threads of the native libraries: the pod's cores shared among its ranks."""
+    ranks = ranks_of(stage, config) // hosts_of(stage, config)
+    asked = config.launch.pods.resources.get(stage) or PodResources()
+    own = config.train.threads_per_rank if stage in DISTRIBUTED else None
+    return {"OMP_NUM_THREADS": str(own or max(1, int(asked.cpu) // ranks))}
 
 
 def seconds_to_end(stage: str, config: Config) -> int:

@@ -13,17 +13,18 @@ from typing import Any
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError
-from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end, stage_app
-from pipeline.launch.logs import Tail, cause_of, collect, exit_hint, killed_rank
-from pipeline.launch.result import Outcome, assemble
-from pipeline.launch.runner import LocalRunner
+from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
+from pipeline.launch.logs import exit_hint, never_met
+from pipeline.launch.memory import exceeded, release
+from pipeline.launch.protocol import StageJob, StageRunner
+from pipeline.launch.result import Outcome, assemble, refuse_held
+from pipeline.launch.schedulers import scheduler
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.step import Step, run_directory
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
-POLL_SECONDS = 0.1
 MOST_RANKS = 16  # that one machine acts several hosts with
 
 
@@ -66,7 +67,7 @@ class Chain:
         self.selected = [step for step in steps if step.name in config.stages]
         self.outcomes: dict[str, Outcome] = {}
         self.artifacts: dict[str, Artifact] = {}
-        self._runner: LocalRunner | None = None
+        self._runner: StageRunner | None = None
 
     def run(self) -> dict[str, Any]:
         """Run the selected stages; returns the content of ``result.json``.
@@ -81,6 +82,7 @@ class Chain:
                 self._find_upstream()
                 for step in self.selected:
                     self._run_step(step)
+                refuse_held(self.artifacts)
         except BaseException as error:
             with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
                 self._write(error)
@@ -88,6 +90,7 @@ class Chain:
         finally:
             if self._runner is not None:
                 self._runner.close()
+                release(os.getpid())
         return self._write(None)
 
     def _write(self, error: BaseException | None) -> dict[str, Any]:
@@ -104,7 +107,11 @@ class Chain:
     def _require_one_machine(self) -> None:
         """This machine can act as a few CPU hosts; it cannot be a cluster."""
         hardware = self.config.hardware
-        if hardware.hosts == 1 or not any(step.name in DISTRIBUTED for step in self.selected):
+        if (
+            self.config.launch.name != "local"
+            or hardware.hosts == 1
+            or not any(step.name in DISTRIBUTED for step in self.selected)
+        ):
             return
         if hardware.device != "cpu" or self.config.world_size > MOST_RANKS:
             raise ConfigError(
@@ -167,6 +174,10 @@ class Chain:
         self.outcomes[step.name] = Outcome("skipped", 0.0, artifact.path)
 
     def _discard(self, step: Step) -> None:
+        if self.config.launch.name != "local" and step.name not in self.config.launch.inline:
+            former = self._scheduler().find(step)  # it would write on into what is removed
+            if former is not None:
+                former.stop(seconds_to_end(step.name, self.config))
         for path in (step.path, *step.scratch):
             if self.store.exists(path):
                 self.store.fs.rm(self.store.full(path), recursive=True)
@@ -190,36 +201,43 @@ class Chain:
         raise AssertionError("launch.attempts is at least 1")
 
     def _attempt(self, step: Step) -> Artifact:
-        if self._runner is None:
-            self._runner = LocalRunner()
-        run, runner = str(self.config.run), self._runner
-        clear_report(self.store, run, step.name)
-        url = self.store.url_of(f"{run_directory(run)}/config.yaml")
-        app = stage_app(step.name, self.config, url, columns=self.console.columns, launcher=os.getpid())
-        handle = runner.submit(app)
+        """Follow the job of an earlier launcher, or submit one, to its end; StageError where that is an unclear one."""
+        runner, run = self._scheduler(), str(self.config.run)
+        job = runner.find(step)
+        if job is None:
+            clear_report(self.store, run, step.name)
+            job = runner.submit(step, self.store.url_of(f"{run_directory(run)}/config.yaml"))
         try:
-            state = self._follow(step, handle)
+            state = self._follow(step, job)
         except Interrupted as stop:
-            self._end(step, handle, stop)
+            if runner.outlasts and stop.number != signal.SIGINT:
+                raise Interrupted(stop.number, f"job {job.name} goes on") from stop
+            self._end(step, job, stop)
+            job.cancel()
             raise
-        finally:
-            runner.cancel(handle)
+        except BaseException:
+            job.cancel()
+            raise
+        job.cancel()
         artifact = self.store.find(step.path) if state == "succeeded" else None
         if artifact is None:
-            raise self._failure(step, handle, state)
+            raise self._failure(step, job, state)
         return artifact
 
-    def _end(self, step: Step, handle: str, stop: Interrupted) -> None:
+    def _scheduler(self) -> StageRunner:
+        if self._runner is None:
+            self._runner = scheduler(self.config, self.console.say, self.console.columns)
+        return self._runner
+
+    def _end(self, step: Step, job: StageJob, stop: Interrupted) -> None:
         """Give a stage time to end by itself after a signal; raises what it said last, if it said something.
 
         A second signal does not wait. Ctrl-C keeps its own exit code, with the stage's words.
         """
-        assert self._runner is not None
         seconds = seconds_to_end(step.name, self.config)
         self.console.say(f"{step.name:<10} {stop}: waiting up to {seconds} s for it to end; again to end at once")
-        self._runner.stop(handle, seconds)
-        text = collect(self._runner.log_directory, handle)
-        report = read_report(self.store, str(self.config.run), step.name, text)
+        job.stop(seconds)
+        report = read_report(self.store, str(self.config.run), step.name, job.logs())
         error = report.exception() if report else None
         if error is None:
             return
@@ -227,14 +245,12 @@ class Chain:
             raise Interrupted(stop.number, error.message) from error
         raise error from stop
 
-    def _follow(self, step: Step, handle: str) -> str:
+    def _follow(self, step: Step, job: StageJob) -> str:
         """Pass the stage's output on until it ends; returns its last state. LaunchError at the deadline."""
-        assert self._runner is not None
-        tail = Tail(self._runner.log(handle, "stdout"))
         last = time.monotonic() + 60 * self.config.launch.deadline_minutes
         while True:
-            state = self._runner.state(handle)  # before the read: what was written by then is passed on
-            self.console.write(tail.read())
+            state = job.state()  # before the read: what was written by then is passed on
+            self.console.write(job.output())
             if state != "running":
                 return state
             if time.monotonic() > last:
@@ -243,15 +259,15 @@ class Chain:
                     "minutes",
                     hint=f"launch.deadline_minutes={2 * self.config.launch.deadline_minutes:g}",
                 )
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._scheduler().poll_seconds)
 
-    def _failure(self, step: Step, handle: str, state: str) -> Exception:
+    def _failure(self, step: Step, job: StageJob, state: str) -> Exception:
         """The exception for a stage that ended without its artifact."""
-        assert self._runner is not None
-        run = str(self.config.run)
-        text = collect(self._runner.log_directory, handle)
+        run, text = str(self.config.run), job.logs()
         report = read_report(self.store, run, step.name, text)
-        known, dead = report.exception() if report else None, killed_rank(text)
+        known, dead = report.exception() if report else None, job.death(text)
+        if over := exceeded(self.config, self.store, step, os.getpid()):
+            return over
         if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
         path = f"{run_directory(run)}/logs/{step.name}.log"
@@ -259,10 +275,12 @@ class Chain:
         with contextlib.suppress(NightjarError, OSError):
             self.store.write_bytes(path, text.encode())
             log = self.store.url_of(path)
-        if dead is not None:
-            rank, number = dead
-            message = f"the {step.name} stage {state}: rank {rank} was killed by signal {number}{cause_of(number)}"
+        if dead:
+            message = f"the {step.name} stage {state}: {dead}"
             report = None  # what its peers say follows from that
+        elif report is None and never_met(text):
+            minutes = self.config.launch.rendezvous_minutes
+            message = f"the pods of the {step.name} stage did not meet within launch.rendezvous_minutes={minutes:g}"
         elif report is None or report.status == "done":
             message = f"the {step.name} stage {state} without a word{exit_hint(text)}"
         else:

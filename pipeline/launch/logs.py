@@ -64,3 +64,8 @@ def killed_rank(log: str) -> tuple[int, int] | None:
         if int(code) < 0 and -int(code) != signal.SIGTERM:
             return int(rank), -int(code)
     return None
+
+
+def never_met(log: str) -> bool:
+    """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
+    return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

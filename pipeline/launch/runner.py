@@ -1,4 +1,4 @@
-"""The runner adapter: every use of TorchX's runner is in this module (0.7.0, scheduler ``local_cwd``)."""
+"""The runner adapter: every use of TorchX's runner is here (0.7.0, schedulers ``local_cwd`` and ``kubernetes``)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.errors import LaunchError
 
@@ -98,3 +99,89 @@ class LocalRunner:
         with contextlib.suppress(ProcessLookupError):
             self._runner.close()
         shutil.rmtree(self.log_directory, ignore_errors=True)
+
+
+class VolcanoAdapter:
+    """TorchX's kubernetes scheduler: renders and submits AppDefs as Volcano jobs, tells their states, deletes them.
+
+    ``client``: with credentials, for TorchX 0.7.0 looks for a kubeconfig alone. Its answers to refused requests are
+    those of ``kubernetes/api.py``.
+    """
+
+    scheduler = "kubernetes"
+
+    def __init__(self, client: Any, namespace: str, queue: str) -> None:
+        from torchx.runner.api import Runner
+
+        self.namespace, self.queue = namespace, queue
+        self._server = str(client.configuration.host)
+        self._runner: Any = Runner(SESSION, {self.scheduler: lambda session, **_: _volcano_scheduler(session, client)})
+
+    def render(self, app: AppDef) -> tuple[Any, dict[str, Any]]:
+        """TorchX's own request for ``app``, and the job in it as plain data. Asks no server."""
+        from torchx.schedulers.kubernetes_scheduler import sanitize_for_serialization
+
+        info = self._runner.dryrun(app, self.scheduler, cfg={"namespace": self.namespace, "queue": self.queue})
+        return info, cast(dict[str, Any], sanitize_for_serialization(info.request.resource))
+
+    def submit(self, app: AppDef, finish: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
+        """Submit ``app`` as the job that ``finish`` makes of TorchX's; returns its handle. RefusedError."""
+        info, rendered = self.render(app)
+        info.request.resource = finish(rendered)
+        with self._translated():
+            return str(self._runner.schedule(info))
+
+    def state(self, name: str) -> str:
+        """running | succeeded | failed | cancelled | lost."""
+        from torchx.specs import AppState
+
+        with self._translated():
+            status = self._runner.status(self._handle(name))
+        ended = {AppState.SUCCEEDED: "succeeded", AppState.FAILED: "failed", AppState.CANCELLED: "cancelled"}
+        return "lost" if status is None else ended.get(status.state, "running")
+
+    def cancel(self, name: str) -> None:
+        """Delete the job and its pods; nothing happens where it does not exist or has ended."""
+        with self._translated():
+            self._runner.cancel(self._handle(name))
+
+    def _handle(self, name: str) -> str:
+        return f"{self.scheduler}://{SESSION}/{self.namespace}:{name}"
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        from kubernetes.client import ApiException
+
+        from pipeline.launch.kubernetes.api import RefusedError, answers, refusal
+
+        try:
+            with answers(self._server):
+                yield
+        except ApiException as error:
+            raise refusal(int(error.status or 0), str(error.body or error.reason), "batch.volcano.sh") from None
+        except ValueError as error:
+            if "already exists" in str(error):  # TorchX's word for 409
+                raise RefusedError(409, str(error)) from None
+            raise
+
+
+def _volcano_scheduler(session: str, client: Any) -> Any:
+    """TorchX's scheduler without three of its faults: a phase and a state it does not know, a job that is gone."""
+    from kubernetes.client import ApiException
+    from torchx.schedulers import kubernetes_scheduler as torchx
+    from torchx.schedulers.api import DescribeAppResponse
+    from torchx.specs import AppState
+
+    class Scheduler(torchx.KubernetesScheduler):
+        def describe(self, app_id: str) -> Any:
+            try:
+                return super().describe(app_id)
+            except ApiException as error:
+                if error.status == 404:
+                    return None
+                raise
+            except KeyError:  # a status that is half written, or a new phase
+                return DescribeAppResponse(app_id=app_id, state=AppState.UNKNOWN)
+
+    torchx.JOB_STATE.update({"Completing": AppState.RUNNING, "Failed": AppState.FAILED})
+    return Scheduler(session, client=client)

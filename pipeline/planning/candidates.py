@@ -22,7 +22,7 @@ from pipeline.planning.choices import (
     Table,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, ShardLoad, shard_ms
+from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loads
 
@@ -30,13 +30,18 @@ from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loa
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
 # FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row;
-# tier ssd a place (4 bytes) for every row, in memory.
+# tier ssd a place (4 bytes) for every row, in host memory.
 SLOT_BYTES, ROW_BYTES = 16, 4
+# Batches of rows from SSD in memory beside those read ahead: trained, exchanged, fetched (twice), written.
+BATCHES_MOVING = 5
+# A log's segment being filled and one being emptied.
+SEGMENTS_BYTES = 2 * 256 * 1024
+# Batches whose distinct rows a GPU's cache of a table on SSD has slots for at least: one is trained, the next comes.
+BATCHES_CACHED = 2
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
-STATE_BYTES = 4  # row-wise Adagrad: one float a row
-# A record on SSD has its row's number, and the log of them room to spare.
-RECORD_BYTES, LOG_SHARE = 4, 1.1
+# A record on SSD has its row's number and one value for the state, and the log of them room to spare.
+RECORD_BYTES, LOG_SHARE = 8, 1.1
 
 
 class Stock(NamedTuple):
@@ -145,17 +150,24 @@ def offers(config: Config, table: Table, choice: Choice, layouts: list[Layout]) 
     for layout in layouts:
         asked = asked_of(config, table, layout.sharding, layout.shards)
         for tier in tiers_of(layout.sharding, choice.tiers):
-            for cache_rows in _cache_sizes(table, choice, tier):
+            for cache_rows in _cache_sizes(config.hardware, table, choice, tier, layout, asked):
                 found.append(_offer(config, table, layout, tier, cache_rows, asked))
     return found
 
 
-def _cache_sizes(table: Table, choice: Choice, tier: str) -> list[int]:
+def _cache_sizes(
+    hardware: HardwareConfig, table: Table, choice: Choice, tier: str, layout: Layout, asked: Asked
+) -> list[int]:
+    """Cache sizes worth trying. On a GPU a table on SSD is looked up in its cache alone, which holds whole batches."""
     if tier not in ("hbm_cached", "ssd"):
         return [0]
     if choice.cache_rows is not None:
         return [choice.cache_rows]
-    return sorted({max(1, round(share * table.rows)) for share in CACHE_SHARES})
+    least = 1
+    if tier == "ssd" and hardware.device == "cuda":
+        needs = (rows / block.rows for rows, block in zip(asked.distinct, layout.shards, strict=True))
+        least = min(table.rows, math.ceil(BATCHES_CACHED * max(needs) * table.rows))
+    return sorted({max(least, round(share * table.rows)) for share in CACHE_SHARES})
 
 
 def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: int, asked: Asked) -> Offer:
@@ -176,29 +188,40 @@ def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: 
         phases=tuple(priced[load] for load in loads),
         stock_ms=_stock_ms(hardware, table, layout, tier, kernel, cache_rows),
         bytes=tuple(
-            _bytes(hardware, table, tier, cache_rows, block, buffers)
-            for block, buffers in zip(layout.shards, layout.buffers, strict=True)
+            _bytes(hardware, table, tier, cache_rows, block, buffers, _flight(config, load))
+            for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True)
         ),
     )
 
 
+def _flight(config: Config, load: ShardLoad) -> int:
+    """Memory for a shard's rows from SSD that are on their way: of batches read ahead, and copies while they move."""
+    if load.tier != "ssd":
+        return 0
+    ahead = config.train.prefetch_batches if config.hardware.device == "cpu" else 0  # a GPU's are in its cache
+    return int((ahead + BATCHES_MOVING) * missing_rows(load) * (4 * load.columns + RECORD_BYTES)) + SEGMENTS_BYTES
+
+
 def _bytes(
-    hardware: HardwareConfig, table: Table, tier: str, cache_rows: int, block: Block, buffers: int
+    hardware: HardwareConfig, table: Table, tier: str, cache_rows: int, block: Block, buffers: int, flight: int
 ) -> tuple[int, int, int]:
     """Bytes of one shard by memory: weights and state in its tier, its part of the cache and the buffers in front.
+
+    ``flight``: of host memory, for rows on their way.
 
     Ours, not TorchRec's: its model leaves SSD tables out of DDR and SSD, and its cached ones know one cache size.
     """
     sizes = dict.fromkeys(MEMORIES, 0)
     fast = fast_memory(hardware)
     home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
-    row = 4 * block.columns + STATE_BYTES
+    row = 4 * block.columns + table.state_bytes
     if tier == "ssd":
-        sizes["ssd"] += int(LOG_SHARE * block.rows * (row + RECORD_BYTES))
-        sizes[fast] += ROW_BYTES * block.rows
+        sizes["ssd"] += int(LOG_SHARE * block.rows * (4 * block.columns + RECORD_BYTES))
+        sizes["ddr"] += ROW_BYTES * block.rows
     else:
         sizes[home] += block.rows * row
     sizes[fast] += buffers
+    sizes["ddr"] += flight
     if cache_rows:
         slots = -(-cache_rows * block.rows // table.rows)
         if tier == "hbm_cached":

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Profile
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.planning.cost import FLOAT, state_bytes
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 
@@ -36,7 +37,8 @@ COLUMN_STEP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and row-wise state.
+    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and row-wise state,
+    ``state_bytes`` a row.
 
     ``curve``: share of its lookups by hottest rows; ``ranked``: whether rows are numbered in falling frequency, so
     that the hottest ones are the first.
@@ -49,11 +51,12 @@ class Table:
     curve: HitCurve
     weighted: bool = False
     ranked: bool = False
+    state_bytes: int = FLOAT
 
     @property
     def bytes(self) -> int:
-        """Weights (4 bytes an element) and row-wise Adagrad state (4 bytes a row)."""
-        return self.rows * (self.dim + 1) * 4
+        """Weights (4 bytes an element) and optimizer state."""
+        return self.rows * (self.dim * FLOAT + self.state_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +89,7 @@ def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[T
             curve=HitCurve.measured(profile, column.name),
             weighted=column.weighted,
             ranked=_ranked(config, column.name),
+            state_bytes=state_bytes(config),
         )
         tables.append(table)
     return tables

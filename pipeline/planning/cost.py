@@ -20,7 +20,8 @@ PAGE = 4096  # bytes that a disk moves at least
 BYTES_PER_MS = 1e6  # at 1 GB/s
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
 # Passes of row-wise Adagrad over a data-parallel table: its gradient zeroed, scattered, squared, applied; weights.
-DENSE_PASSES = 6
+# SGD squares nothing.
+DENSE_PASSES, DENSE_PASSES_SGD = 6, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +29,8 @@ class ShardLoad:
     """What one shard is asked for in a step of the global batch.
 
     ``lookups``: ids, duplicates included; ``distinct``: of them distinct; ``pooled_rows``: output rows (samples x
-    features) it produces for all ranks; ``hit_rate``: share of the lookups that the faster memory serves.
+    features) it produces for all ranks; ``hit_rate``: share of the lookups that the faster memory serves;
+    ``state_bytes``: optimizer state of a row.
     """
 
     rows: int
@@ -40,6 +42,7 @@ class ShardLoad:
     tier: str
     hit_rate: float
     weighted: bool
+    state_bytes: int = FLOAT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,11 @@ class DenseShape:
     flop: float
     parameters: int
     activations: int
+
+
+def state_bytes(config: Config) -> int:
+    """Optimizer state of a table's row in bytes: one float of row-wise Adagrad, nothing of SGD."""
+    return 0 if config.train.sparse_optimizer == "sgd" else FLOAT
 
 
 def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
@@ -75,7 +83,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
     if load.sharding == DATA_PARALLEL:
         return phases | _replica_ms(hardware, load)
     ids = load.lookups * FLOAT * (2 if load.weighted else 1) + min(load.pooled_rows, global_batch) * FLOAT
-    phases["input_exchange"] = _all_to_all_ms(hardware, ids) + _ssd_ms(hardware, load, distinct)
+    phases["input_exchange"] = _all_to_all_ms(hardware, ids) + _ssd_ms(hardware, load)
     phases["output_exchange"] = phases["gradient_exchange"] = _outputs_ms(hardware, load.sharding, pooled)
     return phases
 
@@ -150,36 +158,37 @@ def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
     return hardware.hbm_to_ddr_gb_per_s if tier == "ddr" else hardware.hbm_gb_per_s
 
 
-def _misses(load: ShardLoad, distinct: float) -> float:
-    """Distinct rows that the faster memory has not: the cold ones, which hardly repeat within a batch."""
+def missing_rows(load: ShardLoad) -> float:
+    """Distinct rows a step that the faster memory has not: the cold ones, which hardly repeat within a batch."""
     if load.tier not in ("hbm_cached", "ssd"):
         return 0.0
-    return min(distinct, load.lookups * (1.0 - load.hit_rate))
+    return min(load.distinct, load.lookups * (1.0 - load.hit_rate))
 
 
 def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: float) -> float:
     """Ms to move the distinct rows once; rows read ahead from SSD are in memory by then."""
-    far = _misses(load, distinct) if load.tier == "hbm_cached" else 0.0
+    far = missing_rows(load) if load.tier == "hbm_cached" else 0.0
     near = (distinct - far) * row / _gb_per_s(hardware, load.tier)
     return (near + (far * row / hardware.hbm_to_ddr_gb_per_s if far else 0.0)) / BYTES_PER_MS
 
 
-def _ssd_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float) -> float:
+def _ssd_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
     """Ms of the disk: missing rows are read page by page; when they leave memory they are written one after another."""
     if load.tier != "ssd":
         return 0.0
-    pages = _misses(load, distinct) * -(-load.columns * FLOAT // PAGE)
+    pages = missing_rows(load) * -(-load.columns * FLOAT // PAGE)
     transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
-    written = _misses(load, distinct) * load.columns * FLOAT / hardware.ssd_gb_per_s / BYTES_PER_MS
+    written = missing_rows(load) * load.columns * FLOAT / hardware.ssd_gb_per_s / BYTES_PER_MS
     return max(pages / hardware.ssd_read_iops * 1e3, transfer) + written
 
 
 def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
     """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
     size = load.rows * load.columns * FLOAT
+    passes = DENSE_PASSES if load.state_bytes else DENSE_PASSES_SGD
     return {
         "gradient_exchange": 2 * _all_to_all_ms(hardware, size),
-        "update": hardware.table_overhead_us / 1e3 + DENSE_PASSES * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
+        "update": hardware.table_overhead_us / 1e3 + passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
     }
 
 

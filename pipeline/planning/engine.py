@@ -33,11 +33,12 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim import RowWiseAdagrad
+from torchrec.optim import SGD, RowWiseAdagrad
 
 from pipeline.config import Config
 from pipeline.planning.candidates import Chosen, Layout, Stock
 from pipeline.planning.choices import SHARDING_TYPES, Choice, Table, tiers_of
+from pipeline.planning.cost import FLOAT
 from pipeline.planning.estimator import estimators
 from pipeline.planning.hardware import BYTES_PER_MS, Capacity, kernel_of
 from pipeline.planning.loads import Block
@@ -113,7 +114,8 @@ class Engine:
         found: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
         for option in self._enumerator.everything(self._collection, self._sharders):
             found[option.name].setdefault(option.sharding_type, []).append(option)
-        return {name: [_layout(same) for same in kinds.values()] for name, kinds in found.items()}
+        state = {table.name: table.state_bytes for table in self._tables}
+        return {name: [_layout(same, state[name]) for same in kinds.values()] for name, kinds in found.items()}
 
     def search(self, reprice: ShardEstimator | None = None) -> list[Chosen] | None:
         """The cheapest plan TorchRec finds; None if none fits, or where it has no kernel for a pinned tier.
@@ -188,15 +190,15 @@ def build_topology(config: Config, room: Capacity) -> Topology:
 
 
 def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
-    """The tables without storage; marked with their optimizer, so that its state is counted as memory."""
+    """The tables without storage; marked with their optimizer, so that its state, if any, is counted as memory."""
     configs = [
         EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name])
         for t in tables
     ]
     weighted = any(table.weighted for table in tables)
     collection = EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=torch.device("meta"))
-    for parameter in collection.parameters():
-        parameter._optimizer_classes = [RowWiseAdagrad]  # type: ignore[attr-defined]
+    for parameter, table in zip(collection.parameters(), tables, strict=True):
+        parameter._optimizer_classes = [RowWiseAdagrad if table.state_bytes else SGD]  # type: ignore[attr-defined]
     return collection
 
 
@@ -222,25 +224,25 @@ def _offered_kernels(choice: Choice, config: Config) -> tuple[str, ...]:
     )
 
 
-def _layout(options: list[ShardingOption]) -> Layout:
+def _layout(options: list[ShardingOption], state: int) -> Layout:
     """The kernels of one table's sharding type differ in cost alone."""
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
     shards = tuple(Block(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
     return Layout(
         sharding=plain.sharding_type,
         shards=shards,
-        buffers=tuple(_buffers(plain, shard) for shard in plain.shards),
+        buffers=tuple(_buffers(plain, shard, state) for shard in plain.shards),
         stock={option.compute_kernel: tuple(_stock(shard) for shard in option.shards) for option in options},
     )
 
 
-def _buffers(option: ShardingOption, shard: Shard) -> int:
+def _buffers(option: ShardingOption, shard: Shard, state: int) -> int:
     """Bytes of a batch's ids and looked-up rows: what TorchRec charges a shard beside weights and optimizer state."""
     assert shard.storage is not None
     rows, dim = option.tensor.shape
     whole = option.sharding_type == "data_parallel"
     weights = 4 * rows * dim if whole else math.ceil(4 * rows * dim * (shard.size[0] * shard.size[1]) / (rows * dim))
-    return max(0, shard.storage.hbm + shard.storage.ddr - weights - math.ceil(weights / dim))
+    return max(0, shard.storage.hbm + shard.storage.ddr - weights - math.ceil(weights / dim) * state // FLOAT)
 
 
 def _stock(shard: Shard) -> Stock:

@@ -43,7 +43,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
 
 
 def moved_bytes(old: TablePlan, new: TablePlan) -> int:
-    """Bytes of ``new`` that lie on a rank and tier where ``old`` did not have them; fp32 and 4 bytes of state a row."""
+    """Bytes of ``new`` that lie on a rank and tier where ``old`` did not have them; fp32 with state."""
     before: dict[int, list[ShardPlan]] = {}
     for shard in old.shards:
         before.setdefault(shard.rank, []).append(shard)
@@ -51,7 +51,7 @@ def moved_bytes(old: TablePlan, new: TablePlan) -> int:
     for shard in new.shards:
         kept = before.get(shard.rank, []) if old.tier == new.tier else []
         cells += shard.rows * shard.columns - sum(_overlap(shard, other) for other in kept)
-    return round(cells * 4 * (new.dim + 1) / new.dim)
+    return round(cells * (4 + new.state_bytes / new.dim))
 
 
 def _overlap(one: ShardPlan, other: ShardPlan) -> int:

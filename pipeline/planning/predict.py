@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, TablePlan
+from pipeline.contracts import BESIDE_TRAINING, DatasetSchema, Plan, Profile, TablePlan
 from pipeline.planning.choices import Table, tables_of
 from pipeline.planning.cost import fixed_ms, shard_ms, step_ms
 from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
@@ -27,8 +27,9 @@ class Prediction:
 
     @property
     def bytes(self) -> int:
-        """Memory of the fullest rank, tables and reservations."""
-        return max(own + sum(kept.values()) for own, kept in zip(self.tables, self.reserved, strict=True))
+        """Memory that training takes of the fullest rank: tables and reservations, without the process itself."""
+        taken = (sum(v for name, v in kept.items() if name not in BESIDE_TRAINING) for kept in self.reserved)
+        return max(own + kept for own, kept in zip(self.tables, taken, strict=True))
 
 
 def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile) -> Prediction:
@@ -45,7 +46,7 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
             if placed.tier != "ssd":
-                staged[shard.rank] += shard.rows * staged_row(shard.columns)
+                staged[shard.rank] += shard.rows * staged_row(shard.columns, table.state_bytes)
     reserved = [dense_bytes(config, schema) for _ in own]
     if config.hardware.device == "cpu":
         for kept, rows in zip(reserved, staged, strict=True):

@@ -40,8 +40,8 @@ def table_ranks(table: TablePlan) -> list[int]:
 
 
 def stored_bytes(table: TablePlan) -> int:
-    """fp32 weights and row-wise Adagrad state of one copy of the table."""
-    return table.rows * (table.dim + 1) * 4
+    """fp32 weights and optimizer state of one copy of the table."""
+    return table.bytes
 
 
 def by_size(plan: Plan) -> list[tuple[str, TablePlan]]:

@@ -13,12 +13,14 @@ from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.report import units
 from pipeline.report.charts import plots_section
+from pipeline.report.gate import GATE_PAGE, gate_section
 from pipeline.report.page import cards, document
 from pipeline.report.phases import phases_section
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, total_seconds
 from pipeline.report.tables import config_section, facts, plan_section, stages_section
+from pipeline.report.towers import TOWERS_PAGE
 
 RELIABILITY = "reliability.json"
 
@@ -29,8 +31,8 @@ class ReportData:
 
     ``plan_problem``: why ``plan.json`` is there but was not read.
     ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
-    ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``: where the plan's own
-    page lies, relative to this one.
+    ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``, ``towers_page``,
+    ``gate_page``: where the plan's, the towers' and the gate's own pages lie, relative to this one.
     """
 
     result: Mapping[str, Any]
@@ -41,6 +43,8 @@ class ReportData:
     config: str = ""
     finished: float | None = None
     plan_page: str = ""
+    towers_page: str = ""
+    gate_page: str = ""
 
 
 def write_report(store: Store, run: str) -> str:
@@ -61,7 +65,8 @@ def read_run(store: Store, run: str) -> ReportData:
     paths = {name: stage["artifact"] for name, stage in result.get("stages", {}).items() if stage.get("artifact")}
     found = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
     curve = f"{paths.get('evaluate')}/{RELIABILITY}"
-    plan, problem = _read_plan(store, paths.get("plan"))
+    planned = paths.get("partition" if "towers" in result else "plan")
+    plan, problem = _read_plan(store, planned)
     config = ""
     if store.exists(f"runs/{run}/config.yaml"):
         with store.open(f"runs/{run}/config.yaml") as source:
@@ -73,9 +78,16 @@ def read_run(store: Store, run: str) -> ReportData:
         plan_problem=problem,
         reliability=store.read_json(curve) if store.exists(curve) else None,
         config=config,
-        plan_page=f"../../{paths['plan']}/{PLAN_PAGE}" if store.exists(f"{paths.get('plan')}/{PLAN_PAGE}") else "",
+        plan_page=_page(store, planned, PLAN_PAGE),
+        towers_page=_page(store, paths.get("partition"), TOWERS_PAGE),
+        gate_page=_page(store, paths.get("publish"), GATE_PAGE),
         finished=max((artifact.created for artifact in found), default=None),
     )
+
+
+def _page(store: Store, path: str | None, name: str) -> str:
+    """URL of page ``name`` of the artifact at ``path`` relative to the report, "" where there is none."""
+    return f"../../{path}/{name}" if path and store.exists(f"{path}/{name}") else ""
 
 
 def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
@@ -99,11 +111,12 @@ def render(data: ReportData) -> str:
         _header(data),
         _error(result),
         _figures(result),
+        gate_section(result.get("gate", {}), result.get("model", {}), data.gate_page),
         stages_section(result.get("stages", {})),
         plots_section(data.records, result.get("eval", {}), data.reliability),
         phases_section(result.get("train", {})),
         _details(result),
-        plan_section(result.get("plan", {}), data.plan, data.plan_page, data.plan_problem),
+        plan_section(result.get("plan", {}), data.plan, data.plan_page, data.plan_problem, data.towers_page),
         config_section(data.config),
     ]
     return document(f"Nightjar run {result.get('run', '')}", parts, "result.json and metrics.jsonl")
@@ -161,7 +174,7 @@ def _figures(result: Mapping[str, Any]) -> str:
 def _details(result: Mapping[str, Any]) -> str:
     """The remaining figures of ``result.json``, two or three columns of name and value."""
     rows, train, saved, scores = (result.get(name, {}) for name in ("ingest", "train", "checkpoint", "eval"))
-    gate, model, sent = result.get("gate", {}), result.get("model", {}), train.get("bytes_per_sample", {})
+    sent = train.get("bytes_per_sample", {})
     found = [
         ("Raw bytes read", units.size(rows.get("bytes_in"))),
         ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
@@ -181,8 +194,5 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Checkpoints skipped", units.count(saved.get("skipped") or None)),
         ("Checkpoints failed", units.count(saved.get("failed") or None)),
         ("Held-out rows", units.count(scores.get("samples"))),
-        ("Gate", "; ".join([str(gate.get("verdict", "")), *map(str, gate.get("reasons", []))]) if gate else "-"),
-        ("Model version", str(model.get("version", units.ABSENT))),
-        ("Model", str(model.get("uri", units.ABSENT))),
     ]
     return facts("Details", [(name, value) for name, value in found if value != units.ABSENT])

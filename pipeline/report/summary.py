@@ -129,6 +129,13 @@ def _plan(part: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _towers(part: Mapping[str, Any]) -> list[str]:
+    sizes = part.get("features", [])
+    span = f"{min(sizes)} to {max(sizes)}" if len(set(sizes)) > 1 else f"{max(sizes, default=0)}"
+    where = f"{units.plural(part.get('towers', 0), 'tower')} on {units.plural(part.get('hosts', 0), 'host')}"
+    return [f"{where}, {span} features each; {part.get('strategy')}, module {part.get('module')}"]
+
+
 def _train(part: Mapping[str, Any]) -> list[str]:
     return [
         *_trained(part),
@@ -199,8 +206,8 @@ def _model(part: Mapping[str, Any]) -> list[str]:
 
 
 _PARTS: dict[str, Callable[[Mapping[str, Any]], list[str]]] = {
-    "ingest": _ingest, "plan": _plan, "train": _train, "checkpoint": _checkpoint, "eval": _eval, "gate": _gate,
-    "model": _model,
+    "ingest": _ingest, "plan": _plan, "towers": _towers, "train": _train, "checkpoint": _checkpoint, "eval": _eval,
+    "gate": _gate, "model": _model,
 }  # fmt: skip
 
 

@@ -13,7 +13,6 @@ COLOURS = 6
 MOST_TABLES = 200
 # Parts of the configuration worth a glance; the data's feature list is long, so only its own values are shown.
 SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train", "checkpoint", "evaluate")
-BYTES_PER_VALUE = 4
 
 
 def stages_section(stages: Mapping[str, Mapping[str, Any]]) -> str:
@@ -57,10 +56,13 @@ def _stage_bar(seconds: Mapping[str, float], total: float) -> str:
     )
 
 
-def plan_section(part: Mapping[str, Any], plan: Plan | None, page: str = "", problem: str = "") -> str:
+def plan_section(
+    part: Mapping[str, Any], plan: Plan | None, page: str = "", problem: str = "", towers: str = ""
+) -> str:
     """The embedding tables and where each went, largest first; ``plan`` (plan.json) adds rows, sizes and cost.
 
-    ``page``: relative URL of the plan's own page, "" where there is none; ``problem``: why ``plan`` could not be read.
+    ``page``, ``towers``: relative URLs of the plan's and the towers' own pages, "" where there is none; ``problem``:
+    why ``plan`` could not be read.
     """
     tables: Mapping[str, Mapping[str, Any]] = part.get("tables", {})
     if not tables:
@@ -76,13 +78,15 @@ def plan_section(part: Mapping[str, Any], plan: Plan | None, page: str = "", pro
     words = _plan_words(part, plan, len(order))
     if page:
         words += f' <a href="{escape(page)}">Memory, phases and reasons: the plan\'s own page.</a>'
+    if towers:
+        words += f' <a href="{escape(towers)}">Which features share a tower, and why: the towers\' own page.</a>'
     said = f"<p>Sizes and costs are missing: {escape(problem)}</p>" if problem else ""
     return section("Plan", f'{said}<p class="muted small">{words}</p>{scroll_table(head, rows)}')
 
 
 def table_bytes(table: TablePlan) -> int:
-    """Bytes of one copy of the table with its row-wise Adagrad state, fp32."""
-    return table.rows * (table.dim + 1) * BYTES_PER_VALUE
+    """Bytes of one copy of the table with its optimizer state, fp32."""
+    return table.bytes
 
 
 def _plan_words(part: Mapping[str, Any], plan: Plan | None, tables: int) -> str:

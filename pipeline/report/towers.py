@@ -6,10 +6,12 @@ One self-contained page from Towers alone: inline CSS and SVG, no script, nothin
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
-from pipeline.contracts import TowerEvidence, Towers
+from pipeline.contracts import Plan, TowerEvidence, Towers
 from pipeline.report import units
 from pipeline.report.page import cards, document
 from pipeline.report.tables import head_cells, number, rank_words, scroll_table, section
@@ -158,6 +160,25 @@ def towers_text(towers: Towers) -> str:
     return "\n".join([*lines, *_wishes(evidence)])
 
 
+def towers_summary(towers: Towers) -> dict[str, Any]:
+    """The ``towers`` part of ``result.json``: how many on how many hosts, features by tower, module, strategy."""
+    return {
+        "towers": len(towers.towers),
+        "hosts": len({host for tower in towers.towers for host in tower.hosts}),
+        "features": [len(tower.features) for tower in towers.towers],
+        "module": towers.module.name,
+        "strategy": towers.evidence.strategy if towers.evidence else "",
+    }
+
+
+def refined_text(plan: Plan, flat: Plan) -> str:
+    """One line on the plan that keeps every table to its tower's hosts, beside the one before it."""
+    kinds = Counter(table.sharding for table in plan.tables.values())
+    shown = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+    steps = f"step {plan.predicted_step_ms:.3f} ms (predicted; {flat.predicted_step_ms:.3f} flat)"
+    return f"  the plan on their hosts: {shown}; {steps}"
+
+
 def _wishes(evidence: TowerEvidence, most: int = 8) -> list[str]:
     """A line for each feature that is where it is because of a pin or a group."""
     found = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
@@ -165,5 +186,6 @@ def _wishes(evidence: TowerEvidence, most: int = 8) -> list[str]:
 
 
 def _names(features: Sequence[str], most: int = 12) -> str:
-    more = f", and {len(features) - most} more" if len(features) > most else ""
-    return ", ".join(features[:most]) + more
+    if len(features) <= most + 1:
+        return ", ".join(features)
+    return f"{', '.join(features[:most])}, and {len(features) - most} more"

@@ -31,7 +31,7 @@ class DlrmTower(nn.Module):
     def __init__(self, features: int, width: int, spec: TowerModuleSpec) -> None:
         super().__init__()
         self.dim = spec.dim
-        self.vectors = spec.p + spec.c * features
+        self.vectors = spec.vectors(features)
         self.whole = nn.Linear(features * width, spec.p * spec.dim) if spec.p else None
         self.each = nn.Linear(width, spec.c * spec.dim) if spec.c else None
 

@@ -28,16 +28,18 @@ def partition(
     loads: Mapping[str, Sequence[float]],
     *,
     source: str,
+    room: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> tuple[list[list[str]], TowerEvidence]:
     """Features by tower, in their own order, and what that rests on.
 
     ``similarity``: [F, F] in [0, 1]; ``loads``: figures by feature that towers share evenly, besides how many features
-    they have; ``source``: where the similarity comes from, in words. ``settings`` must have passed ``check_partition``.
+    they have; ``room``: by name, shares of them that need not be even; ``source``: where the similarity comes from, in
+    words. ``settings`` must have passed ``check_partition``.
     """
     found = distances(similarity, settings.strategy)
     positions = place(found)
-    problem = _problem(features, count, settings, loads)
+    problem = _problem(features, count, settings, loads, room)
     assigned = cluster(problem, positions, found, seed)
     home = {features[f]: int(t) for item, t in zip(problem.items, assigned, strict=True) for f in item}
     towers = [[name for name in features if home[name] == tower] for tower in range(count)]
@@ -55,7 +57,11 @@ def partition(
 
 
 def _problem(
-    features: Sequence[str], count: int, settings: PartitionConfig, loads: Mapping[str, Sequence[float]]
+    features: Sequence[str],
+    count: int,
+    settings: PartitionConfig,
+    loads: Mapping[str, Sequence[float]],
+    room: Mapping[str, float] | None,
 ) -> Problem:
     place_of = {name: index for index, name in enumerate(features)}
     grouped = {name for group in settings.groups for name in group}
@@ -68,7 +74,7 @@ def _problem(
         if features[f] in settings.pins
     }
     arrays = {COUNT: np.ones(len(features)), **{name: np.asarray(values, float) for name, values in loads.items()}}
-    return make_problem(items, count, arrays, pinned, settings.imbalance)
+    return make_problem(items, count, arrays, pinned, settings.imbalance, room)
 
 
 def _excess(problem: Problem, assigned: Ints, count: int) -> float:

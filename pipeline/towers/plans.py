@@ -11,7 +11,7 @@ from pipeline.contracts import Plan, TablePlan
 from pipeline.towers.layout import Layout, Site
 
 # TorchRec runs these over groups of the whole world's hosts, never inside a sub-group.
-_WHOLE_WORLD = ("table_row_wise", "table_column_wise")
+WHOLE_WORLD = ("table_row_wise", "table_column_wise")
 
 
 def site_config(config: Config, site: Site) -> Config:
@@ -20,7 +20,7 @@ def site_config(config: Config, site: Site) -> Config:
     The global batch stays: every rank of a site looks up the samples of all its peers.
     """
     plan = config.plan
-    types = [kind for kind in plan.sharding_types if kind not in _WHOLE_WORLD]
+    types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
     pins = {table: kind for table, kind in plan.tables.items() if table in site.features}
     hardware = replace(config.hardware, hosts=len(site.hosts))
     return replace(config, hardware=hardware, plan=replace(plan, sharding_types=types, tables=pins))

@@ -12,6 +12,7 @@ from pipeline.config import Config
 from pipeline.contracts import Tower, TowerModuleSpec, Towers
 from pipeline.errors import ConfigError
 from pipeline.towers.layout import layout_of
+from pipeline.towers.plans import WHOLE_WORLD
 
 
 def tower_count(config: Config) -> int:
@@ -32,8 +33,13 @@ def tower_hosts(count: int, hosts: int) -> list[tuple[int, ...]]:
         return [(number // share,) for number in range(count)]
     raise ConfigError(
         f"{count} towers do not divide {hosts} hosts, expected a divisor or a multiple of {hosts}",
-        hint=f"partition.towers={max(n for n in range(1, count + 1) if hosts % n == 0 or n % hosts == 0)}",
+        hint=f"partition.towers={_fitting(count, hosts)}",
     )
+
+
+def _fitting(most: int, hosts: int) -> int:
+    """The largest number of towers up to ``most`` that divides ``hosts`` or that they divide."""
+    return max(n for n in range(1, most + 1) if hosts % n == 0 or n % hosts == 0)
 
 
 def module_of(config: Config) -> TowerModuleSpec:
@@ -70,13 +76,31 @@ def check_partition(config: Config, features: Sequence[str]) -> None:
     if count > len(features):
         raise ConfigError(
             f"{count} towers for {len(features)} features ({', '.join(features)}), expected a feature in each",
-            hint=f"partition.towers={len(features)}",
+            hint=f"partition.towers={_fitting(len(features), config.hardware.hosts)}",
         )
+    _check_shardings(config)
     _check_names(config, features)
     _check_together(config, count)
     _check_enough(config, features, count)
     if part.module == "dlrm" and part.c == part.p == 0:
         raise ConfigError("partition.c and partition.p are both 0: towers would put nothing out", hint="partition.c=1")
+
+
+def _check_shardings(config: Config) -> None:
+    """Some way to place tables must be left inside a tower's hosts, for those with a wish, too."""
+    for name, pin in config.plan.tables.items():
+        if pin.sharding in WHOLE_WORLD:
+            path = f"plan.tables.{name}.sharding"
+            raise ConfigError(
+                f"{path} is {pin.sharding}, which reaches over all hosts: a tower's tables stay on its own",
+                hint=f"++{path}=row_wise",
+            )
+    types = config.plan.sharding_types
+    if types and set(types) <= set(WHOLE_WORLD):
+        raise ConfigError(
+            f"plan.sharding_types=[{','.join(types)}] reach over all hosts: a tower's tables stay on its own",
+            hint=f"plan.sharding_types=[table_wise,row_wise,{','.join(types)}]",
+        )
 
 
 def _check_names(config: Config, features: Sequence[str]) -> None:
@@ -85,7 +109,10 @@ def _check_names(config: Config, features: Sequence[str]) -> None:
     for where, name in named:
         if name not in features:
             near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
-            raise ConfigError(f"{where} names {name!r}, which is no feature; the nearest is {near!r}", hint=near)
+            raise ConfigError(
+                f"{where} names {name!r}, which is no feature; the nearest is {near!r}",
+                hint=f"{near} instead of {name}; the features are {', '.join(features)}",
+            )
 
 
 def _check_together(config: Config, count: int) -> None:
@@ -93,17 +120,17 @@ def _check_together(config: Config, count: int) -> None:
         if not 0 <= tower < count:
             raise ConfigError(
                 f"partition.pins.{name} is {tower}, expected a tower between 0 and {count - 1}",
-                hint=f"partition.pins.{name}={max(0, min(tower, count - 1))}",
+                hint=f"++partition.pins.{name}={max(0, min(tower, count - 1))}",
             )
     seen: set[str] = set()
     for group in config.partition.groups:
-        twice = [name for name in group if name in seen]
-        if twice:
-            raise ConfigError(
-                f"partition.groups names {twice[0]!r} twice: it would be in two towers",
-                hint="each feature in one group",
-            )
-        seen.update(group)
+        for name in group:
+            if name in seen:
+                raise ConfigError(
+                    f"partition.groups names {name!r} twice: it would be in two towers",
+                    hint=f"{name} in one of the groups, once",
+                )
+            seen.add(name)
         wanted = {name: config.partition.pins[name] for name in group if name in config.partition.pins}
         if len(set(wanted.values())) > 1:
             shown = ", ".join(f"{name} to {tower}" for name, tower in wanted.items())
@@ -121,9 +148,10 @@ def _check_enough(config: Config, features: Sequence[str], count: int) -> None:
     empty = sorted(set(range(count)) - set(config.partition.pins.values()))
     free = [", ".join(unit) for unit in units - pinned]
     if len(free) < len(empty):
+        fewer = _fitting(count - len(empty) + len(free), config.hardware.hosts)
         left = f"only {'; '.join(sorted(free))} can go there" if free else "every feature is pinned elsewhere"
         raise ConfigError(
             f"towers {', '.join(map(str, empty))} of {count} would get no feature: {left} "
             f"(groups stay together, and each tower needs a feature)",
-            hint=f"partition.towers={count - len(empty) + len(free)}, or fewer partition.pins and partition.groups",
+            hint=f"partition.towers={fewer}, or fewer partition.pins and partition.groups",
         )

@@ -13,18 +13,16 @@ def strided(
 ) -> list[list[str]]:
     """Features by tower, in their own order. A group counts as one feature, at the place of its first.
 
-    ``pins``: {feature: its tower}, which takes the feature's group along; the others are dealt out in turn.
+    ``pins``: {feature: its tower}, which takes the feature's group along; the others are dealt out in turn, the last
+    of them to towers that would stay empty.
     """
     pins = pins or {}
     group_of = {name: tuple(group) for group in groups for name in group}
-    home: dict[str, int] = {}
-    turn = 0
-    for name in features:
-        if name in home:
-            continue
-        unit = group_of.get(name, (name,))
-        pinned = [pins[member] for member in unit if member in pins]
-        tower = pinned[0] if pinned else turn % count
-        turn += not pinned
+    units = list(dict.fromkeys(group_of.get(name, (name,)) for name in features))
+    home = {name: pins[member] for unit in units for member in unit if member in pins for name in unit}
+    free = [unit for unit in units if unit[0] not in home]
+    for turn, unit in enumerate(free):
+        empty = sorted(set(range(count)) - set(home.values()))
+        tower = empty[0] if len(free) - turn <= len(empty) else turn % count
         home |= dict.fromkeys(unit, tower)
     return [[name for name in features if home[name] == tower] for tower in range(count)]

@@ -96,6 +96,12 @@ class TowerEmbeddings(nn.Module):
         """The ranks that share this rank's tables; ``path``: of this module, whose towers a site alone averages."""
         return TableRanks(self.groups.site_ranks, self.groups.site, apart=(f"{path}.tower.",))
 
+    def module_features(self, path: str) -> dict[str, list[str]]:
+        """The features of each tower whose module has parameters, by what their names start with; ``path``: of this."""
+        towers = self.layout.towers.towers
+        learning = [number for number, tower in enumerate(self.tower) if any(True for _ in tower.parameters())]
+        return {f"{path}.tower.{number}.": list(towers[number].features) for number in learning}
+
     def own_parameters(self) -> list[nn.Parameter]:
         """The parameters of this site's tower modules."""
         site = self.layout.sites[self.groups.number]

@@ -17,6 +17,7 @@ from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config, PartitionConfig
 from pipeline.contracts import dataset_path
 from pipeline.embeddings import RowAccess, TouchedRows, reset_rows
+from pipeline.errors import ArtifactError
 from pipeline.training.metrics import Meter
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.trainer import Trainer
@@ -59,6 +60,12 @@ class Checkpoints:
             if init is not None:
                 self._start_from(init)
             return
+        if state.towers not in ({}, self.trainer.tower_features):
+            raise ArtifactError(
+                f"the towers of checkpoint {self.final} have other features: {_told(state.towers)}; "
+                f"the model's: {_told(self.trainer.tower_features)}",
+                hint="the partition settings it was trained with, or force=true",
+            )
         self.trainer.steps = state.step
         self.meter.load(state.windows)
         if state.rng is not None:
@@ -73,7 +80,7 @@ class Checkpoints:
         target = Target(model.rows, model.dense, model.optimizer)
         lines = warm_start(
             self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
-            partly=partition != asdict(self.config.partition),
+            partly=partition != asdict(self.config.partition), towers=self.trainer.tower_features,
         )  # fmt: skip
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
@@ -114,7 +121,7 @@ class Checkpoints:
         schedule = {"lr": train.lr, "sparse_lr": train.sparse_lr, "warmup_steps": train.warmup_steps}
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
-            windows=self.meter.state(), rng=_all_rng_states(),
+            windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
         )  # fmt: skip
         self.saver.save(state, final=final, wait=final or grace is not None, timeout=grace)
         self._last = time.monotonic()
@@ -130,6 +137,10 @@ class Checkpoints:
             "skipped": figures.skipped,
             "failed": figures.failed,
         }
+
+
+def _told(towers: dict[str, list[str]]) -> str:
+    return "; ".join(", ".join(features) for features in towers.values()) or "none"
 
 
 def _all_rng_states() -> Tensor:

@@ -17,6 +17,7 @@ from pipeline.config import Config
 from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.towers.links import LinkBytes
+from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
 from pipeline.training.data import Announce, BatchReader, Order
@@ -75,7 +76,8 @@ def train(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        run = _Run(config, trainer, saver, meter, order, split, on_interval, on_phase)
+        budget = MemoryBudget(config, plan, say)
+        run = _Run(config, trainer, saver, meter, order, split, on_interval, on_phase, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             run.loop(reader, after_step, agreement)
@@ -96,6 +98,7 @@ class _Run:
     split: SplitReader
     on_interval: OnInterval
     on_phase: OnPhase
+    budget: MemoryBudget
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
 
@@ -167,6 +170,7 @@ class _Run:
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
         self.rows += sums.rows
         ssd = self.ssd.interval(steps)
+        memory = self.budget.interval(step, ssd.get("pss_bytes"))
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -186,6 +190,7 @@ class _Run:
                     "intra_host_bytes_per_sample": sent[0] / sums.rows,
                     "inter_host_bytes_per_sample": sent[1] / sums.rows,
                     **ssd,
+                    **memory,
                 }
             )
         check_collapse(self.meter, step, train)
@@ -218,6 +223,7 @@ class _Run:
             "peak_rss_bytes": int(peak),
             "world_size": dist.get_world_size(),
             **self.ssd.summary(self.trainer.steps - self.first),
+            **self.budget.summary(),
         }
         if self.first:
             figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}

@@ -7,6 +7,7 @@ the ids of the others share them.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -45,6 +46,8 @@ def probe(
     that sees the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
     GuardError where the probe diverged.
     """
+    # TorchRec asks FX what it will be told otherwise one day; nobody who reads the stage's lines can change that.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     alone, outside = _alone(config), dist.is_initialized()
     device = connect(alone)
     try:

@@ -74,7 +74,9 @@ def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> 
         for number in each.towers:
             for parameter in towers.tower[number].parameters():
                 for value in (parameter.data, *_states(optimizer, parameter, template)):
-                    dist.broadcast(value, source)
+                    sent = value.to(parameter.device)  # Adagrad counts its steps on the CPU, where NCCL does not reach
+                    dist.broadcast(sent, source)
+                    value.copy_(sent)
 
 
 def _states(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Tensor] | None) -> list[Tensor]:

@@ -14,7 +14,7 @@ from pipeline.contracts import DatasetSchema, Plan, Towers
 from pipeline.embeddings import SsdStore, dense_parameters, dense_table_parameters
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
-from pipeline.training.model import Output, Sharded, assemble
+from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.optimizers import Optimizers
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.towers import TowerPipeline, gather_towers
@@ -75,6 +75,11 @@ class Trainer:
         self.clock.end()
         self.steps += 1
         return output
+
+    @property
+    def tower_features(self) -> dict[str, list[str]]:
+        """The features of every tower module that learns, by what its parameters' names start with."""
+        return self._towers.module_features(TOWERS) if self._towers is not None else {}
 
     def gather_towers(self) -> None:
         """Give every rank the tower modules and optimizer state that other ranks trained. Collective."""

@@ -17,12 +17,19 @@ OPTIONS = [
     (path.parent.name, path.stem) for path in sorted(CONF.glob("*/*.yaml")) if path.parent.name not in ("experiment",)
 ]
 NEEDS_PATH = ["data.path=somewhere"]
+NEEDS_MORE = {
+    "kubernetes": [
+        f"launch.pods.image=registry/nightjar@sha256:{'0' * 64}",
+        "store=s3://bucket/nightjar",
+        "data.path=s3://bucket/logs",
+    ]
+}
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda value: value)
 def test_every_option_of_every_group_composes(group: str, option: str) -> None:
     extra = ["train.global_batch=65536", "data.sparse_defaults.rows=100", "+data.sparse.extra={}"]
-    config = compose([f"{group}={option}", *NEEDS_PATH, *extra])
+    config = compose([f"{group}={option}", *NEEDS_PATH, *extra, *NEEDS_MORE.get(option, [])])
     assert dataclasses.is_dataclass(getattr(config, group))
 
 
@@ -60,10 +67,21 @@ MISTAKES = [
     ("hardware=zzzzz", "hardware=zzzzz is unknown; Expected one of: ", "hardware="),
     ("train.lr=abc", "train.lr is 'abc', expected a number", "train.lr=<a number>"),
     ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
+    (
+        "partition.groups=[C1,C2]",
+        "partition.groups is '[C1,C2]', expected a list of lists [[a,b],[c]] (of texts)",
+        "partition.groups=[[C1,C2]]",
+    ),
     ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] (of texts)", "launch.inline=[train]"),
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.lr=1,2", "train.lr=1,2 gives several values, expected one", "-m train.lr=1,2"),
     ("stages=[ingest,planx]", "stages names 'planx', expected some of: ingest", "stages=[ingest,plan]"),
+    ("gate.slices=[nope]", "gate.slices names 'nope', expected sparse features or day", "gate.slices=[C1]"),
+    ("gate.force=yes", "gate.force is 'yes', expected the reason for publishing in spite of the gate", "gate.force='"),
+    ("gate.max_psi=-1", "gate.max_psi is -1, expected at least 0", "gate.max_psi=0"),
+    ("gate.max_rows=0", "gate.max_rows is 0, expected at least 1", "gate.max_rows=1"),
+    ("publish.model=a/b", "publish.model is 'a/b', expected at most 100 letters", "publish.model=a-b"),
+    ("publish.quantise=3", "publish.quantise is '3', expected one of: 8, 4, fp16, fp32", "publish.quantise=8"),
     ("data.name=???", "data.name is not set", "data.name=<value>"),
     ("run=a/b", "run is 'a/b', expected at most 100 letters", "run=a-b"),
     ("data.dense.none_such.transform=log1p", "data.dense.none_such does not exist here yet", "+data.dense.none_such"),

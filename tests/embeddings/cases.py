@@ -54,16 +54,17 @@ def rate(step):
     return LR / (step + 1)
 
 
-def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad"):
+def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad", device="cpu"):
     model = Toy()
+    model.head.to(device)
     apply_fused_optimizer(model.collection, 123.0, optimizer)
-    dmp = shard_model(model, plan, "collection", torch.device("cpu"), ssd=ssd)
+    dmp = shard_model(model, plan, "collection", torch.device(device), ssd=ssd)
     access = RowAccess(dmp)
     access.initialise(seed)
     return dmp, access
 
 
-def train(dmp, first=0, last=STEPS):
+def train(dmp, first=0, last=STEPS, device="cpu"):
     """Steps [first, last) on this rank's slice; outputs of each step [b, F, D]."""
     rank, world = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.SGD(dense_parameters(dmp).values(), lr=0.1)
@@ -74,11 +75,11 @@ def train(dmp, first=0, last=STEPS):
         set_sparse_lr(dmp, rate(step))
         ids, labels = batch(step)
         part = slice(rank * size, (rank + 1) * size)
-        stack, logits = dmp(kjt_of([i[part] for i in ids]))
+        stack, logits = dmp(kjt_of([i[part] for i in ids]).to(device))
         for each in (optimizer, tables):
             if each is not None:
                 each.zero_grad()
-        nn.functional.binary_cross_entropy_with_logits(logits, labels[part]).backward()
+        nn.functional.binary_cross_entropy_with_logits(logits, labels[part].to(device)).backward()
         for each in (optimizer, tables):
             if each is not None:
                 each.step()

@@ -171,6 +171,25 @@ def test_a_batch_left_out_or_not_announced_is_let_go_all_the_same(tmp_path):
     store.close()
 
 
+@pytest.mark.parametrize("cached", [False, True])
+def test_pieces_of_a_batch_are_let_go_with_it(tmp_path, cached):
+    """A batch over two windows of the reader is announced twice; a cache has room for no more than one batch."""
+    store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd", cache_rows=6 if cached else 0), [str(tmp_path)], 0, cached)
+    shard = store.shard("long")
+    shard.live_in(torch.zeros(6 if cached else 41, DIM), None)
+    store.begin(TableSpec("long", 41, DIM), SEED)
+    for first in range(0, 36, 6):
+        store.prefetch({"long": np.arange(first, first + 4)})
+        store.prefetch({"long": np.arange(first + 4, first + 6)})
+    for first in range(0, 36, 6):
+        part, _ = store.hold("long", np.arange(first, first + 6), 6)
+        assert len(store._waiting["long"]) == 2 * (30 - first) // 6
+        store.let_go([("long", part)])
+    store._worker.call(lambda: store._release())
+    assert store._worker.call(lambda: int((shard._held > 0).sum())) == 0
+    store.close()
+
+
 def on_one_rank(folder):
     ssd = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [str(folder)], 0)
     dmp, access = make(on_tier(plan_for("row_wise", 1), "ssd"), ssd=ssd)

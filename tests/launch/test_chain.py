@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
-from pipeline.config import STAGES, Config
+from pipeline.config import DEFAULT_STAGES, Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
 from pipeline.launch import Chain, Console, Interrupted, Step
 from pipeline.launch.signals import deadline
@@ -34,7 +34,7 @@ SUMMARIES = {
 
 
 def make_config(*overrides: str) -> Config:
-    return compose(["run=x", f"launch.inline=[{','.join(STAGES)}]", *overrides])
+    return compose(["run=x", f"launch.inline=[{','.join(DEFAULT_STAGES)}]", *overrides])
 
 
 def make_steps() -> list[Step]:
@@ -47,7 +47,7 @@ def make_steps() -> list[Step]:
             input_keys={stage: f"k-{stage}" for stage in INPUTS[name]},
             scratch=("scratch",) if name == "train" else (),
         )
-        for name in STAGES
+        for name in DEFAULT_STAGES
     ]
 
 
@@ -96,11 +96,11 @@ def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | N
 
 def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stages: Stages) -> None:
     first = run_chain(store, stages)
-    assert stages.ran == list(STAGES)
+    assert stages.ran == list(DEFAULT_STAGES)
     assert {o["status"] for o in first["stages"].values()} == {"done"}
     said: list[str] = []
     again = run_chain(store, stages, said=said)
-    assert stages.ran == list(STAGES)
+    assert stages.ran == list(DEFAULT_STAGES)
     assert {o["status"] for o in again["stages"].values()} == {"skipped"}
     assert said[0] == "ingest     skipped: artifacts/ingest is committed"
     assert again["eval"] == first["eval"]
@@ -110,7 +110,7 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
     run_chain(store, stages)
     result = store.read_json("runs/x/result.json")
     assert list(result) == ["run", "status", "stages", "ingest", "plan", "train", "checkpoint", "eval"]
-    assert list(result["stages"]) == list(STAGES)
+    assert list(result["stages"]) == list(DEFAULT_STAGES)
     assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact")}
     assert {part: list(result[part]) for part in ("ingest", "plan", "train", "checkpoint", "eval")} == {
         "ingest": ["rows", "rows_quarantined", "bytes_in", "rows_per_s"],

@@ -6,9 +6,10 @@ import pytest
 
 from pipeline.artifacts import Store
 from pipeline.compose import compose, from_yaml
-from pipeline.config import STAGES
+from pipeline.config import DEFAULT_STAGES, STAGES
 from pipeline.errors import ArtifactError, DataError
 from pipeline.launch import Step, read_steps
+from pipeline.publishing import versions
 from pipeline.stages import INPUTS, StageIO, prepare, run_stage, steps
 
 
@@ -19,9 +20,9 @@ def keys(*overrides: str) -> dict[str, str]:
 BASE = keys()
 # override -> the stages whose keys it changes
 CHANGES = {
-    "data.synthetic.rows=77": STAGES,
-    "ingest.compression=lz4": STAGES,
-    "seed=1": STAGES,
+    "data.synthetic.rows=77": DEFAULT_STAGES,
+    "ingest.compression=lz4": DEFAULT_STAGES,
+    "seed=1": DEFAULT_STAGES,
     "plan.ddr_reserve=0.2": ("plan", "partition", "train", "evaluate"),
     "hardware.ranks_per_host=2": ("plan", "partition", "train", "evaluate"),
     "model.embedding_dim=32": ("plan", "partition", "train", "evaluate"),
@@ -48,7 +49,45 @@ CHANGES = {
 @pytest.mark.parametrize(("override", "changed"), CHANGES.items(), ids=list(CHANGES))
 def test_a_setting_changes_the_keys_of_what_depends_on_it_and_no_others(override: str, changed: tuple) -> None:
     now = keys(override)
-    assert {name for name in STAGES if now[name] != BASE[name]} == set(changed)
+    assert {name for name in DEFAULT_STAGES if now[name] != BASE[name]} == set(changed)
+
+
+def test_publishing_is_among_the_steps_only_where_it_is_to_run() -> None:
+    assert set(BASE) == set(DEFAULT_STAGES) and "publish" not in DEFAULT_STAGES
+
+
+@pytest.mark.parametrize(
+    ("override", "changes"),
+    [
+        ("train.lr=0.5", True), ("gate.max_psi=0.3", True), ("gate.force='we know why'", True),
+        ("publish.model=other", True), ("publish.quantise='4'", True), ("publish.cache_mib=1", False),
+        ("force=true", False),
+    ],
+)  # fmt: skip
+def test_what_the_key_of_publishing_covers(override: str, changes: bool) -> None:
+    every = f"stages=[{','.join(STAGES)}]"
+    assert (keys(every, override)["publish"] != keys(every)["publish"]) is changes
+
+
+def test_the_key_of_publishing_covers_the_incumbent_but_not_the_version_this_training_became(tmp_path: Path) -> None:
+    store, every = Store(str(tmp_path)), ["run=x", f"stages=[{','.join(STAGES)}]"]
+
+    def made() -> dict[str, Step]:
+        return {step.name: step for step in steps(compose(every), store)}
+
+    def serve(name: str, train: str, incumbent: str | None) -> None:
+        path = versions.version_path("synthetic", name)
+        with store.draft(path, kind="model", key=name, config={}, inputs={"train": train}) as draft:
+            draft.commit({"incumbent": incumbent, "verdict": "PASS"})
+        versions.promote(store, "synthetic", name, by="publish")
+
+    first = made()
+    serve("v00001-aaaaaaaa", "another training", None)
+    second = made()
+    assert second["publish"].config["incumbent"] == "v00001-aaaaaaaa"
+    assert second["publish"].key != first["publish"].key
+    serve("v00002-bbbbbbbb", second["train"].key, "v00001-aaaaaaaa")
+    assert made()["publish"].key == second["publish"].key
 
 
 def test_the_same_file_elsewhere_is_the_same_data_and_a_changed_one_is_not(tmp_path: Path) -> None:
@@ -73,13 +112,14 @@ def test_missing_raw_data_is_found_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_paths_are_those_of_the_architecture() -> None:
-    config = compose(["run=x"])
+    config = compose(["run=x", f"stages=[{','.join(STAGES)}]"])
     found = {step.name: step for step in steps(config, Store("memory://paths"))}
     assert found["ingest"].path == f"datasets/synthetic/{BASE['ingest']}"
     assert found["plan"].path == f"plans/{BASE['plan']}"
     assert found["partition"].path == f"towers/{BASE['partition']}"
     assert found["train"].path == f"runs/x/train/{BASE['train']}"
     assert found["evaluate"].path == f"runs/x/evaluate/{BASE['evaluate']}"
+    assert found["publish"].path == f"runs/x/publish/{found['publish'].key}"
     assert [path.rsplit("/", 1)[0] for path in found["train"].scratch] == ["runs/x/checkpoints"]
     assert {name: tuple(step.inputs) for name, step in found.items()} == INPUTS
 

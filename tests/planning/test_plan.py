@@ -65,7 +65,7 @@ def test_one_rank_holds_every_table_whole_with_the_fused_kernel():
 
 
 def test_a_table_larger_than_one_ranks_memory_is_split_by_rows_on_cpu():
-    config = configure(cpu(1, 4, ddr=1.0), dim=64)
+    config = configure(cpu(1, 4, ddr=1.4), dim=64)
     plan = make_plan(config, *dataset({"small": 100, "huge": 5_000_000}))
     check_plan(plan, config)
     huge = plan.tables["huge"]
@@ -144,7 +144,7 @@ def test_bandwidths_of_the_hardware_reach_the_cost_model():
 
 
 def test_reserve_comes_off_every_tier():
-    config = configure(cpu(1, 1, ddr=1.0), dim=64)
+    config = configure(cpu(1, 1, ddr=1.4), dim=64)
     rows = dataset({"big": 1_000_000})
     assert make_plan(config, *rows).tables["big"].sharding == "table_wise"
     config.plan.ddr_reserve = 0.6
@@ -179,7 +179,7 @@ def test_equal_inputs_give_equal_plans_whatever_the_hash_seed():
     rows=st.lists(st.integers(3, 3_000_000), min_size=1, max_size=6),
     dim=st.sampled_from([4, 16, 60, 256]),
     shape=st.sampled_from([(1, 1), (1, 3), (2, 2), (3, 1)]),
-    ddr=st.sampled_from([0.25, 1.0, 8.0]),
+    ddr=st.sampled_from([0.5, 1.0, 8.0]),
 )
 def test_any_tables_give_a_valid_plan_or_a_true_plan_error(rows, dim, shape, ddr):
     config = configure(cpu(*shape, ddr=ddr), dim=dim, batch=512)

@@ -56,7 +56,7 @@ def test_infeasible_on_cuda_speaks_of_both_tiers():
 
 
 def test_a_pin_that_does_not_fit_hints_at_row_wise():
-    config = configure(cpu(1, 4, ddr=1.0), dim=64)
+    config = configure(cpu(1, 4, ddr=1.4), dim=64)
     config.plan.tables = {"huge": TablePin(sharding="table_wise")}
     with pytest.raises(PlanError) as caught:
         make_plan(config, *dataset({"huge": 5_000_000}))
@@ -64,7 +64,7 @@ def test_a_pin_that_does_not_fit_hints_at_row_wise():
 
 
 def test_types_without_row_wise_hint_at_it():
-    config = configure(cpu(1, 4, ddr=1.0), dim=64)
+    config = configure(cpu(1, 4, ddr=1.4), dim=64)
     config.plan.sharding_types = ["table_wise"]
     with pytest.raises(PlanError) as caught:
         make_plan(config, *dataset({"huge": 5_000_000}))
@@ -73,7 +73,7 @@ def test_types_without_row_wise_hint_at_it():
 
 def test_buffers_of_a_huge_batch_hint_at_the_batch():
     with pytest.raises(PlanError) as caught:
-        make_plan(configure(cpu(1, 1, ddr=1.0), batch=50_000_000), *TWO)
+        make_plan(configure(cpu(1, 1, ddr=1.4), batch=50_000_000), *TWO)
     assert "train.global_batch=" in caught.value.hint
 
 
@@ -193,7 +193,7 @@ def test_profile_of_another_dataset():
 
 
 def test_more_hosts_are_a_way_out_where_the_batch_leaves_no_room_at_all():
-    config = configure(cpu(1, 2, ddr=0.25), batch=65_536)
+    config = configure(cpu(1, 2, ddr=0.65), batch=65_536)
     tables = dataset({"a": 4_000_000, "b": 50_000})
     with pytest.raises(PlanError, match=r"2 ranks offer 0 bytes DDR each") as caught:
         make_plan(config, *tables)

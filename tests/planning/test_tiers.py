@@ -13,7 +13,10 @@ from pipeline.config import TablePin
 from pipeline.contracts import PHASES, Plan
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import make_plan
+from pipeline.planning.choices import tables_of
+from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.planner import open_space, rounds, settle
+from pipeline.stages import key_config
 
 DLRM = dict(
     zip(criteo(), [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1], strict=True)
@@ -176,3 +179,42 @@ def test_ranked_rows_make_row_wise_uneven():
     offer = open_space(setting, rounds(setting)[0])[1].offers[name][0]
     assert offer.phases[0]["lookup"] > 1.5 * offer.phases[1]["lookup"]
     assert offer.stock_ms[0] == offer.stock_ms[1]
+
+
+def test_sgd_keeps_no_state_and_the_plan_counts_none():
+    plans = {}
+    for optimizer in ("rowwise_adagrad", "sgd"):
+        config = configure(cpu(1, 2))
+        config.train.sparse_optimizer = optimizer
+        plans[optimizer] = make_plan(config, *dataset({"a": 800_000, "b": 100}))
+        check_plan(plans[optimizer], config)
+    adagrad, sgd = plans["rowwise_adagrad"], plans["sgd"]
+    assert {t.state_bytes for t in adagrad.tables.values()} == {4} and {t.state_bytes for t in sgd.tables.values()} == {
+        0
+    }
+    assert adagrad.tables["a"].bytes - sgd.tables["a"].bytes == 4 * 800_000
+    assert [t.sharding for t in adagrad.tables.values()] == [t.sharding for t in sgd.tables.values()]
+    freed = sum(one["ddr"] - other["ddr"] for one, other in zip(adagrad.memory, sgd.memory, strict=True))
+    copies = sum(4 * shard.rows for table in adagrad.tables.values() for shard in table.shards)
+    assert freed == pytest.approx(copies, abs=4_000)
+    assert adagrad.reserved[0]["staging"] - sgd.reserved[0]["staging"] == pytest.approx(4 * 800_100 / 2, rel=0.01)
+    assert adagrad.resident_bytes(0) > sgd.resident_bytes(0)
+    assert Plan.from_json(json.loads(json.dumps(sgd.to_json()))) == sgd
+    assert key_config("plan", configure(cpu(1, 2))) != key_config("plan", config)
+
+
+def test_a_gpus_cache_of_a_table_on_ssd_has_room_for_batches_and_the_places_are_in_host_memory():
+    config = two_small_gpus(200.0)
+    for batch in (65_536, 1_048_576):
+        config.train.global_batch = batch
+        data = dataset({"big": 40_000_000, "small": 1000}, {"big": 4.0})
+        config.plan.tables = {"big": TablePin(tier="ssd", sharding="row_wise")}
+        plan = make_plan(config, *data)
+        table = plan.tables["big"]
+        planned = tables_of(config, *data)[0]
+        blocks = [Block(s.row, s.rows, s.column, s.columns) for s in table.shards]
+        for shard, distinct in zip(table.shards, asked_of(config, planned, "row_wise", blocks).distinct, strict=True):
+            slots = table.cache_rows * shard.rows / table.rows
+            assert slots >= min(shard.rows, 2 * distinct)
+            assert plan.memory[shard.rank]["ddr"] >= 4 * shard.rows
+            assert table.resident_bytes(shard, "cuda") == pytest.approx(slots * (4 * 128 + 4), rel=1e-3)

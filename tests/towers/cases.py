@@ -34,9 +34,15 @@ def config(hosts, ranks, **partition):
         partition=PartitionConfig(**partition),
         train=TrainConfig(
             global_batch=BATCH, lr=0.02, sparse_lr=0.1, warmup_steps=2, precision="fp32", threads_per_rank=1,
-            dense_optimizer="adagrad",
+            dense_optimizer="adagrad", weight_decay=0.1,  # added to the gradient: Adagrad alone forgives any factor
         ),
     )  # fmt: skip
+
+
+def trained(made, settings):
+    """``made`` with these settings of ``train``."""
+    made.train = replace(made.train, **settings)
+    return made
 
 
 def towers_on(assigned, module=None):
@@ -107,27 +113,26 @@ def leave(folder, name, trainer, outputs):
 
 
 def flat(folder, references):
-    """The flat model, on as many ranks as there are; ``references``: {name: sharding by feature}.
+    """The flat model, on as many ranks as there are; ``references``: {name: (sharding by feature, train settings)}.
 
     A table cut into columns has an Adagrad sum for each of them, so its reference must be cut alike.
     """
     world = dist.get_world_size()
     split = data(folder / "data")
-    for name, kinds in references.items():
+    for name, (kinds, settings) in references.items():
         shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
         plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
-        trainer = Trainer(config(1, world), split.schema, plan, torch.device("cpu"))
+        trainer = Trainer(trained(config(1, world), settings), split.schema, plan, torch.device("cpu"))
         leave(folder, name, trainer, steps(trainer, split))
 
 
 def with_towers(folder, cases):
-    """``cases``: {name: (hosts, assigned, module, kinds, pipeline)}, one trainer after the other."""
+    """``cases``: {name: (hosts, assigned, module, kinds, train settings)}, one trainer after the other."""
     split = data(folder / "data")
     world = dist.get_world_size()
-    for name, (hosts, assigned, module, kinds, pipeline) in cases.items():
+    for name, (hosts, assigned, module, kinds, settings) in cases.items():
         towers = towers_on(assigned, module)
-        made = config(hosts, world // hosts, name="dmt")
-        made.train.pipeline = pipeline
+        made = trained(config(hosts, world // hosts, name="dmt"), settings)
         plan = tower_plan(towers, hosts, world // hosts, kinds)
         trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
         leave(folder, name, trainer, steps(trainer, split))

@@ -8,8 +8,11 @@ import torch
 import torch.distributed as dist
 
 from pipeline.artifacts import Store
+from pipeline.checkpoint import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
 from pipeline.contracts import TowerModuleSpec
+from pipeline.errors import ArtifactError
+from pipeline.partition import kept_towers
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import COLUMNS, DIM, config, data, tower_plan, towers_on
@@ -20,7 +23,7 @@ KEY = "k" * 32
 MIXED = {"a": "row_wise", "c": "data_parallel", "e": "row_wise"}
 
 
-def settings(hosts, ranks, module, **changes):
+def settings(hosts, ranks, module, assigned=ASSIGNED, **changes):
     """Configuration, plan and towers; ``module`` None: flat."""
     partition = {"name": "flat"} if module is None else {"name": "dmt", "module": module.name}
     made = config(hosts, ranks, **partition)
@@ -32,17 +35,17 @@ def settings(hosts, ranks, module, **changes):
     if module is None:
         kinds = [MIXED.get(c.name, "table_wise") for c in COLUMNS]
         return made, plan_for(kinds, hosts * ranks, rows={c.name: c.rows for c in COLUMNS}, dim=DIM), None
-    towers = towers_on([(f, [i % hosts]) for i, f in enumerate(ASSIGNED)], module)
+    towers = towers_on([(f, [i % hosts]) for i, f in enumerate(assigned)], module)
     return made, tower_plan(towers, hosts, ranks, MIXED), towers
 
 
-def run(folder, name, directory, hosts, module, init, steps):
+def run(folder, name, directory, hosts, module, init, steps, assigned=ASSIGNED):
     """Train ``steps`` steps in ``directory``, from checkpoint ``init`` or where that directory stands; then predict."""
     logging.disable(logging.WARNING)
     split = data(folder / "data")
     store = Store(str(folder / "data"))
     local = dist.get_world_size() // hosts
-    made, plan, towers = settings(hosts, local, module, max_steps=steps)
+    made, plan, towers = settings(hosts, local, module, assigned, max_steps=steps)
     lines = []
     start = store.get(init, "train") if init else None
     outcome = train(
@@ -62,6 +65,23 @@ def only_predict(folder, name, hosts, module, checkpoint):
     found = predict(made, Store(str(folder / "data")), split.dataset, plan, checkpoint, towers)
     if dist.get_rank() == 0:
         (folder / f"{name}.json").write_text(json.dumps({"logits": found.logits.tolist()}))
+
+
+def regrouped(folder):
+    """Train towers, start others from them, ask which would go on, and go on with the wrong ones; one rank."""
+    first, other = ASSIGNED, ("ade", "bc")
+    run(folder, "first", "first", 1, DLRM, None, 2, first)
+    run(folder, "other", "other", 1, DLRM, outcome(folder, "first")["final"], 1, other)
+    made, _, towers = settings(1, 1, DLRM, other)
+    store = Store(str(folder / "data"))
+    kept = kept_towers(made, store, committed(store, "runs/first/checkpoints/x"), towers)
+    try:
+        run(folder, "wrong", "first", 1, DLRM, None, 3, other)
+        said = ""
+    except ArtifactError as error:
+        said = error.message
+    kept_features = ["".join(tower.features) for tower in kept.towers]
+    (folder / "regrouped.json").write_text(json.dumps({"kept": kept_features, "said": said}))
 
 
 @pytest.fixture(scope="module")
@@ -114,3 +134,15 @@ def test_towers_go_on_on_other_hosts_with_their_modules_and_optimizers(root):
     second = outcome(folder, "second")
     assert "resumed from" in second["lines"][0] and "after step 2" in second["lines"][0] and second["steps"] == 5
     assert_close(second, outcome(folder, "straight"))
+
+
+def test_modules_stay_with_the_features_they_were_trained_on(root):
+    folder = root / "regrouped"
+    spawn(regrouped, 1, folder)
+    text = outcome(folder, "other")["lines"][0]
+    for number in (0, 1):
+        assert f"parameter towers.tower.{number}.whole.weight: keeps its initial values" in text
+    assert "parameter head.ranking" not in text
+    found = outcome(folder, "regrouped")
+    assert found["kept"] == list(ASSIGNED)
+    assert "have other features: a, c, e; b, d; the model's: a, d, e; b, c" in found["said"]

@@ -11,13 +11,15 @@ from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
 
 MIXED = {"a": "row_wise", "b": "column_wise", "c": "data_parallel", "e": "row_wise"}
-AHEAD, PLAIN = "sparse_dist", "base"
-# name -> (hosts, [(features, hosts)], module, shardings, pipeline) by number of ranks
+AHEAD, PLAIN = {"pipeline": "sparse_dist"}, {"pipeline": "base"}
+SGD = {"sparse_optimizer": "sgd", "sparse_lr": 2.0}  # row-wise Adagrad forgives any factor of its gradients
+# name -> (hosts, [(features, hosts)], module, shardings, train settings) by number of ranks
 CASES = {
     1: {"one rank, three towers": (1, [("db", [0]), ("a", [0]), ("ec", [0])], None, {}, AHEAD)},
     4: {
         "2x2 uneven": (2, [("cab", [0]), ("ed", [1])], None, MIXED, AHEAD),
         "2x2 uneven, not ahead": (2, [("e", [0]), ("bcad", [1])], None, MIXED, PLAIN),
+        "2x2 uneven, sgd": (2, [("cab", [0]), ("ed", [1])], None, MIXED, SGD),
         "4x1": (4, [("a", [0]), ("bd", [1]), ("c", [2]), ("e", [3])], None, {}, AHEAD),
         "two hosts a tower": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, AHEAD),
         "two towers a host": (2, [("e", [1]), ("ad", [0]), ("b", [0]), ("c", [1])], None, MIXED, AHEAD),
@@ -56,7 +58,8 @@ def read(folder, name, ranks):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("towers")
-    spawn(flat, 1, root / "flat", {"whole": {}, "cut": {"b": "column_wise"}})
+    references = {"whole": ({}, {}), "cut": ({"b": "column_wise"}, {}), "sgd": ({}, SGD)}
+    spawn(flat, 1, root / "flat", references)
     for ranks, cases in CASES.items():
         spawn(with_towers, ranks, root / str(ranks), cases)
     return root
@@ -64,7 +67,8 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize(("ranks", "name"), NAMES)
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
-    reference = "cut" if CASES[ranks][name][3] else "whole"
+    *_, kinds, settings = CASES[ranks][name]
+    reference = "sgd" if settings is SGD else "cut" if kinds else "whole"
     assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks))
     assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
 

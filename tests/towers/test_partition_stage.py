@@ -7,7 +7,7 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
-from pipeline.contracts import Towers
+from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.stages import StageIO, run_stage, steps
 from pipeline.towers import check_partition
@@ -103,6 +103,26 @@ def test_a_flat_checkpoint_is_a_probe_and_its_tables_may_be_cut(store):
 def test_a_probe_that_is_not_there_is_named(store):
     with pytest.raises(ArtifactError, match="no checkpoint 'nowhere'"):
         steps(config(store, "partition.probe=nowhere"), store)
+
+
+def test_the_refined_plan_counts_what_crosses_between_hosts_and_the_whole_dense_part(store):
+    two = ["partition.strategy=strided", "hardware.hosts=2", "hardware.ranks_per_host=1", "model.embedding_dim=16",
+           "launch.inline=[ingest,plan,partition]"]  # fmt: skip
+    slow = "hardware.inter_host_gb_per_s=0.001"
+    plans = {}
+    for name, overrides in {
+        "fast": [*two, "hardware.inter_host_gb_per_s=1000"], "slow": [*two, slow],
+        "small": [*two, slow, "partition.module=dlrm", "partition.c=0", "partition.p=1"],
+    }.items():  # fmt: skip
+        artifact, _, _ = run(store, *overrides, "hardware.inter_host_latency_us=0", "plan.sharding_types=[table_wise]")
+        plans[name] = Plan.from_json(store.read_json(f"{artifact.path}/plan.json")).phases[0]
+    samples = 128  # of a rank; at 1,000 bytes a ms
+    assert plans["fast"]["output_exchange"] == pytest.approx(0, abs=0.01)
+    assert plans["slow"]["output_exchange"] == pytest.approx(samples * 13 * 16 * 4 / 1000, rel=1e-3)
+    assert plans["slow"]["gradient_exchange"] == pytest.approx(samples * 13 * 16 * 4 / 1000, rel=1e-3)
+    assert plans["slow"]["input_exchange"] == pytest.approx(samples * 13 * 2 * 4 / 1000, rel=0.01)
+    assert plans["small"]["output_exchange"] == pytest.approx(samples * 16 * 4 / 1000, rel=1e-3)
+    assert plans["small"]["dense"] < plans["slow"]["dense"], "27 vectors against 3"
 
 
 def test_pins_and_groups_are_kept_by_the_stage(store):

@@ -86,6 +86,16 @@ def test_cost_moves_features_that_similarity_alone_would_keep_together():
     assert np.bincount(bounded, weights=heavy).max() <= 1.1 * 16 + 1e-9
 
 
+def test_a_load_binds_only_beyond_the_room_there_is():
+    similarity, block = planted(16, 2, 3, noise=0.01)
+    heavy = {"bytes": np.where(block == 0, 3.0, 1.0)}
+    given = PartitionConfig(name="dmt", strategy="coherent", imbalance=0.1)
+    for room, most in ((0.8, 24), (0.6, 19.2), (0.1, 17.6)):
+        towers, _ = partition(names(16), 2, given, similarity, heavy, source="a test", room={"bytes": room})
+        used = np.bincount(homes(towers, 16), weights=heavy["bytes"])
+        assert used.max() <= most + 1e-9 and (used.max() == 24) == (room == 0.8)
+
+
 def test_one_table_above_an_even_share_is_a_tower_s_bound_and_the_excess_is_told():
     similarity, _ = planted(8, 2, 4)
     load = [20.0, *[1.0] * 7]

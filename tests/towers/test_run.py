@@ -1,6 +1,7 @@
 """``nightjar run partition=dmt``: one machine acts as two hosts, from raw rows to figures; bad settings stop it."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,16 +30,24 @@ def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):
     assert "tower 0 on host 0: 13 features: C1, C3, C5" in done.stdout
     result = json.loads((tmp_path / "runs/demo/result.json").read_text())
     sent = result["train"]["bytes_per_sample"]
+    assert result["towers"] == {
+        "towers": 2, "hosts": 2, "features": [13, 13], "module": "dlrm", "strategy": "strided",
+    }  # fmt: skip
+    assert "2 towers on 2 hosts, 13 features each; strided, module dlrm" in done.stdout
+    assert {name: table["ranks"] for name, table in result["plan"]["tables"].items()} == {
+        f"C{number}": [(number + 1) % 2] for number in range(1, 27)
+    }, "the plan in the result is the one that keeps to the towers' hosts"
     assert sent["intra_host"] == 0 and sent["dense_inter_host"] > 0
     # Half of the samples' ids and lengths go to either host, and two vectors of a tower come back and return.
     ids, vectors = 13 * (4 + 4), 2 * 2 * 8 * 4
     assert ids + vectors <= sent["inter_host"] <= 1.15 * (ids + vectors)
     records = [json.loads(line) for line in (tmp_path / "runs/demo/metrics.jsonl").read_text().splitlines()]
     assert all(record["inter_host_bytes_per_sample"] > 0 for record in records)
-    assert (
-        "between hosts" in done.stdout
-        and "Embeddings between hosts" in (tmp_path / "runs/demo/report.html").read_text()
-    )
+    page = (tmp_path / "runs/demo/report.html").read_text()
+    assert "between hosts" in done.stdout and "Embeddings between hosts" in page
+    for link in re.findall(r'href="../../(towers/[^"]*)"', page):
+        assert (tmp_path / link).exists()
+    assert re.findall(r'href="../../towers/\w+/(\w+).html"', page) == ["plan", "towers"]
     assert 0.5 < result["eval"]["auc"] < 1
 
 

@@ -24,6 +24,8 @@ def dmt(*overrides, hosts=2):
         (2, {"a": 1}, [], [["b", "d"], ["a", "c", "e"]]),
         (2, {}, [["a", "d"]], [["a", "c", "d"], ["b", "e"]]),
         (3, {"e": 2}, [["b", "e"]], [["a"], ["c"], ["b", "d", "e"]]),
+        (3, {"a": 0, "b": 0, "c": 0}, [], [["a", "b", "c"], ["d"], ["e"]]),
+        (2, {}, [["c", "a"]], [["a", "c", "d"], ["b", "e"]]),
     ],
 )
 def test_strided_deals_features_in_turn_around_pins_and_groups(count, pins, groups, expected):
@@ -53,10 +55,17 @@ def test_towers_are_divided_among_hosts_or_hosts_among_towers(count, hosts, expe
         (["+partition.pins.C9=0"], 2, "partition.pins names 'C9', which is no feature"),
         (["+partition.pins.a=2"], 2, "partition.pins.a is 2, expected a tower between 0 and 1"),
         (["partition.groups=[[a,b],[b,c]]"], 2, "partition.groups names 'b' twice"),
+        (["partition.groups=[[a,a]]"], 2, "partition.groups names 'a' twice"),
         (
             ["partition.groups=[[a,b]]", "+partition.pins.a=0", "+partition.pins.b=1"],
             2,
             "partition.groups keeps a, b together, but partition.pins sends a to 0, b to 1",
+        ),
+        (["plan.sharding_types=[table_row_wise]"], 2, r"plan.sharding_types=\[table_row_wise\] reach over all hosts"),
+        (
+            ["+plan.tables.b.sharding=table_column_wise"],
+            2,
+            "plan.tables.b.sharding is table_column_wise, which reaches over all hosts",
         ),
         (["partition.module=dlrm", "partition.c=0"], 2, "partition.c and partition.p are both 0"),
     ],

@@ -42,12 +42,17 @@ CASES = {
     "ragged": {"sparse": RAGGED},
     "sgd ddr": {"tier": "ddr", "sparse_optimizer": "sgd"},
     "sgd": {"sparse_optimizer": "sgd"},
+    "short of memory": {"ddr_gib": 0.1, "checkpoint": EVERY, "log_every_steps": 100, "then": True, "max_steps": 5},
     "missing": {"paths": ["nowhere"]},
-    "cut": {"cut": 8, "checkpoint": EVERY},
+    "cut": {"cut": 8, "checkpoint": EVERY},  # the last: one rank leaves the others behind
 }
 MESSAGES = {
     "missing": ("ConfigError", "hardware.ssd_paths names .*nowhere.* not a directory"),
     "cut": ("GuardError", "scratch file of .* was cut from .* the last checkpoint, .*step-0000000[36], is intact"),
+    "short of memory": (
+        "GuardError",
+        "training takes .* of 0.[12] GiB of memory.* on a host .* the last checkpoint, .*step-00000005,",
+    ),
 }
 
 
@@ -61,7 +66,7 @@ def cut_files(folder):
 
 
 def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, sharding="row_wise", sparse=COLUMNS,
-             then=False, cut=None, **changes):  # fmt: skip
+             then=False, cut=None, ddr_gib=8.0, **changes):  # fmt: skip
     rank, world = dist.get_rank(), dist.get_world_size()
     if rank == 0:
         write_dataset(root, train=2110, test=700, sparse=sparse)
@@ -80,6 +85,7 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
     try:
         for steps in [changes.pop("max_steps", None), *([None] if then else [])]:
             current = config(world, max_steps=steps, **changes)
+            current.hardware.ddr_gib = ddr_gib if steps is None or not then else 8.0
             current.hardware.ssd_paths = [str(root / path) for path in paths or ()]
             dataset = store.get(f"datasets/t/{KEY}", "ingest")
             directory = "runs/r/checkpoints/k"

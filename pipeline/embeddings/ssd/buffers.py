@@ -43,9 +43,16 @@ def mapped(file: ScratchFile, count: int) -> Tensor:
 
 
 class HostBuffers(dict[str, Tensor]):
-    """Buffers of one kernel by FBGEMM's names; equal to itself only: TorchRec groups the tables that share it."""
+    """Buffers of one kernel by FBGEMM's names; equal to itself only: TorchRec groups the tables that share it.
+
+    ``slots``: instead of buffers, how many rows of each table the kernel has memory for (``kernel.SlotKernel``).
+    """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
+
+    def __init__(self, slots: Mapping[str, int] | None = None, **buffers: Tensor) -> None:
+        super().__init__(**buffers)
+        self.slots = dict(slots or {})
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -56,7 +63,8 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostB
 
     Every rank names the same tables, for TorchRec's groups must be alike; PlanError where FBGEMM cannot do it.
     """
-    if "preallocated_host_buffers" not in inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters:
+    taken = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
+    if any(buffers.values()) and "preallocated_host_buffers" not in taken:
         raise PlanError(
             "tier ssd needs an fbgemm-gpu whose kernels take preallocated_host_buffers; this one does not",
             hint="install fbgemm-gpu 1.8 and torchrec 1.8, or plan.tables.<table>=ddr",

@@ -3,7 +3,7 @@
 The kernel's storage is as long as the table, but only its beginning is ever touched: row r < ``pinned`` is row r of it,
 and behind these are the slots, each with a row of a batch on its way. A map says where every other row is. A row in a
 slot is held by the batches that need it; when the last one is done it goes to the log and the slot is free. All of it
-runs in the store's worker thread, but for ``part``.
+runs in the store's worker thread, but for ``part``. ``cached.CachedShard`` has a fixed number of slots instead.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torch import Tensor
 from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS, initial_rows
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.buffers import sparse_memory
 from pipeline.embeddings.ssd.lazy import rows_at
 from pipeline.embeddings.ssd.log import F32, Reads, RowLog
+from pipeline.embeddings.ssd.slots import HostSlots, Slots
 from pipeline.embeddings.tables import TableSpec
 
 _NONE: I64 = np.empty(0, np.int64)
 
 
-@dataclass
+@dataclass(eq=False)
 class Part:
     """What a batch needs of a shard: its ``lookups``, and the distinct ``rows`` of them that are not pinned, ascending.
 
@@ -55,7 +55,7 @@ class SsdShard:
     """
 
     def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int) -> None:
-        self.first, self.rows, self.dim, self.pinned = plan.row, plan.rows, plan.columns, pinned
+        self.name, self.first, self.rows, self.dim, self.pinned = name, plan.row, plan.rows, plan.columns, pinned
         self.log = RowLog(directory, self.rows - pinned, self.dim, f"the rows of table {name!r}")
         # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
         wide = self.rows * 1.2 > np.iinfo(np.int32).max
@@ -67,8 +67,7 @@ class SsdShard:
 
     def live_in(self, weights: Tensor, state: Tensor | None) -> None:
         """The kernel's storage: ``weights`` [rows, dim], and ``state`` [rows] where its optimizer has one."""
-        self._weights: F32 = weights.numpy()
-        self._state: F32 = (sparse_memory(self.rows) if state is None else state).numpy()
+        self.slots: Slots = HostSlots(weights, state)
 
     @property
     def free_slots(self) -> int:
@@ -85,8 +84,8 @@ class SsdShard:
         self._initial = table, seed
         for start in range(0, self.pinned, INIT_BLOCK_ROWS):
             stop = min(start + INIT_BLOCK_ROWS, self.pinned)
-            self._weights[start:stop] = initial_rows(seed, table, self.first + start, self.first + stop).numpy()
-        self._state[: self.pinned] = 0
+            values = initial_rows(seed, table, self.first + start, self.first + stop).numpy()
+            self.slots.write(slice(start, stop), values, np.zeros(stop - start, np.float32))
 
     def part(self, ids: I64, ready: Event) -> Part:
         """What a batch with the global row numbers ``ids`` needs; those of other ranks are left out."""
@@ -96,14 +95,25 @@ class SsdShard:
 
     def claim(self, part: Part) -> tuple[I64, I64]:
         """Hold the rows of ``part`` in slots: (places in ``part`` that must be filled, where their values are)."""
-        where = self._where[part.rows - self.pinned].astype(np.int64)
+        places = part.rows - self.pinned
+        where = self._where[places].astype(np.int64)
         absent = np.flatnonzero(where >= 0)
-        slots = -where - 1
+        slots, places = -where - 1, places[absent]
+        if len(absent) < len(slots):
+            self._hold(slots[where < 0])
         slots[absent] = self._take(len(absent))
-        self._where[part.rows[absent] - self.pinned] = -slots[absent] - 1
-        self._held[slots] += 1
+        where = self._where[places].astype(np.int64)  # again: taking may have moved records
+        self._where[places] = -slots[absent] - 1
+        self._hold(slots[absent])
         part.slots, part.missing, part.era = slots + self.pinned, len(absent), self._era
-        return absent, where[absent]
+        return absent, where
+
+    def room(self, part: Part) -> bool:
+        """Whether ``claim`` has slots for it now."""
+        return True
+
+    def _hold(self, slots: I64) -> None:
+        self._held[slots] += 1
 
     def _take(self, count: int) -> I64:
         """Free slots, low ones first; more are made where there are too few."""
@@ -116,8 +126,7 @@ class SsdShard:
 
     def fill(self, part: Part, absent: I64, where: I64, records: F32) -> None:
         """Put ``records``, what ``values`` found for the ``absent`` rows, into their slots."""
-        slots = part.slots[absent]
-        self._weights[slots], self._state[slots] = records[:, :-2], records[:, -2]
+        self.slots.write(part.slots[absent], records[:, :-2], records[:, -2])
         self.log.drop(where[where > 0] - 1)
 
     def values(self, rows: I64, where: I64, records: F32) -> Reads | None:
@@ -141,7 +150,7 @@ class SsdShard:
         slots = part.slots - self.pinned
         self._held[slots] -= 1
         gone = self._held[slots] == 0
-        self._store(part.rows[gone], self._weights[part.slots[gone]], self._state[part.slots[gone]])
+        self._store(part.rows[gone], *self.slots.read(part.slots[gone]))
         self._free = np.concatenate([slots[gone], self._free])
 
     def _store(self, rows: I64, weights: F32, state: F32) -> None:
@@ -175,14 +184,15 @@ class SsdShard:
         return kept
 
     def gather(self, rows: I64, into: F32) -> None:
-        """Records ``into`` [n, words] of kernel ``rows`` [n]."""
-        into[:, :-2], into[:, -2] = self._weights[rows], self._state[rows]
+        """Records ``into`` [n, words] of kernel ``rows`` [n]; those of rows -1 are left as they are."""
+        here = np.flatnonzero(rows >= 0)
+        into[here, :-2], into[here, -2] = self.slots.read(rows[here])
 
     def put(self, places: I64, weights: F32, state: F32) -> None:
         """Overwrite rows ``places``, each once, wherever they are."""
         rows, where = self.look_up(places)
         here = rows >= 0
-        self._weights[rows[here]], self._state[rows[here]] = weights[here], state[here]
+        self.slots.write(rows[here], weights[here], state[here])
         self.log.drop(where[where > 0] - 1)
         self._where[places[~here] - self.pinned] = 0
         self._store(places[~here], weights[~here], state[~here])

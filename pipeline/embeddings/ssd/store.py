@@ -18,11 +18,15 @@ from pipeline.contracts import Plan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped, sparse_memory
+from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
+from pipeline.embeddings.ssd.kernel import storage_of
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.slots import looked_up
+from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.tables import TableSpec, kernels
 
@@ -39,14 +43,16 @@ class SsdStore:
     """The rows of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
 
     ``paths``: ``hardware.ssd_paths``, over which the shards are spread. Of the ``cache_rows`` rows of a table
-    that stay in memory each shard has its share, its first ones. ConfigError for paths that cannot be used, GuardError
-    where a disk has no room.
+    that stay in memory each shard has its share: its first ones, or in a ``cached`` store (None: that of a plan for
+    a GPU) those used last, for which alone the kernels have memory. ConfigError for paths that cannot be used,
+    GuardError where a disk has no room.
     """
 
-    def __init__(self, plan: Plan, paths: Sequence[str], rank: int) -> None:
+    def __init__(self, plan: Plan, paths: Sequence[str], rank: int, cached: bool | None = None) -> None:
         self._directories = check_paths(paths)
         self.figures = Figures()
         self._plan, self._names = plan, ssd_tables(plan)
+        self._cached = plan.device != "cpu" if cached is None else cached
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[Part]] = {}
         self._hooks: list[Any] = []
@@ -55,10 +61,16 @@ class SsdStore:
             for shard in table.shards:
                 if shard.rank == rank and shard.rows:
                     directory = self._directories[(index + rank) % len(self._directories)]
-                    pinned = -(-table.cache_rows * shard.rows // table.rows)
-                    self._shards[name] = SsdShard(directory, name, shard, pinned)
+                    kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
+                    self._shards[name] = (
+                        CachedShard(directory, name, shard, kept, table.rows)
+                        if self._cached
+                        else SsdShard(directory, name, shard, kept)
+                    )
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
+        self._line = Line(self._bring)
+        self._done: deque[tuple[SsdShard, Part]] = deque()
         self._worker = Worker()
 
     @property
@@ -76,10 +88,16 @@ class SsdStore:
             kinds.setdefault((self._plan.tables[name].sharding, self._plan.tables[name].dim), []).append(name)
         buffers: dict[str, HostBuffers] = {}
         for (_, dim), names in kinds.items():
-            rows = sum(self._shards[name].rows for name in names if name in self._shards)
-            given = HostBuffers(weights=sparse_memory(rows * dim), momentum1=sparse_memory(rows))
-            buffers |= dict.fromkeys(names, given)
+            buffers |= dict.fromkeys(names, self._buffers([self._shards[n] for n in names if n in self._shards], dim))
         give_buffers(collection, buffers)
+
+    def _buffers(self, shards: list[SsdShard], dim: int) -> HostBuffers:
+        if self._cached:
+            return HostBuffers(
+                {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
+            )
+        rows = sum(shard.rows for shard in shards)
+        return HostBuffers(weights=sparse_memory(rows * dim), momentum1=sparse_memory(rows))
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; hooks that want rows go before."""
@@ -87,10 +105,9 @@ class SsdStore:
             names = [table.name for table in kernel.tables]
             if self._shards.keys().isdisjoint(names):
                 continue
-            states = kernel.module.split_optimizer_states()
-            for number, (name, weights) in enumerate(zip(names, kernel.module.split_embedding_weights(), strict=True)):
+            for name, (weights, state) in zip(names, storage_of(kernel.module), strict=True):
                 if name in self._shards:
-                    self._shards[name].live_in(weights.detach(), states[number][0] if states else None)
+                    self._shards[name].live_in(weights.detach(), state)
             features = [table.name for table in kernel.tables for _ in table.feature_names]
             hook = _Redirect(self, features)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -100,7 +117,12 @@ class SsdStore:
         shard = self._shards.get(table.name)
         if shard is not None:
             self._waiting[table.name].clear()
-            self._worker.call(lambda: shard.begin(table, seed))
+            shard.slots.trained()
+            self._worker.call(lambda: self._begin(shard, table, seed))
+
+    def _begin(self, shard: SsdShard, table: TableSpec, seed: int) -> None:
+        self._line.leave(shard)
+        shard.begin(table, seed)
 
     def scratch(self, count: int) -> Tensor:
         """float32 [count] on disk, lasting as long as the tensor. GuardError where there is no room."""
@@ -116,17 +138,17 @@ class SsdStore:
 
         Returns at once. Call from one thread, batch after batch; its rows stay until the batch was looked up.
         """
-        ready, parts = Event(), []
+        parts = []
         for name, rows in ids.items():
             if name in self._shards:
                 shard = self._shards[name]
-                part = shard.part(rows, ready)
+                part = shard.part(rows, Event())
                 parts.append((shard, part))
                 if len(part.rows):
                     self._waiting[name].append(part)
-        self._worker.submit(lambda: self._ahead(parts))
+        self._worker.submit(lambda: self._line.join(parts))
 
-    def _ahead(self, parts: list[tuple[SsdShard, Part]]) -> None:
+    def _bring(self, parts: list[tuple[SsdShard, Part]]) -> None:
         self._fetcher.fetch(parts)
         self.figures.asked += sum(part.lookups for _, part in parts)
         self.figures.there += sum(part.lookups - part.missing for _, part in parts)
@@ -134,7 +156,8 @@ class SsdStore:
     def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
         """The part of a batch with ``rows`` (not pinned, of the shard), in its slots, and their places in it; waits.
 
-        Batches announced before the one that has them all were left out by their reader and are let go.
+        Batches announced before the one that has them all were left out by their reader and are let go. So is what was
+        announced of this batch in pieces, once its rows are held.
         """
         shard, waiting = self._shards[table], self._waiting[table]
         found = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
@@ -143,23 +166,40 @@ class SsdStore:
             unique, places = np.unique(rows, return_inverse=True)
             part = Part(lookups, unique, Event())
             self._fetch_now(shard, part)
+            pieces = _pieces(part, list(waiting))
         else:
+            pieces = 0
             self.let_go([(table, waiting.popleft()) for _ in range(number)])
             waiting.popleft()
         early = part.ready.is_set()
         self._worker.wait(part.ready)
+        self.let_go([(table, waiting.popleft()) for _ in range(pieces)])
         self.figures.looked += lookups
         self.figures.found += lookups if early else max(0, lookups - part.missing)
         return part, places
 
     def _fetch_now(self, shard: SsdShard, part: Part) -> None:
-        self._worker.submit(lambda: self._fetcher.fetch([(shard, part)]), urgent=True)
+        def fetch() -> None:
+            self._release()  # what was let go before and is still in line behind others
+            check_room(shard, part)
+            self._fetcher.fetch([(shard, part)])
+
+        self._worker.submit(fetch, urgent=True)
 
     def let_go(self, parts: Sequence[tuple[str, Part]]) -> None:
         """The batches of ``parts``, each with its table, have been trained, or are left out."""
         if parts:
             done = [(self._shards[table], part) for table, part in parts]
-            self._worker.submit(lambda: _release(done))
+            for shard, _ in done:
+                shard.slots.trained()
+            self._done.extend(done)
+            self._worker.submit(self._release)
+
+    def _release(self) -> None:
+        done = []
+        while self._done:
+            done.append(self._done.popleft())
+        self._line.release(done)
 
     def shard(self, table: str) -> SsdShard:
         """The shard of ``table`` on this rank; KeyError where there is none."""
@@ -168,16 +208,19 @@ class SsdStore:
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
         """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
         shard = self._shards[table]
+        shard.slots.trained()
         return self._worker.call(lambda: self._fetcher.read(shard, places))
 
     def write(self, table: str, places: NDArray[np.int64], weights: F32, state: F32) -> None:
         """Overwrite the rows at ``places`` [n], each once, with ``weights`` [n, dim] and ``state`` [n]."""
         shard = self._shards[table]
+        shard.slots.trained()
         self._worker.call(lambda: shard.put(places, weights, state))
 
     def zero_state(self, table: str) -> None:
         """Set the optimizer state of all rows of this rank to zero; reads and writes those that were used."""
         shard = self._shards[table]
+        shard.slots.trained()
 
         def zero(places: I64) -> None:
             places = shard.used(places)
@@ -205,9 +248,15 @@ class SsdStore:
         self._shards.clear()
 
 
-def _release(parts: list[tuple[SsdShard, Part]]) -> None:
-    for shard, part in parts:
-        shard.release(part)
+def _pieces(batch: Part, waiting: Sequence[Part]) -> int:
+    """How many of the announced parts, from the first on, are together no more than ``batch``."""
+    count, lookups = 0, 0
+    for part in waiting:
+        lookups += part.lookups
+        if lookups > batch.lookups or batch.find(part.rows) is None:
+            break
+        count += 1
+    return count
 
 
 class _Redirect:
@@ -230,10 +279,10 @@ class _Redirect:
         offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
         batch = (len(offsets) - 1) // len(self._tables)
         ends = offsets[::batch].tolist() if batch else [0] * (len(self._tables) + 1)
-        moved = indices.clone()
-        rows = moved.numpy()
+        moved, rows = looked_up(indices)
         for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
             self._redirect(table, rows[first:last])
+        moved = moved.to(indices.device)
         if "indices" in kwargs:
             return args, {**kwargs, "indices": moved}
         return (moved, *args[1:]), kwargs
@@ -246,5 +295,6 @@ class _Redirect:
             self._store.figures.found += len(rows)
             return
         part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
+        self._store.shard(table).slots.arrived()
         self._held.append((table, part))
         rows[cold] = part.slots[places]

@@ -1,0 +1,71 @@
+"""``make bench-gate``: the gate's paired bootstrap against drawing rows one by one, on made-up predictions.
+
+The plain way draws a Poisson weight for every row and adds all rows up again for each replicate, for both models; a few
+of its replicates are timed and the others counted alike. ``ratio``: its seconds over those of the gate's whole record
+(figures, intervals, slices, shift). ``width``: of the interval of the change of NE, ours over the plain one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.common import finish
+from pipeline.config import GateConfig
+from pipeline.evaluation import Scored, SliceColumn, measure
+from pipeline.evaluation.bootstrap import Resampled, block_sums, ratio, resample
+
+PLAIN_REPLICATES = 60
+SLICES = 10
+
+
+def main() -> None:
+    """Run the benchmark and print its JSON line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--rows", type=int, default=300_000)
+    rows = options.parse_args().rows
+    scored, settings = made_up(rows), GateConfig()
+    began = time.perf_counter()
+    record = measure(scored, settings)
+    ours = time.perf_counter() - began
+    plain, change = plainly(scored)
+    low, high = record["change"]["ne"][1:]
+    interval = change.interval(settings.confidence)
+    seconds = plain * settings.replicates
+    finish(
+        "gate", seconds / ours, rows=rows, replicates=settings.replicates, slices=len(record["slices"]),
+        seconds=ours, plain_seconds=seconds, width=(high - low) / (interval.high - interval.low),
+    )  # fmt: skip
+
+
+def made_up(rows: int) -> Scored:
+    """Two models that see the truth through noise, the candidate a little better."""
+    rng = np.random.default_rng(0)
+    truth = rng.normal(-1.2, 1.3, rows)
+    labels = (rng.random(rows) < 1 / (1 + np.exp(-truth))).astype(np.float32)
+    candidate, incumbent = ((truth + rng.normal(0, spread, rows)).astype(np.float32) for spread in (0.3, 0.32))
+    slices = {"s": SliceColumn(codes=rng.integers(0, SLICES, rows))}
+    return Scored(labels=labels, candidate=candidate, incumbent=incumbent, slices=slices)
+
+
+def plainly(scored: Scored) -> tuple[float, Resampled]:
+    """Seconds of one replicate that draws rows, and the change of NE over a few of them."""
+    rng, clicked = np.random.default_rng(1), scored.labels == 1
+    assert scored.incumbent is not None
+    rows = np.arange(len(clicked), dtype=np.int64)
+    sums = [block_sums(clicked, logits, rows, len(rows)) for logits in (scored.candidate, scored.incumbent)]
+    parts: list[tuple[NDArray[np.float64], ...]] = []
+    began = time.perf_counter()
+    for _ in range(PLAIN_REPLICATES):
+        weights = rng.poisson(1.0, (1, len(rows))).astype(np.float64)
+        parts.append(tuple(resample(each, weights)["ne"].replicates for each in sums))
+    seconds = (time.perf_counter() - began) / PLAIN_REPLICATES
+    ours, theirs = (Resampled(1.0, np.concatenate(drawn)) for drawn in zip(*parts, strict=True))
+    return seconds, ratio(ours, theirs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""``make bench-nights``: ten simulated nights of a world that drifts: nightly, from scratch, frozen.
+
+Every night's log is drawn from a synthetic world whose effects turn and whose ids come and go. ``nightly``: `nightjar
+nightly`, a warm start from the night before and one pass over the day alone. ``scratch``: a new training on all days
+so far; on the first night they are the same. ``frozen``: the first night's model. All three are published versions
+and score the same rows, the day's held-out ones, each by the id mappings it was trained with. Seconds are those of the
+stages ingest to train, all of them in this process, without the first night's. ``ratio``: the largest NE of nightly
+over scratch; the bars: at most 1.003, with at most a quarter of the seconds, and below frozen on every night after the
+third.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from collections.abc import Sequence
+from datetime import date, timedelta
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import finish
+from pipeline import cli
+from pipeline.artifacts import Artifact, Store
+from pipeline.contracts import LABEL
+from pipeline.errors import GateHeldError
+from pipeline.evaluation import evaluate
+from pipeline.publishing.served import ServedModel, local_version
+from pipeline.publishing.translate import translation
+from pipeline.publishing.versions import incumbent
+from pipeline.report.page import document
+from pipeline.report.svg import Axis, Frame, Point, drawing
+from pipeline.serving import score_dataset
+from pipeline.training.parquet import SplitReader
+
+FIRST = date(2026, 1, 1)
+TRAINING = ("ingest", "plan", "partition", "train")
+MODELS = ("nightly", "scratch", "frozen")
+NIGHT_AFTER = 3  # the first nights, in which a frozen model may still do
+SETTINGS = (
+    "data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",
+    "data.synthetic.popularity_drift=0.02", "model.embedding_dim=8",
+    "model.bottom_mlp=[32]", "model.top_mlp=[64,32]", "train.global_batch=512", "train.precision=fp32",
+    "train.lr=0.001", "train.warmup_steps=1", "train.threads_per_rank=1", "train.log_every_steps=1000",
+    "gate.replicates=50", "gate.max_psi=null", "gate.max_calibration_error=0.2",
+    "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Run the nights and print a table and the JSON line."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--nights", type=int, default=10)
+    options.add_argument("--rows", type=int, default=100_000, help="of a day, a fifth of them held out")
+    options.add_argument("--ids", type=int, default=1_000, help="of the largest feature")
+    options.add_argument("--plot", type=Path, help="write the three curves there, as a page with an SVG")
+    options.add_argument("settings", nargs="*", help="overrides of both trainings")
+    given = options.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    world = [f"data.synthetic.rows={given.rows}", f"data.synthetic.ids_per_feature={given.ids}", *given.settings]
+    with tempfile.TemporaryDirectory() as folder:
+        nights = [_night(Store(folder), world, number) for number in range(given.nights)]
+    if given.plot:
+        given.plot.write_text(curves(nights))
+    last = nights[NIGHT_AFTER:]
+    over = max(night["nightly"] / night["scratch"] for night in nights[1:])
+    seconds = {name: sum(night[f"{name}_seconds"] for night in nights[1:]) for name in MODELS[:2]}
+    finish(
+        "nights", over, seconds_share=seconds["nightly"] / seconds["scratch"],
+        seconds_share_last=nights[-1]["nightly_seconds"] / nights[-1]["scratch_seconds"],
+        frozen_beaten=sum(night["nightly"] < night["frozen"] for night in last), of=len(last),
+        held=sum(night["held"] for night in nights), frozen_last=nights[-1]["frozen"] / nights[-1]["nightly"],
+        **{name: [round(night[name], 5) for night in nights] for name in MODELS},
+        nightly_seconds=seconds["nightly"], scratch_seconds=seconds["scratch"],
+    )  # fmt: skip
+
+
+def _night(store: Store, world: Sequence[str], number: int) -> dict[str, float]:
+    """One night of all three; NE and seconds of each."""
+    day = FIRST + timedelta(days=number)
+    shared = [f"store={store.url}", *SETTINGS, *world]
+    held = run(["nightly", f"date={day}", "publish.model=nightly", *shared])
+    if number:  # the first night is a training from scratch itself
+        every = "stages=[ingest,plan,partition,train,evaluate,publish]"
+        names = ["publish.model=scratch", f"run=scratch-{day}", "gate.force=to be scored"]
+        run(["run", f"data.day={FIRST}..{day}", every, *names, *shared])
+    dataset = store.get(store.read_json(f"runs/nightly-{day}/result.json")["stages"]["ingest"]["artifact"], "ingest")
+    first = store.get(store.read_json(f"runs/nightly-{FIRST}/result.json")["model"]["uri"], "publish")
+    scratch = _serving(store, "scratch") if number else first
+    found = scores(store, dataset, {"nightly": _serving(store, "nightly"), "scratch": scratch, "frozen": first})
+    for name, model in (("nightly", "nightly"), ("scratch", "scratch" if number else "nightly")):
+        stages = store.read_json(f"runs/{model}-{day}/result.json")["stages"]
+        found[f"{name}_seconds"] = sum(stages[stage]["seconds"] for stage in TRAINING)
+    found["held"] = float(held)
+    share = found["nightly_seconds"] / found["scratch_seconds"]
+    print(
+        f"{day}  NE nightly {found['nightly']:.5f}  scratch {found['scratch']:.5f} "
+        f"({found['nightly'] / found['scratch'] - 1:+.3%})  frozen {found['frozen']:.5f} "
+        f"({found['frozen'] / found['nightly'] - 1:+.3%})  {found['nightly_seconds']:.1f} s of "
+        f"{found['scratch_seconds']:.1f} s ({share:.0%}){'  HELD' if held else ''}",
+        flush=True,
+    )
+    return found
+
+
+def run(arguments: list[str]) -> bool:
+    """Do the command, silently; whether the gate held its model. What it said where it fails."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        code = cli.main(arguments)
+    if code not in (0, GateHeldError.exit_code):
+        raise SystemExit(f"nightjar {' '.join(arguments[:2])} ended with {code}:\n{said.getvalue()}")
+    return code == GateHeldError.exit_code
+
+
+def _serving(store: Store, model: str) -> Artifact:
+    found = incumbent(store, model)
+    assert found is not None
+    return found
+
+
+def scores(store: Store, dataset: Artifact, versions: dict[str, Artifact]) -> dict[str, float]:
+    """NE of each version on the held-out rows of ``dataset``."""
+    split = SplitReader(store, dataset, "test")
+    with contextlib.ExitStack() as stack:
+        models: dict[str, Any] = {}
+        for name, version in versions.items():
+            served = ServedModel(stack.enter_context(local_version(store, version.path)), 1 << 30)
+            models[name] = served, translation(store, dataset.path, version.path)
+        found = score_dataset(split, models, {}, [])
+    labels = np.asarray(split.column(LABEL))
+    return {name: float(evaluate(labels, np.concatenate(found.logits[name]))["ne"]) for name in versions}
+
+
+def curves(nights: Sequence[dict[str, float]]) -> str:
+    """The three curves over the nights, as a page."""
+    lines: dict[str, list[Point]] = {name: [(i, night[name]) for i, night in enumerate(nights, 1)] for name in MODELS}
+    corners = [point for line in lines.values() for point in line]
+    frame = Frame.around(corners, Axis(title="night", whole=True), Axis(title="NE"))
+    body = frame.grid()
+    for name, kind, below in zip(MODELS, ("curve", "reference", "whisker"), (13, -5, -5), strict=True):
+        path = " ".join(f"{'M' if not i else 'L'}{frame.place(point)}" for i, point in enumerate(lines[name]))
+        body.append(f'<path class="{kind}" fill="none" d="{path}"><title>{escape(name)}</title></path>')
+        x, y = lines[name][-1]
+        body.append(
+            f'<text class="note" x="{frame.x(x) - 3:.1f}" y="{frame.y(y) + below:.1f}" text-anchor="end">{name}</text>'
+        )
+    note = "<p>Held-out rows of each day; lower is better.</p>"
+    return document("Ten nights", [f"<section><h2>NE by night</h2>{drawing(body, 'NE by night')}{note}</section>"],
+                    "the JSON line of make bench-nights")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Families of commands: their arguments, the calls into the rooms, where results become text. For cli.py."""

@@ -1,0 +1,159 @@
+"""``nightjar launch`` and ``nightjar schedule``: their arguments, and where manifests become text."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pipeline.console import tell
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.launch.kubernetes.api import Api
+
+LAUNCH = """\
+Overrides are those of nightjar run. Nothing is submitted and no cluster is asked.
+
+  nightjar launch render experiment=demo launch=kubernetes launch.pods.image=<digest> store=s3://clicks/store
+  nightjar launch render <overrides> --out manifests     a file for each object
+"""
+SCHEDULE = """\
+Overrides are those of nightjar nightly, which the CronJob runs with them every night.
+
+  nightjar schedule render <overrides>     accounts, role, binding and CronJob as YAML, without a cluster
+  nightjar schedule apply <overrides>      create or replace them
+  nightjar schedule status <overrides>     when it last started, how the nights ended
+  nightjar schedule suspend <overrides>    no more starts, until: nightjar schedule resume <overrides>
+  nightjar schedule delete <overrides>     remove them again
+"""
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar launch``."""
+    parser.epilog, parser.formatter_class = LAUNCH, argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="action", metavar="action", required=True)
+    render = _out(_command(commands, "render", _render_launch, "the jobs of a run's stages as YAML, without a cluster"))
+    render.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+
+
+def add_schedule(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar schedule``."""
+    parser.epilog, parser.formatter_class = SCHEDULE, argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="action", metavar="action", required=True)
+    _out(_command(commands, "render", _render_schedule, "what a cluster needs for it, as YAML"))
+    _command(commands, "apply", _apply, "create or replace it in the cluster")
+    status = _command(commands, "status", _status, "how the nights ended")
+    status.add_argument("--json", action="store_true", help="print it as JSON")
+    _command(commands, "suspend", lambda options: _suspend(options, True), "start no more nights")
+    _command(commands, "resume", lambda options: _suspend(options, False), "start nights again")
+    _command(commands, "delete", _delete, "remove it from the cluster")
+
+
+def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+    parser.set_defaults(function=function, config_dir=None)  # the CronJob's image has the built-in one alone
+    return parser
+
+
+def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    parser.add_argument("--out", help="directory for a file of each object; default: all on standard output")
+    return parser
+
+
+def _render_launch(options: argparse.Namespace) -> int:
+    from pipeline.artifacts import Store
+    from pipeline.launch.kubernetes.render import require_cluster, stage_objects
+    from pipeline.launch.step import run_directory
+    from pipeline.stages import steps, with_possible_stages
+
+    config = with_possible_stages(_composed(options))
+    require_cluster(config)
+    store = Store(config.store)
+    url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
+    return _emit(stage_objects(config, steps(config, store), url), options.out)
+
+
+def _render_schedule(options: argparse.Namespace) -> int:
+    return _emit(_schedule_objects(options), options.out)
+
+
+def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
+    from pipeline.launch.kubernetes.render import as_yaml
+
+    if out is None:
+        _say(as_yaml(objects).rstrip())
+        return 0
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for item in objects:
+            path = folder / f"{item['kind'].lower()}-{item['metadata']['name']}.yaml"
+            path.write_text(as_yaml([item]))
+            _say(str(path))
+    except OSError as error:
+        raise ConfigError(f"--out {out} cannot be written: {error.strerror}", hint="--out <a folder>") from None
+    return 0
+
+
+def _apply(options: argparse.Namespace) -> int:
+    from pipeline.schedule.cluster import apply
+
+    objects = _schedule_objects(options)
+    _say("\n".join(apply(_api(options), objects)))
+    return 0
+
+
+def _status(options: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from pipeline.schedule.cluster import status
+
+    found = status(_api(options), _schedule_objects(options)[-1])
+    tell(options.json, asdict(found), lambda _: "\n".join(found.lines()))
+    return 0
+
+
+def _suspend(options: argparse.Namespace, suspended: bool) -> int:
+    from pipeline.schedule.cluster import suspend
+
+    cron = _schedule_objects(options)[-1]
+    suspend(_api(options), cron, suspended)
+    _say(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
+    return 0
+
+
+def _delete(options: argparse.Namespace) -> int:
+    from pipeline.schedule.cluster import delete
+
+    objects = _schedule_objects(options)
+    _say("\n".join(delete(_api(options), objects)))
+    return 0
+
+
+def _schedule_objects(options: argparse.Namespace) -> list[dict[str, Any]]:
+    from pipeline.launch.kubernetes.render import require_cluster
+    from pipeline.schedule.manifests import schedule_objects
+
+    config = _composed(options)
+    require_cluster(config)
+    return schedule_objects(config, options.overrides)
+
+
+def _composed(options: argparse.Namespace) -> Config:
+    from pipeline.compose import compose
+
+    return compose(options.overrides, options.config_dir)
+
+
+def _api(options: argparse.Namespace) -> Api:
+    from pipeline.launch.kubernetes.api import Api
+    from pipeline.launch.kubernetes.credentials import api_client
+
+    return Api(api_client(_composed(options).launch.context))
+
+
+def _say(text: str) -> None:
+    tell(False, text, str)

@@ -1,0 +1,111 @@
+"""``nightjar nightly`` and ``nightjar backfill``: their arguments, the lock around them, their exit codes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from datetime import date
+from typing import TYPE_CHECKING
+
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+
+NIGHTLY = """\
+Overrides are those of nightjar run. Once per date: a night that has its verdict only says so.
+
+  nightjar nightly date=yesterday experiment=demo
+  nightjar nightly date=2026-01-31 nightly.catch_up=3 data=criteo 'data.path="logs/{day}/*.tsv"'
+"""
+BACKFILL = """\
+The nights of all these days, in their order; one that fails stops the later ones (nightly.keep_going=true does not).
+
+  nightjar backfill from=2026-01-01 to=2026-01-31 experiment=demo
+"""
+CODES = """
+exit codes: 0 published, 6 held by the gate, 3 the day's logs are missing, incomplete or wrong, 5 a training guard
+stopped it, 8 another launcher works on this model or launching failed; the others as everywhere (nightjar --help)
+"""
+
+
+def add_nightly(parser: argparse.ArgumentParser, run: Callable[[Config], int]) -> None:
+    """Fill the parser of ``nightjar nightly``; ``run`` does a whole run and returns its exit code."""
+    _fill(parser, NIGHTLY, lambda options: _nightly(options, run))
+
+
+def add_backfill(parser: argparse.ArgumentParser, run: Callable[[Config], int]) -> None:
+    """Fill the parser of ``nightjar backfill``; ``run`` as above."""
+    _fill(parser, BACKFILL, lambda options: _backfill(options, run))
+
+
+def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argparse.Namespace], int]) -> None:
+    parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    parser.set_defaults(function=function)
+
+
+def _nightly(options: argparse.Namespace, run: Callable[[Config], int]) -> int:
+    from pipeline.schedule.dates import parse_date, taken
+
+    given, overrides = taken(options.overrides, ("date",))
+
+    def days(zone: str) -> list[date]:
+        return [parse_date("date", given.get("date", "yesterday"), zone)]
+
+    return _locked(options, overrides, days, run, catch_up=True)
+
+
+def _backfill(options: argparse.Namespace, run: Callable[[Config], int]) -> int:
+    from pipeline.schedule.dates import parse_date, span, taken
+
+    given, overrides = taken(options.overrides, ("from", "to"))
+    for name in ("from", "to"):
+        if name not in given:
+            raise ConfigError(f"{name}= is missing", hint="nightjar backfill from=2026-01-01 to=2026-01-31 <overrides>")
+
+    def days(zone: str) -> list[date]:
+        return span(parse_date("from", given["from"], zone), parse_date("to", given["to"], zone))
+
+    return _locked(options, overrides, days, run, catch_up=False)
+
+
+def _locked(
+    options: argparse.Namespace,
+    overrides: Sequence[str],
+    wanted: Callable[[str], list[date]],
+    run: Callable[[Config], int],
+    *,
+    catch_up: bool,
+) -> int:
+    """Do the nights of the days that ``wanted`` names in a time zone, alone on their model."""
+    from pipeline.artifacts import Store
+    from pipeline.compose import compose
+    from pipeline.launch.signals import Interrupted, handled
+    from pipeline.schedule.backfill import missed_nights, run_nights
+    from pipeline.schedule.lock import held
+    from pipeline.schedule.nightly import Tools
+
+    def composed(day: date) -> Config:
+        return compose([*overrides, f"data.day={day}"], options.config_dir)
+
+    config = composed(date(2000, 1, 1))  # whatever the day: the days depend on its time zone
+    settings, model, store = config.nightly, config.model_name, Store(config.store)
+    days = wanted(settings.timezone or config.schedule.time_zone)
+    tools = Tools(run=run, say=_say)
+    doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
+    try:
+        with handled(), held(store, model, settings.lease_seconds, doing, _say):
+            if catch_up:
+                days = missed_nights(store, model, days[0], settings.catch_up, _say) + days
+            wait = settings.wait_minutes if catch_up else 0.0
+            return run_nights(days, composed, store, tools, keep_going=settings.keep_going, wait_last=wait)
+    except Interrupted as stop:
+        sys.stderr.write(f"nightjar: {stop}; the same command goes on where it stopped\n")
+        return stop.exit_code
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

@@ -1,0 +1,173 @@
+"""``nightjar models``, ``rollback`` and ``predict``: their arguments, and where their results become text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.console import tell
+from pipeline.errors import ArtifactError, ConfigError
+
+EPILOG = """\
+The model's name may be left out where the store has one model only.
+
+  nightjar models ls                                  every version, and which one serves
+  nightjar models show clicks                         the card of the one that serves
+  nightjar models promote clicks v00012-1f0c9b7e --reason 'held for PSI, the new app is known'
+  nightjar models rollback clicks --reason 'complaints since 9:00'
+  nightjar models gc clicks --keep 5 --dry-run        versions that nobody needs
+"""
+PREDICT = """\
+Raw rows as the version's data configuration says (Criteo TSV, CSV, Parquet; plain, .gz, .zst), scored on this machine.
+Tables are read in place: what --cache-mib has no room for stays on the disk, its hot rows in memory.
+
+  nightjar predict day_3.tsv --model clicks --out scores.parquet
+  nightjar predict rows.csv --version v00012-1f0c9b7e --no-label --out - --cache-mib 64
+"""
+
+
+def add_models(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar models``."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="action", metavar="action", required=True)
+    _common(commands.add_parser("ls", help="versions, oldest first; exit code 7: one is damaged"), _ls, model=True)
+    show = _common(commands.add_parser("show", help="the card of a version"), _show, model=True)
+    show.add_argument("version", nargs="?", help="default: the one that serves")
+    promote = _common(commands.add_parser("promote", help="let a version serve"), _promote)
+    promote.add_argument("model", help="the model's name")
+    promote.add_argument("version", help="the version")
+    promote.add_argument("--reason", default="", help="kept in current.json; needed for a version that the gate held")
+    add_rollback(commands.add_parser("rollback", help="let the version that served before serve again"))
+    gc = _common(commands.add_parser("gc", help="remove old versions, never the one that serves nor its former"), _gc,
+                 model=True)  # fmt: skip
+    gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
+    gc.add_argument("--min-age", type=float, default=60.0, help="minutes that versions must be old (default: 60)")
+    gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
+
+
+def add_rollback(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar rollback``."""
+    _common(parser, _rollback, model=True)
+    parser.add_argument("--reason", default="", help="kept in current.json")
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar predict``."""
+    parser.epilog, parser.formatter_class = PREDICT, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("path", help="raw rows: a file, a directory or a glob on any fsspec URL")
+    _common(parser, _predict)
+    parser.add_argument("--model", help="the model's name (default: the store's only one)")
+    parser.add_argument("--version", help="default: the version that serves")
+    parser.add_argument("--out", default="-", help="Parquet by its name, else CSV (default: -, standard output)")
+    parser.add_argument("--cache-mib", type=float, default=1024.0, help="memory for rows of tables (default: 1024)")
+    parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
+
+
+def _common(
+    parser: argparse.ArgumentParser, function: Callable[..., int], *, model: bool = False
+) -> argparse.ArgumentParser:
+    if model:
+        parser.add_argument("model", nargs="?", help="the model's name (default: the store's only one)")
+    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    parser.set_defaults(function=function)
+    return parser
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def _store(options: argparse.Namespace) -> Any:
+    from pipeline.artifacts import Store
+
+    store = Store(options.store, "--store ")
+    if not store.answers():
+        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
+    return store
+
+
+def _model(options: argparse.Namespace, store: Any) -> str:
+    """The model that is meant; ConfigError where none or several may be."""
+    from pipeline.publishing import versions
+
+    known = versions.models(store)
+    if options.model in known or (options.model is None and len(known) == 1):
+        return str(options.model or known[0])
+    listed = ", ".join(known) or "none; stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
+    named = f"no model {options.model!r} in" if options.model else "which model is meant is not clear from"
+    raise ConfigError(f"{named} store {store.url}; there are: {listed}", hint="one of these, or --store <its store>")
+
+
+def _ls(options: argparse.Namespace) -> int:
+    from pipeline.publishing import commands, versions
+    from pipeline.report import models as text
+
+    store = _store(options)
+    names = [_model(options, store)] if options.model else versions.models(store)
+    found = [commands.list_versions(store, name) for name in names]
+    tell(options.json, found, text.listing)
+    return ArtifactError.exit_code if any(each["problem"] for model in found for each in model["versions"]) else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from pipeline.publishing import commands
+    from pipeline.report import models as text
+
+    store = _store(options)
+    tell(options.json, commands.show(store, _model(options, store), options.version), text.details)
+    return 0
+
+
+def _promote(options: argparse.Namespace) -> int:
+    from pipeline.publishing import versions
+    from pipeline.report import models as text
+
+    store = _store(options)
+    current = versions.promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
+    tell(options.json, current.to_json(), text.serving)
+    return 0
+
+
+def _rollback(options: argparse.Namespace) -> int:
+    from pipeline.publishing import versions
+    from pipeline.report import models as text
+
+    store = _store(options)
+    current = versions.roll_back(store, _model(options, store), options.reason)
+    tell(options.json, current.to_json(), text.serving)
+    return 0
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from pipeline.publishing import versions
+    from pipeline.report import models as text
+
+    store = _store(options)
+    model = _model(options, store)
+    gone = versions.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
+    tell(options.json, {"model": model, "dry_run": options.dry_run, "removed": gone}, text.collected)
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from pipeline.report import models as text
+    from pipeline.scoring import score_file, score_sink
+
+    store = _store(options)
+    model = _model(options, store)
+    with score_sink(options.out) as write:
+        done = score_file(
+            store, model, options.version, options.path, write, cache_mib=options.cache_mib,
+            labelled=not options.no_label,
+        )  # fmt: skip
+    if options.out == "-":  # the scores have standard output for themselves
+        sys.stderr.write(f"{text.predicted(done)}\n")
+    else:
+        tell(options.json, done, text.predicted)
+    return 0

@@ -1,0 +1,129 @@
+"""Paired bootstrap of NE, AUC and calibration: Poisson weights on blocks of rows, all replicates as one product.
+
+The rows are cut into blocks that follow each other, so that rows which belong together (a session, an hour) are drawn
+together. Of every block only six sums are kept; a replicate weighs the blocks with Poisson(1) draws (Chamandy et al.,
+"Estimating Uncertainty for Massive Data Streams", 2012). Models and slices share the draws, so differences are paired.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.evaluation.metrics import ByClass, sigmoid
+
+FIGURES = ("ne", "auc", "calibration")
+# Columns of a block's sums.
+SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A figure of all rows and the ends of its confidence interval."""
+
+    point: float
+    low: float
+    high: float
+
+    def to_json(self) -> list[float]:
+        """[point, low, high]."""
+        return [self.point, self.low, self.high]
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A figure of all rows (``point``) and of each replicate, float64 [R]."""
+
+    point: float
+    replicates: NDArray[np.float64]
+
+    def interval(self, confidence: float, tests: int = 1) -> Interval:
+        """point -+ z * standard error of the replicates; ``tests``: intervals that shall hold together (Bonferroni)."""
+        z = NormalDist().inv_cdf(1 - (1 - confidence) / (2 * tests))
+        spread = z * float(np.nanstd(self.replicates))
+        return Interval(self.point, self.point - spread, self.point + spread)
+
+
+def block_of_rows(rows: int, blocks: int) -> NDArray[np.int64]:
+    """The block [rows] of every row: ``blocks`` of them (fewer where there are fewer rows), equal and in order."""
+    return np.arange(rows, dtype=np.int64) * min(blocks, rows) // max(rows, 1)
+
+
+def poisson_weights(replicates: int, blocks: int, seed: int) -> NDArray[np.float64]:
+    """How often each replicate draws each block: [replicates, blocks]."""
+    return np.random.Generator(np.random.PCG64(seed)).poisson(1.0, (replicates, blocks)).astype(np.float64)
+
+
+def block_sums(
+    clicked: NDArray[np.bool_], logits: NDArray[np.floating], blocks: NDArray[np.int64], count: int
+) -> NDArray[np.float64]:
+    """Sums (``SUMS``) of the rows of each of ``count`` blocks: [count, 6].
+
+    ``above``: of the clicked rows the share of other rows that score lower, ties one half; ``below``: of the other rows
+    the share of clicked ones that score higher. Their means are both the AUC (DeLong et al. 1988).
+    """
+    values = logits.astype(np.float64)
+    loss = np.logaddexp(0.0, np.where(clicked, -values, values))
+    above, below = placements(clicked, values)
+    columns = (np.ones(len(values)), clicked.astype(np.float64), loss, sigmoid(values), above, below)
+    return np.stack([np.bincount(blocks, column, minlength=count) for column in columns], axis=1)
+
+
+def placements(
+    clicked: NDArray[np.bool_], values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each clicked row the share of others below it, and of each other row the share of clicked ones above it.
+
+    [n] each, 0 for the rows of the other class; both 0 where a class is empty.
+    """
+    scores = ByClass(np.sort(values[clicked]), np.sort(values[~clicked]))
+    above, below = np.zeros(len(values)), np.zeros(len(values))
+    if len(scores.clicked) and len(scores.other):
+        above[clicked] = _lower_share(scores.other, values[clicked])
+        below[~clicked] = 1 - _lower_share(scores.clicked, values[~clicked])
+    return above, below
+
+
+def _lower_share(ranked: NDArray[np.floating], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    lower, ties = np.searchsorted(ranked, values, "left"), np.searchsorted(ranked, values, "right")
+    return np.asarray((lower + ties) / (2.0 * len(ranked)))
+
+
+def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:
+    """The figures of the rows behind ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K].
+
+    The AUC's replicates are first-order (Hajek's projection): its sums weigh rows, not pairs.
+    """
+    total = sums.sum(0)
+    auc = _divided(total[4], total[1])
+    points, drawn = _figures(total[None], auc), _figures(weights @ sums, auc)
+    return {name: Resampled(float(points[name][0]), drawn[name]) for name in FIGURES}
+
+
+def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.float64]]:
+    rows, clicks, loss, predicted, above, below = totals.T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate = clicks / rows
+        entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
+        return {
+            "ne": loss / rows / entropy,
+            "auc": above / clicks + below / (rows - clicks) - auc,
+            "calibration": predicted / clicks,
+        }
+
+
+def _divided(value: float, by: float) -> float:
+    return float(value / by) if by else float("nan")
+
+
+def ratio(ours: Resampled, theirs: Resampled) -> Resampled:
+    """ours / theirs - 1, replicate by replicate."""
+    return Resampled(ours.point / theirs.point - 1, ours.replicates / theirs.replicates - 1)
+
+
+def difference(ours: Resampled, theirs: Resampled) -> Resampled:
+    """ours - theirs, replicate by replicate."""
+    return Resampled(ours.point - theirs.point, ours.replicates - theirs.replicates)

@@ -1,0 +1,155 @@
+"""What the gate looks at: figures of candidate and incumbent on the same rows, overall and by slice, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.config import GateConfig
+from pipeline.evaluation.bootstrap import (
+    FIGURES,
+    Resampled,
+    block_of_rows,
+    block_sums,
+    difference,
+    poisson_weights,
+    ratio,
+    resample,
+)
+from pipeline.evaluation.metrics import check_labels, evaluate, sigmoid
+from pipeline.evaluation.reliability import reliability
+from pipeline.evaluation.shift import calibration_by_prediction, histogram, kolmogorov_smirnov, population_stability
+
+OTHERS = "all others"
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceColumn:
+    """A column that rows are told apart by: ``codes`` [n] integers, and what the codes are called (else as numbers)."""
+
+    codes: NDArray[np.integer]
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """Logits of the same rows, [n] each: as the candidate serves them, the incumbent (None: there is none), and as the
+    candidate was evaluated after training (None: not known). ``labels`` 0 and 1; ``slices`` by name.
+    """
+
+    labels: Floats
+    candidate: Floats
+    incumbent: Floats | None = None
+    trained: Floats | None = None
+    slices: Mapping[str, SliceColumn] = field(default_factory=dict)
+
+
+def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> dict[str, Any]:
+    """The figures of ``gate.json``; intervals are [point, low, high].
+
+    Where a logit of the candidate is not finite there are no figures, only how many are not. Raises DataError for
+    labels that allow none.
+    """
+    clicked = check_labels(scored.labels)
+    record: dict[str, Any] = {
+        "rows": len(clicked), "clicks": int(clicked.sum()), "click_rate": float(clicked.mean()),
+        "confidence": settings.confidence,
+        "predictions_not_finite": {
+            name: int((~np.isfinite(values)).sum()) for name, values in _models(scored).items()
+        },
+    }  # fmt: skip
+    if any(record["predictions_not_finite"].values()):
+        return record
+    weights = poisson_weights(settings.replicates, min(settings.blocks, len(clicked)), seed)
+    record |= _figures(scored, clicked, weights, settings)
+    slices = list(_slices(scored, settings))
+    record["slices"] = [
+        entry | _slice_figures(scored, clicked, rows, weights, settings, len(slices)) for entry, rows in slices
+    ]
+    return record
+
+
+def _models(scored: Scored) -> dict[str, Floats]:
+    found = {"candidate": scored.candidate}
+    return found if scored.incumbent is None else {**found, "incumbent": scored.incumbent}
+
+
+def _figures(
+    scored: Scored, clicked: NDArray[np.bool_], weights: NDArray[np.float64], settings: GateConfig
+) -> dict[str, Any]:
+    models, record = _models(scored), dict[str, Any]()
+    record["reliability"] = {name: reliability(scored.labels, logits) for name, logits in models.items()}
+    drawn = _resampled(models, clicked, weights)
+    for name, figures in drawn.items():
+        record[name] = {figure: figures[figure].interval(settings.confidence).to_json() for figure in FIGURES}
+        curve = reliability(scored.labels, models[name], bins=10)
+        record[name]["calibration_by_prediction"] = calibration_by_prediction(curve)
+    if scored.incumbent is not None:
+        record["change"] = _change(drawn, settings.confidence)
+        record["shift"] = {
+            "psi": population_stability(scored.incumbent, scored.candidate),
+            "ks": kolmogorov_smirnov(scored.incumbent, scored.candidate),
+        }
+    record["histogram"] = histogram(models)
+    if scored.trained is not None:
+        ne = evaluate(scored.labels, scored.trained)["ne"]
+        record["serving"] = {
+            "trained_ne": ne, "gap": record["candidate"]["ne"][0] / ne - 1,
+            "largest_difference": float(np.abs(sigmoid(scored.trained) - sigmoid(scored.candidate)).max()),
+        }  # fmt: skip
+    return record
+
+
+def _resampled(
+    models: Mapping[str, Floats], clicked: NDArray[np.bool_], weights: NDArray[np.float64], rows: Any = None
+) -> dict[str, dict[str, Resampled]]:
+    blocks = block_of_rows(len(clicked), weights.shape[1])
+    if rows is not None:
+        clicked, blocks = clicked[rows], blocks[rows]
+        models = {name: logits[rows] for name, logits in models.items()}
+    return {
+        name: resample(block_sums(clicked, logits, blocks, weights.shape[1]), weights)
+        for name, logits in models.items()
+    }
+
+
+def _change(drawn: Mapping[str, dict[str, Resampled]], confidence: float, tests: int = 1) -> dict[str, list[float]]:
+    """From incumbent to candidate: NE as a share, AUC and calibration as differences."""
+    ours, theirs = drawn["candidate"], drawn["incumbent"]
+    return {
+        "ne": ratio(ours["ne"], theirs["ne"]).interval(confidence, tests).to_json(),
+        "auc": difference(ours["auc"], theirs["auc"]).interval(confidence, tests).to_json(),
+        "calibration": difference(ours["calibration"], theirs["calibration"]).interval(confidence, tests).to_json(),
+    }
+
+
+def _slices(scored: Scored, settings: GateConfig) -> Iterator[tuple[dict[str, Any], NDArray[np.int64]]]:
+    """The largest values of every sliced column, the rest together; only what has enough rows of both classes."""
+    for name, column in scored.slices.items():
+        values, counts = np.unique(column.codes, return_counts=True)
+        largest = values[np.argsort(-counts, kind="stable")][: settings.slice_values]
+        groups = [(column.names.get(int(v), str(int(v))), np.flatnonzero(column.codes == v)) for v in largest]
+        if len(values) > len(largest):
+            groups.append((OTHERS, np.flatnonzero(~np.isin(column.codes, largest))))
+        for value, rows in groups:
+            clicks = int((scored.labels[rows] == 1).sum())
+            if min(clicks, len(rows) - clicks) >= settings.slice_min_clicks:
+                yield {"slice": name, "value": value, "rows": len(rows), "clicks": clicks}, rows
+
+
+def _slice_figures(
+    scored: Scored, clicked: NDArray[np.bool_], rows: Any, weights: Any, settings: GateConfig, tests: int
+) -> dict[str, Any]:
+    drawn = _resampled(_models(scored), clicked, weights, rows)
+    found: dict[str, Any] = {
+        name: {figure: figures[figure].interval(settings.confidence, tests).to_json() for figure in FIGURES}
+        for name, figures in drawn.items()
+    }
+    if scored.incumbent is not None:
+        found["change"] = _change(drawn, settings.confidence, tests)
+    return found

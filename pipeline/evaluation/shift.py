@@ -1,0 +1,64 @@
+"""How far two sets of predictions for the same rows lie apart, and how far predictions lie from what was observed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.evaluation.metrics import sigmoid
+
+BINS = 10
+HISTOGRAM_BINS = 24
+
+
+def population_stability(expected: NDArray[np.floating], found: NDArray[np.floating], bins: int = BINS) -> float:
+    """PSI: sum of (f - e) * ln(f / e) over bins that hold equal shares of ``expected``; 0.25 is called a major shift.
+
+    Half a row is added to every bin, so that an empty one costs much, not infinity.
+    """
+    edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
+    shares = []
+    for values in (expected, found):
+        counts = np.bincount(np.searchsorted(edges, values, "right"), minlength=len(edges) + 1) + 0.5
+        shares.append(counts / counts.sum())
+    e, f = shares
+    return float(((f - e) * np.log(f / e)).sum())
+
+
+def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
+    """The largest gap between the two distribution functions, in [0, 1]."""
+    first, second = np.sort(one), np.sort(other)
+    points = np.concatenate([first, second])
+    gaps = np.searchsorted(first, points, "right") / len(first) - np.searchsorted(second, points, "right") / len(second)
+    return float(np.abs(gaps).max())
+
+
+def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> dict[str, Any]:
+    """Shares of rows by predicted probability, in ``bins`` equal steps up to the largest: {"edges", name: shares}."""
+    probabilities = {name: sigmoid(values) for name, values in logits.items()}
+    top = max(float(values.max()) for values in probabilities.values()) or 1.0
+    edges = np.linspace(0, top, bins + 1)
+    found: dict[str, Any] = {"edges": edges.tolist()}
+    for name, values in probabilities.items():
+        counts, _ = np.histogram(values, edges)
+        found[name] = (counts / len(values)).tolist()
+    return found
+
+
+def calibration_by_prediction(curve: Mapping[str, list[Any]]) -> float:
+    """How far bins of predictions lie from their observed clicks, added up, as a share of all clicks.
+
+    ``curve``: what ``reliability`` gives. What chance alone would leave (every bin binomial) is taken off: 0 is as good
+    as calibrated. Labels that were mixed up show here while predicted and observed clicks still agree in total.
+    """
+    predicted, observed, rows = (np.asarray(curve[name], np.float64) for name in ("predicted", "observed", "rows"))
+    clicks = float((observed * rows).sum())
+    if not clicks:
+        return float("nan")
+    gaps = float((np.abs(predicted - observed) * rows).sum())
+    chance = float(np.sqrt(2 / math.pi * rows * predicted * (1 - predicted)).sum())
+    return max(0.0, gaps - chance) / clicks

@@ -1,0 +1,1 @@
+"""Kubernetes: what stages look like as jobs and pods, and how they are submitted, followed and diagnosed."""

@@ -1,0 +1,38 @@
+"""Where the API server is and who asks: the service account inside a cluster, the kubeconfig outside."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pipeline.errors import LaunchError
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
+
+
+def api_client(context: str | None = None) -> ApiClient:
+    """A client with the pod's service account, or the kubeconfig's ``context`` (None: the current one).
+
+    A named context is looked for in the kubeconfig even inside a cluster. LaunchError where there are no credentials.
+    """
+    from kubernetes.client import ApiClient, Configuration
+    from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+
+    configuration = Configuration()
+    configuration.connection_pool_maxsize = MOST_CONNECTIONS
+    if context is None:
+        try:
+            load_incluster_config(client_configuration=configuration)
+            return ApiClient(configuration)
+        except ConfigException:
+            pass  # not in a pod
+    try:
+        load_kube_config(context=context, client_configuration=configuration)
+    except (ConfigException, OSError, ValueError) as error:
+        raise LaunchError(
+            f"no way into a cluster: neither a pod's service account nor a kubeconfig that fits: {error}",
+            hint="run it in the cluster, or set KUBECONFIG, or launch.context=<a context of it>",
+        ) from None
+    return ApiClient(configuration)

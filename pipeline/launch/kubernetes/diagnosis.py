@@ -1,0 +1,96 @@
+"""Why a pod does not start, and how one died: what the API server says of it, in words with a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.launch.kubernetes.pods import Object
+
+# Reasons of a waiting container that no waiting mends.
+NO_IMAGE = ("ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
+NO_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+SIGTERM, SIGKILL = 143, 137
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why a pod does not run yet. ``hopeless``: waiting does not help."""
+
+    message: str
+    hint: str
+    hopeless: bool = False
+
+
+def pending_problem(pod: Object) -> Problem | None:
+    """Why ``pod`` is pending; None where it is not."""
+    status, name = pod.get("status", {}), pod["metadata"]["name"]
+    if status.get("phase", "Pending") != "Pending":
+        return None
+    for container in status.get("containerStatuses") or []:
+        waiting = container.get("state", {}).get("waiting") or {}
+        reason, message = str(waiting.get("reason", "")), str(waiting.get("message", "")).strip()
+        if reason in NO_IMAGE:
+            return Problem(
+                f"pod {name} cannot get its image {container.get('image')}: {reason}: {message}",
+                "launch.pods.image=<an image that exists>, launch.pods.pull_secrets=[<secret>] for a private registry",
+                True,
+            )
+        if reason in NO_CONFIG:
+            return Problem(
+                f"pod {name} cannot be made: {reason}: {message}",
+                "create what is missing, or mend launch.pods.secret_env and launch.pods.env_from",
+                True,
+            )
+    for condition in status.get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            text = f"{condition.get('reason', '')}: {condition.get('message', '')}"
+            return Problem(
+                f"pod {name} finds no node: {text.strip(': ')}",
+                "launch.pods.resources.<stage>, launch.pods.node_selector, launch.pods.tolerations, or more nodes",
+            )
+    return Problem(f"pod {name} is pending", f"kubectl describe pod {name}")
+
+
+def job_problem(job: Object, queue: str) -> Problem:
+    """Why a job has no pods yet."""
+    state = job.get("status", {}).get("state") or {}
+    words = [str(state.get("message") or "")]
+    words += [str(c.get("message") or "") for c in job.get("status", {}).get("conditions") or []]
+    text = next((word for word in words if word), f"queue {queue!r} may be full or closed, or the controller down")
+    name = job["metadata"]["name"]
+    return Problem(f"job {name} has no pods: {text}", f"kubectl describe {job.get('kind', 'job').lower()} {name}")
+
+
+def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
+    """The pod that ended a stage by being killed, in words; "" where none was, for then its own words count."""
+    for pod in sorted(pods, key=_ended):
+        status, name = pod.get("status", {}), pod["metadata"]["name"]
+        if status.get("reason") == "DeadlineExceeded":
+            return f"pod {name} was ended at its deadline (launch.deadline_minutes)"
+        if status.get("reason"):
+            return f"pod {name} was taken away: {status['reason']}: {status.get('message', '')}".strip(": ")
+        ended = _terminated(pod)
+        if ended.get("reason") == "OOMKilled":
+            return f"pod {name} ran out of memory; launch.pods.resources.{stage}.memory_gib is its limit"
+        if ended.get("exitCode") == SIGKILL:
+            return f"pod {name} was killed (exit code {SIGKILL}): most often its node went away or ran out of memory"
+        if ended.get("exitCode") and "deletionTimestamp" not in pod["metadata"] and ended["exitCode"] != SIGTERM:
+            return ""
+    if any("deletionTimestamp" in pod["metadata"] for pod in pods) or len(pods) < hosts:
+        return "the cluster took one of its pods away (a drained or preempted node)"
+    return ""
+
+
+def _terminated(pod: Object) -> dict[str, Any]:
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        found: dict[str, Any] = container.get("state", {}).get("terminated") or {}
+        return found
+    return {}
+
+
+def _ended(pod: Object) -> tuple[str, bool]:
+    """When the pod's container ended, to sort by; of those that ended in the same second the killed ones first."""
+    ended = _terminated(pod)
+    return str(ended.get("finishedAt") or "9999"), ended.get("exitCode") != SIGKILL

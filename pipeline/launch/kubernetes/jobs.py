@@ -1,0 +1,195 @@
+"""Stages as jobs of a cluster: found again after a crash, submitted, followed, diagnosed and ended."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import suppress
+
+from pipeline.config import Config
+from pipeline.errors import LaunchError
+from pipeline.launch.appdefs import hosts_of
+from pipeline.launch.kubernetes.api import Api, Object, RefusedError, UnansweredError, check_clock
+from pipeline.launch.kubernetes.diagnosis import Problem, death, job_problem, pending_problem
+from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
+from pipeline.launch.kubernetes.podlogs import PodLogs
+from pipeline.launch.kubernetes.rights import check_rights
+from pipeline.launch.step import Step
+
+OUTAGE_SECONDS = 600.0  # that the API server may be silent while a stage runs
+MOST_ATTEMPTS = 999
+
+
+class ClusterRunner(ABC):
+    """Submits stages as jobs; how a job looks and is made is a subclass's business.
+
+    ``say`` takes a line. LaunchError where the cluster is out of reach, a right is missing or the clocks differ.
+    """
+
+    outlasts = True
+    poll_seconds = 1.0
+    collection: str  # of the jobs, with {namespace} in it
+
+    def __init__(self, config: Config, api: Api, say: Callable[[str], None]) -> None:
+        self.config, self.api, self.say = config, api, say
+        self.namespace = config.launch.namespace
+        self.jobs = self.collection.format(namespace=self.namespace)
+        self._followed: list[ClusterJob] = []
+        check_clock(api)
+        check_rights(api, config)
+
+    @abstractmethod
+    def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
+        """Create the job; RefusedError with status 409 where there is one of that name."""
+
+    @abstractmethod
+    def phase(self, name: str) -> str:
+        """running | succeeded | failed | cancelled | lost."""
+
+    @abstractmethod
+    def delete(self, name: str) -> None:
+        """Delete the job with its pods; no error where there is none."""
+
+    def find(self, step: Step) -> ClusterJob | None:
+        """The job of ``step`` that runs, submitted by a launcher that is gone.
+
+        Jobs of the same run and stage but another key, or another image, are ended: they would write to the same
+        checkpoints.
+        """
+        labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
+        found: ClusterJob | None = None
+        for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
+            name, attempt = job["metadata"]["name"], int(job["metadata"]["labels"].get(ATTEMPT_LABEL, "0"))
+            if "deletionTimestamp" in job["metadata"] or self.phase(name) != "running":
+                continue
+            if name == job_name(self.config, step, attempt):
+                found = self._follow(step, name)
+                self.say(f"{step.name:<10} attached to job {name}, which runs already")
+            else:
+                self.say(f"{step.name:<10} job {name} of other settings is ended")
+                self._end(name)
+        return found
+
+    def _end(self, name: str) -> None:
+        self.delete(name)
+        last = time.monotonic() + 60 * self.config.launch.pending_minutes
+        while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
+            if time.monotonic() > last:
+                raise LaunchError(f"job {name} of other settings does not end", hint=f"kubectl describe job {name}")
+            time.sleep(self.poll_seconds)
+
+    def submit(self, step: Step, config_url: str) -> ClusterJob:
+        """Create the job of the first attempt whose name is free."""
+        for attempt in range(1, MOST_ATTEMPTS):
+            name = job_name(self.config, step, attempt)
+            try:
+                self.create(step, name, attempt, config_url)
+            except RefusedError as error:
+                if error.status != 409:
+                    raise
+                continue  # it ended without its artifact, or is being deleted
+            self.say(f"{step.name:<10} job {name} in namespace {self.namespace}")
+            return self._follow(step, name)
+        raise LaunchError(f"{MOST_ATTEMPTS} jobs of stage {step.name} lie in the cluster", hint="launch.keep_hours=1")
+
+    def _follow(self, step: Step, name: str) -> ClusterJob:
+        self._followed.append(ClusterJob(self, step, name))
+        return self._followed[-1]
+
+    def pods(self, name: str) -> list[Object]:
+        """The pods of a job."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        return list(self.api.get(path, labelSelector=self.pod_selector(name)).get("items", []))
+
+    @abstractmethod
+    def pod_selector(self, name: str) -> str:
+        """What selects the pods of a job."""
+
+    def close(self) -> None:
+        """Follow no logs any more; jobs outlast their launcher."""
+        for job in self._followed:
+            job.leave()
+        self.api.client.close()
+
+
+class ClusterJob:
+    """A stage's job, followed. Its pods may be pending for ``launch.pending_minutes``, by this machine's own clock."""
+
+    def __init__(self, runner: ClusterRunner, step: Step, name: str) -> None:
+        self.runner, self.step, self.name = runner, step, name
+        self._logs = PodLogs(runner.api, runner.namespace)
+        self._pending_since = self._heard = time.monotonic()
+        self._pods: list[Object] = []
+
+    def state(self) -> str:
+        """As the protocol has it. While the API server is silent the stage counts as running, up to ten minutes."""
+        try:
+            state = self.runner.phase(self.name)
+            self._pods = self.runner.pods(self.name)
+        except UnansweredError as error:
+            silent = time.monotonic() - self._heard
+            if silent < OUTAGE_SECONDS:
+                return "running"
+            raise LaunchError(
+                f"{error.message}, for {silent / 60:.0f} minutes; job {self.name} may go on",
+                hint="the same command, once it answers, attaches to the job",
+            ) from None
+        self._heard = time.monotonic()
+        self._logs.show(self._pods)
+        if state == "running":
+            self._check_pending()
+        else:
+            self._logs.finish()
+        return state
+
+    def _check_pending(self) -> None:
+        """LaunchError for a pod that never starts, or has not for ``launch.pending_minutes``."""
+        problems = [problem for pod in self._pods if (problem := pending_problem(pod)) is not None]
+        if not problems and self._pods:
+            self._pending_since = time.monotonic()
+            return
+        minutes = self.runner.config.launch.pending_minutes
+        late = time.monotonic() - self._pending_since > 60 * minutes
+        if not late and not any(problem.hopeless for problem in problems):
+            return
+        problem = max(problems or [self._no_pods()], key=lambda problem: problem.hopeless)
+        waited = "" if problem.hopeless else f" (after launch.pending_minutes={minutes:g})"
+        hint = problem.hint.replace("<stage>", self.step.name)
+        raise LaunchError(f"the {self.step.name} stage does not start: {problem.message}{waited}", hint=hint)
+
+    def _no_pods(self) -> Problem:
+        job = self.runner.api.find(f"{self.runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
+        return job_problem(job, self.runner.config.launch.queue)
+
+    def output(self) -> bytes:
+        """Lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
+        return self._logs.drain()
+
+    def logs(self) -> str:
+        """Of every pod that started."""
+        return self._logs.text()
+
+    def death(self, logs: str) -> str:
+        """The killed pod, in words."""
+        return death(self._pods, hosts_of(self.step.name, self.runner.config), self.step.name)
+
+    def stop(self, seconds: float) -> None:
+        """Delete the job; its pods have their grace time for a checkpoint. Wait until they are gone."""
+        with suppress(LaunchError):
+            self.runner.delete(self.name)
+            last = time.monotonic() + seconds
+            while (pods := self.runner.pods(self.name)) and time.monotonic() < last:
+                self._logs.show(pods)
+                time.sleep(self.runner.poll_seconds)
+            self._logs.finish()
+
+    def leave(self) -> None:
+        """Follow it no more."""
+        self._logs.leave()
+
+    def cancel(self) -> None:
+        """Delete the job where it still runs; a finished one stays to be looked at for ``launch.keep_hours``."""
+        with suppress(LaunchError):
+            if self.runner.phase(self.name) == "running":
+                self.runner.delete(self.name)

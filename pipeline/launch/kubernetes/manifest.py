@@ -1,0 +1,96 @@
+"""A stage's job as the API server gets it: a Volcano job, or a plain indexed one with a service for its pods' names."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.launch.appdefs import hosts_of, seconds_to_end
+from pipeline.launch.kubernetes.names import job_labels
+from pipeline.launch.kubernetes.pods import CONTAINER, Object, pod_template
+from pipeline.launch.step import Step
+
+VOLCANO = "batch.volcano.sh/v1alpha1"
+# One lost pod ends the job: the others would wait for it, and the launcher submits the next attempt.
+ENDING = [{"events": ["PodFailed", "PodEvicted"], "action": "TerminateJob"}]
+
+
+def volcano_job(config: Config, step: Step, name: str, attempt: int, rendered: Object) -> Object:
+    """The Volcano job of a stage, made of the one that TorchX ``rendered``.
+
+    Of TorchX's stay the tasks and each one's command and variables; what it cannot say comes from ``launch.pods``.
+    """
+    tasks = [_task(config, step, name, attempt, task) for task in rendered["spec"]["tasks"]]
+    spec: Object = {
+        "schedulerName": "volcano",
+        "queue": config.launch.queue,
+        "minAvailable": len(tasks),  # all at once, or none
+        "maxRetry": 1,  # 0 would become 3; attempts are the launcher's business
+        "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
+        "plugins": rendered["spec"]["plugins"],
+        "policies": copy.deepcopy(ENDING),
+        "tasks": tasks,
+    }
+    if config.launch.priority_class:
+        spec["priorityClassName"] = config.launch.priority_class
+    return {"apiVersion": VOLCANO, "kind": "Job", "metadata": _metadata(config, step, name, attempt), "spec": spec}
+
+
+def _task(config: Config, step: Step, name: str, attempt: int, rendered: Object) -> Object:
+    container = rendered["template"]["spec"]["containers"][0]
+    env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
+    # TorchX draws a name of its own for the app and puts it here.
+    env["TORCHX_JOB_ID"] = f"kubernetes://nightjar/{config.launch.namespace}:{name}"
+    return {
+        "name": rendered["name"],
+        "replicas": 1,
+        "template": _template(config, step, attempt, list(container["command"]), env),
+    }
+
+
+def indexed_job(config: Config, step: Step, name: str, attempt: int, command: Sequence[str], env: Object) -> Object:
+    """The ``batch/v1`` job of a stage, a pod for each host; ``$(FIRST_POD)`` in ``command`` is the first one's name."""
+    hosts = hosts_of(step.name, config)
+    variables = {"FIRST_POD": f"{name}-0.{name}" if hosts > 1 else "localhost", **env}
+    template = _template(config, step, attempt, list(command), variables)
+    if hosts > 1:
+        template["spec"]["subdomain"] = name
+    spec: Object = {
+        "completions": hosts,
+        "parallelism": hosts,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,  # the launcher submits the next attempt
+        "activeDeadlineSeconds": template["spec"].pop("activeDeadlineSeconds"),
+        "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
+        "template": template,
+    }
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": _metadata(config, step, name, attempt), "spec": spec}
+
+
+def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str) -> Object:
+    """The headless service that gives the pods of an indexed job their names; it goes with the job, uid ``owner``."""
+    metadata = _metadata(config, step, name, attempt)
+    if owner:
+        reference = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
+        metadata["ownerReferences"] = [reference]
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # they meet before they are ready
+        "selector": {"job-name": name},
+        "ports": [{"name": "c10d", "port": config.launch.port}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": spec}
+
+
+def _metadata(config: Config, step: Step, name: str, attempt: int) -> dict[str, Any]:
+    labels = job_labels(config, step, attempt)
+    return {"name": name, "namespace": config.launch.namespace, "labels": labels}
+
+
+def _template(config: Config, step: Step, attempt: int, command: list[str], env: dict[str, str]) -> Object:
+    labels = job_labels(config, step, attempt)
+    template = pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config))
+    assert template["spec"]["containers"][0]["name"] == CONTAINER
+    return template

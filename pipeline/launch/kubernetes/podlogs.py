@@ -1,0 +1,107 @@
+"""The logs of a job's pods, followed as they are written, each line once however often a connection breaks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+
+from pipeline.errors import LaunchError
+from pipeline.launch.kubernetes.api import Api, Object
+
+LONGEST = 1 << 20  # bytes kept of one pod's log, from its end
+AGAIN_SECONDS = 1.0
+REST_SECONDS = 10.0  # for the last lines of pods that have ended
+
+
+class PodLogs:
+    """Follows every pod it is shown. Only rank 0 of a stage speaks unless something goes wrong, so lines may mix."""
+
+    def __init__(self, api: Api, namespace: str) -> None:
+        self.api, self.namespace = api, namespace
+        self._followers: dict[str, _Follower] = {}
+
+    def show(self, pods: Iterable[Object]) -> None:
+        """Follow those of ``pods`` that have started."""
+        for pod in pods:
+            name, status = pod["metadata"]["name"], pod.get("status", {})
+            if name in self._followers:
+                self._followers[name].ended = status.get("phase") in ("Succeeded", "Failed")
+            elif any(_started(container) for container in status.get("containerStatuses") or []):
+                self._followers[name] = _Follower(self.api, self.namespace, name)
+
+    def drain(self) -> bytes:
+        """The lines that came since the last call."""
+        return b"".join(follower.drain() for follower in self._followers.values())
+
+    def finish(self) -> None:
+        """Wait, not for long, until all lines of pods that have ended are here."""
+        last = time.monotonic() + REST_SECONDS
+        for follower in self._followers.values():
+            follower.ended = True
+            follower.thread.join(max(0.0, last - time.monotonic()))
+
+    def leave(self) -> None:
+        """Follow nothing any more."""
+        for follower in self._followers.values():
+            follower.ended = True
+
+    def text(self) -> str:
+        """All that was followed, each pod's behind its name."""
+        parts = [f"==> {name} <==\n{follower.text()}" for name, follower in sorted(self._followers.items())]
+        return "\n".join(parts)
+
+
+class _Follower:
+    def __init__(self, api: Api, namespace: str, pod: str) -> None:
+        self.api, self.path = api, f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+        self.ended = False
+        self._fresh: deque[bytes] = deque()
+        self._kept: deque[bytes] = deque()
+        self._size = 0
+        self._last = b""
+        self.thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
+        self.thread.start()
+
+    def drain(self) -> bytes:
+        """The lines that came since the last call."""
+        lines = []
+        while self._fresh:
+            lines.append(self._fresh.popleft())
+        return b"".join(lines)
+
+    def text(self) -> str:
+        """What is kept of the log."""
+        return b"".join(list(self._kept)).decode(errors="replace")
+
+    def _run(self) -> None:
+        while True:
+            ended = self.ended  # before the read: what was written by then is read
+            try:
+                known = self._last
+                since = {"sinceTime": known.decode()} if known else {}
+                for line in self.api.lines(self.path, follow="true", timestamps="true", **since):
+                    self._take(line, known)
+            except LaunchError:
+                pass  # the pod may be gone, or the connection
+            if ended:
+                return
+            time.sleep(AGAIN_SECONDS)
+
+    def _take(self, line: bytes, known: bytes) -> None:
+        """Keep a line, without its time, unless it came before ``known``, when the connection broke."""
+        stamp, _, text = line.partition(b" ")
+        if stamp <= known:
+            return
+        self._last = stamp
+        self._fresh.append(text + b"\n")
+        self._kept.append(text + b"\n")
+        self._size += len(text) + 1
+        while self._size > LONGEST:
+            self._size -= len(self._kept.popleft())
+
+
+def _started(container: Object) -> bool:
+    state = container.get("state", {})
+    return "running" in state or "terminated" in state

@@ -1,0 +1,47 @@
+"""What the chain asks of a scheduler, whichever it is: submit a stage, follow it, end it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from pipeline.launch.step import Step
+
+
+class StageJob(Protocol):
+    """A stage that a scheduler runs. ``name``: what the scheduler calls it."""
+
+    name: str
+
+    def state(self) -> str:
+        """running | succeeded | failed | cancelled | lost. LaunchError where it cannot start, or nobody can say."""
+
+    def output(self) -> bytes:
+        """What the stage wrote since the last call. After an end that ``state`` told, all the rest."""
+
+    def logs(self) -> str:
+        """What all of its processes wrote, each behind its name."""
+
+    def death(self, logs: str) -> str:
+        """Which process was killed and how, in words; "" where none was. ``logs``: as above."""
+
+    def stop(self, seconds: float) -> None:
+        """Tell the stage to end, and wait up to ``seconds`` until it has."""
+
+    def cancel(self) -> None:
+        """End the stage at once; no error where it has ended."""
+
+
+class StageRunner(Protocol):
+    """A scheduler. ``outlasts``: stages go on when the launcher ends; ``poll_seconds``: between two looks at one."""
+
+    outlasts: bool
+    poll_seconds: float
+
+    def find(self, step: Step) -> StageJob | None:
+        """The job of ``step`` that an earlier launcher submitted and that has not ended; None where there is none."""
+
+    def submit(self, step: Step, config_url: str) -> StageJob:
+        """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError where it is refused."""
+
+    def close(self) -> None:
+        """Let go of what the launcher holds; stages that outlast it go on."""

@@ -1,0 +1,51 @@
+"""Which scheduler ``launch`` names, and the lock that goes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from pipeline.artifacts import Store
+from pipeline.config import Config
+from pipeline.launch.holding import holding
+from pipeline.launch.protocol import StageRunner
+
+
+def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> StageRunner:
+    """The scheduler of ``config.launch``; LaunchError where its cluster cannot be used.
+
+    ``say`` takes a line; ``columns``: the terminal's width, 0 where there is none.
+    """
+    if config.launch.name == "local":
+        from pipeline.launch.local import LocalStages
+
+        return LocalStages(config, columns)
+    from pipeline.launch.kubernetes.api import Api
+    from pipeline.launch.kubernetes.credentials import api_client
+
+    api = Api(api_client(config.launch.context))
+    if config.launch.job == "indexed":
+        from pipeline.launch.kubernetes.batch import IndexedRunner
+
+        return IndexedRunner(config, api, say)
+    from pipeline.launch.kubernetes.volcano import VolcanoRunner
+
+    return VolcanoRunner(config, api, say)
+
+
+@contextmanager
+def only_launcher(config: Config, store: Store, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the run: a lock of its folder, and on a cluster a lease. LaunchError where another launcher does."""
+    with holding(store, str(config.run)):
+        if config.launch.name == "local":
+            yield
+            return
+        from pipeline.launch.kubernetes.api import Api
+        from pipeline.launch.kubernetes.credentials import api_client
+        from pipeline.launch.kubernetes.lease import held
+        from pipeline.launch.kubernetes.names import run_label
+
+        api = Api(api_client(config.launch.context))
+        lease = f"nightjar-{run_label(str(config.run), 54)}"
+        with held(api, config.launch.namespace, lease, config.launch.lease_seconds, say):
+            yield

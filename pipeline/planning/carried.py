@@ -1,0 +1,62 @@
+"""A plan taken over from another night, where nothing it rests on has changed: tables stay where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.artifacts import Store
+from pipeline.contracts import DatasetSchema, Plan, Profile
+from pipeline.errors import ArtifactError
+
+MOST_CHANGE = 0.1  # of a table's lookups per sample
+
+
+def carried_plan(
+    store: Store, former: str, covered: Mapping[str, Any], schema: DatasetSchema, profile: Profile, profile_key: str
+) -> tuple[Plan | None, str]:
+    """The plan of the artifact at path ``former`` for this dataset, and in words why; None where it must be made anew.
+
+    ``covered``: what the plan's key covers of the configuration now. The same are: those settings, every table's rows,
+    and its lookups per sample within 10 %.
+    """
+    artifact = store.find(former)
+    if artifact is None:
+        return None, f"{former} is gone"
+    try:
+        store.verify(artifact, "plan.json")
+        plan = Plan.from_json(store.read_json(f"{former}/plan.json"))
+    except ArtifactError as error:
+        return None, error.message
+    change = _setting(artifact.config, covered) or _table(plan, schema, profile)
+    if change:
+        return None, change
+    return dataclasses.replace(plan, profile_key=profile_key), "tables and settings are the same"
+
+
+def _setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first setting that differs, in words; "" where none does."""
+    then, now = ({**side, "plan": {**side["plan"], "former": None}} for side in (then, now))
+    return _difference(then, now, "")
+
+
+def _difference(then: Any, now: Any, path: str) -> str:
+    if isinstance(then, dict) and isinstance(now, dict):
+        found = (_difference(then.get(name), now.get(name), f"{path}.{name}") for name in {**then, **now})
+        return next(filter(None, found), "")
+    return "" if then == now else f"{path[1:]} was {then}, is {now}"
+
+
+def _table(plan: Plan, schema: DatasetSchema, profile: Profile) -> str:
+    """The first table that differs, in words; "" where none does."""
+    names = {column.name for column in schema.sparse}
+    if other := names ^ plan.tables.keys():
+        return f"table {min(other)} is {'new' if min(other) in names else 'gone'}"
+    for column in schema.sparse:
+        then, pooling = plan.tables[column.name], profile.sparse[column.name].pooling
+        if then.rows != column.rows:
+            return f"table {column.name} had {then.rows:,} rows, has {column.rows:,}"
+        if abs(pooling - then.pooling) > MOST_CHANGE * then.pooling:
+            return f"table {column.name} had {then.pooling:.2f} lookups a sample, has {pooling:.2f}"
+    return ""

@@ -1,0 +1,121 @@
+"""Checks of ``launch=kubernetes``: names, the image, secrets, and whether pods see the store and the logs."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.config import STAGES, Config
+from pipeline.errors import ConfigError
+from pipeline.launchconfig import PodConfig
+
+DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
+LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
+SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+SECRETIVE = re.compile(r"(SECRET|PASSWORD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY)", re.IGNORECASE)
+TIME_ZONE = re.compile(r"[A-Za-z_]+(/[A-Za-z0-9_+-]+)*")
+EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
+LAUNCHER = "launcher"  # whose resources stand beside those of the stages
+
+
+def check_kubernetes(config: Config) -> None:
+    """ConfigError for a setting of ``launch`` or ``schedule`` that no cluster would take, or that leaks a secret."""
+    pods = config.launch.pods
+    if not DIGEST.fullmatch(pods.image):
+        raise ConfigError(
+            f"launch.pods.image is {pods.image!r}, expected an image by its digest, so that every pod of a run, and "
+            "of its next attempt, runs the same code",
+            hint="launch.pods.image=<registry>/<name>@sha256:<64 hex digits>; skopeo inspect or docker push shows it",
+        )
+    _check_names(config)
+    if len(config.schedule.name) > 52:
+        raise ConfigError(
+            f"schedule.name has {len(config.schedule.name)} characters, expected at most 52, "
+            "for the cluster appends 11 to it",
+            hint=f"schedule.name={config.schedule.name[:40]}",
+        )
+    if not TIME_ZONE.fullmatch(config.schedule.time_zone):
+        raise ConfigError(
+            f"schedule.time_zone is {config.schedule.time_zone!r}", hint="schedule.time_zone=Europe/Paris"
+        )
+    if len(config.schedule.cron.split()) != 5:
+        raise ConfigError(
+            f"schedule.cron is {config.schedule.cron!r}, expected five fields: minute hour day month weekday",
+            hint="'schedule.cron=0 2 * * *'",
+        )
+    _check_pods(pods)
+    _check_places(config)
+
+
+def _check_names(config: Config) -> None:
+    """Names that the API server would refuse."""
+    pods, launch = config.launch.pods, config.launch
+    names = [
+        ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", config.schedule.name),
+        ("launch.pods.service_account", pods.service_account),
+        ("launch.pods.launcher_account", pods.launcher_account),
+        *((f"launch.pods.volumes.{name}", name) for name in pods.volumes),
+        *((f"launch.pods.volumes.{name}.claim", volume.claim) for name, volume in pods.volumes.items()),
+        *(("launch.pods.env_from", name) for name in pods.env_from),
+        *(("launch.pods.pull_secrets", name) for name in pods.pull_secrets),
+    ]  # fmt: skip
+    for path, name in names:
+        if not LABEL.fullmatch(name):
+            good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63] or "nightjar"
+            raise ConfigError(f"{path} is {name!r}, expected up to 63 of a-z, 0-9 and '-'", hint=f"{path}={good}")
+
+
+def _check_pods(pods: PodConfig) -> None:
+    known = tuple(dict.fromkeys((*STAGES, "publish", LAUNCHER)))
+    for stage, resources in pods.resources.items():
+        if stage not in known:
+            raise ConfigError(
+                f"launch.pods.resources names {stage!r}, expected some of: {', '.join(known)}",
+                hint=f"~launch.pods.resources.{stage}",
+            )
+        if resources.cpu <= 0 or resources.memory_gib <= resources.shm_gib or resources.disk_gib <= 0:
+            raise ConfigError(
+                f"launch.pods.resources.{stage} asks for {resources.cpu:g} cores, {resources.memory_gib:g} GiB of "
+                f"memory with {resources.shm_gib:g} GiB of /dev/shm in it and {resources.disk_gib:g} GiB of disk, "
+                "expected more than none, and more memory than /dev/shm",
+                hint=f"launch.pods.resources.{stage}={{cpu:2,memory_gib:8,shm_gib:1,disk_gib:20}}",
+            )
+    for name in (*pods.env, *pods.secret_env):
+        if not VARIABLE.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} cannot be the name of a variable, expected letters, digits and '_'",
+                hint=f"launch.pods.env={{{re.sub(r'[^A-Za-z0-9_]', '_', name)}:..}}",
+            )
+    for name in pods.env:
+        if SECRETIVE.search(name):
+            raise ConfigError(
+                f"launch.pods.env sets {name}, whose value would lie readable in manifests and in the run's records",
+                hint=f"~launch.pods.env.{name} launch.pods.secret_env={{{name}:<secret>/<key>}}",
+            )
+    for name, reference in pods.secret_env.items():
+        if not SECRET_KEY.fullmatch(reference):
+            raise ConfigError(
+                f"launch.pods.secret_env.{name} is not <secret>/<key>, the name of a secret and of a key in it",
+                hint=f"launch.pods.secret_env.{name}=<secret>/<key>",
+            )
+    for toleration in pods.tolerations:
+        if toleration.operator not in ("Exists", "Equal") or toleration.effect not in EFFECTS:
+            raise ConfigError(
+                f"the toleration of {toleration.key!r} has operator {toleration.operator!r} and effect "
+                f"{toleration.effect!r}, expected Exists or Equal, and none or {', '.join(EFFECTS[1:])}",
+                hint=f"launch.pods.tolerations=[{{key:{toleration.key},operator:Exists}}]",
+            )
+
+
+def _check_places(config: Config) -> None:
+    """The store, and logs that are read by path, must lie where every pod sees them."""
+    volumes = [volume.path.rstrip("/") + "/" for volume in config.launch.pods.volumes.values()]
+    for path, place in (("store", config.store), ("data.path", config.data.path)):
+        if place is None or ("://" in place and not place.startswith("file://")):
+            continue
+        if not any(f"{place.removeprefix('file://')}/".startswith(volume) for volume in volumes):
+            raise ConfigError(
+                f"{path} is {place!r}, a folder of this machine that pods do not see",
+                hint=f"{path}=s3://.., or a folder on a volume: "
+                f"launch.pods.volumes={{store:{{claim:<claim>,path:/mnt/nightjar}}}} {path}=/mnt/nightjar/..",
+            )

@@ -1,0 +1,77 @@
+"""The dense part of a version: a program of ``torch.export`` that takes dense features and embeddings and gives logits.
+
+The archive holds JSON and raw weights. torch can also put pickled objects into one, which could run code when they are
+opened: none are written here, and an archive that holds one is refused before torch sees it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from pipeline.artifacts import Draft
+from pipeline.errors import ArtifactError
+
+PROGRAM = "dense.pt2"
+_EXAMPLE_ROWS = 3  # any number but 0 and 1, which torch would take for fixed
+Program = Callable[[Tensor, Tensor], Tensor]
+
+
+def write_program(draft: Draft, module: nn.Module, dense: int, features: int, dim: int) -> None:
+    """Write ``module``: (dense [b, n] float32, embeddings [b, F, D] float32) -> logits [b], for any b."""
+    rows = torch.export.Dim("rows")
+    example = (torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, features, dim))
+    with torch.no_grad(), _quiet():
+        program = torch.export.export(module.eval(), example, dynamic_shapes=({0: rows}, {0: rows}))
+    program.example_inputs = None  # it would be pickled
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    with draft.open(PROGRAM) as sink:
+        sink.write(buffer.getvalue())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's advice to whoever asks whether it is tracing; torchrec does."""
+    logger = logging.getLogger("torch.fx._symbolic_trace")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def read_program(path: Path) -> Program:
+    """The program that ``write_program`` wrote; ArtifactError for what is none, or could run code."""
+    try:
+        if problem := _pickled(path):
+            raise ArtifactError(f"{path} holds {problem}, which could run code when opened", hint="publish it again")
+        module = torch.export.load(path).module()
+    except (OSError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        raise ArtifactError(f"{path} is not an exported program: {error}", hint="publish it again") from error
+    return module
+
+
+def _pickled(path: Path) -> str:
+    """What of the archive is pickled; "" if nothing is."""
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.partition("/")[2]
+            if name.endswith("_config.json"):
+                payloads = json.loads(archive.read(entry))["config"]
+                if any(payload.get("use_pickle") for payload in payloads.values()):
+                    return f"pickled tensors ({name})"
+            elif name.endswith(".pt") and entry.file_size:
+                return f"a pickled object ({name})"
+            elif "_obj_" in name.rpartition("/")[2]:
+                return f"an object of a class ({name})"
+    return ""

@@ -1,0 +1,126 @@
+"""Rows of a table file: hot ones in memory, cold ones read from the disk (Software-Defined Memory, arXiv 2110.11489).
+
+A row takes 128 to 512 bytes of a page of 4 KiB, so pages are a poor cache for it. Here single records are kept. Rows
+are numbered by falling frequency where their mapping allows it; the place of a row in the cache is its number modulo
+the places, so at first the hottest rows have places of their own.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.errors import ArtifactError
+from pipeline.publishing.tables import TableLayout
+
+Records = NDArray[np.uint8]
+_MOST_CREDIT = 15
+_TAG_BYTES = 9  # of a place, beside its record: the row's number and its credit
+# Cold rows are faulted in by this many threads: a disk answers several requests in the time of one.
+_READERS = 8
+_PIECE = 256
+
+
+class RowCache:
+    """``places`` records in memory, direct-mapped. A row takes the place of another once that one's credit is used up:
+    a hit earns a credit, another row's miss costs one, so a row asked for once does not drive out a hot one.
+    """
+
+    def __init__(self, places: int, record_bytes: int) -> None:
+        self._rows = np.full(places, -1, np.int64)
+        self._credit = np.zeros(places, np.uint8)
+        self._records = np.zeros((places, record_bytes), np.uint8)
+        self.hits = self.misses = 0
+
+    def read(self, rows: NDArray[np.int64], fetch: Callable[[NDArray[np.int64]], Records]) -> Records:
+        """Records of ``rows`` (unique, [n]); ``fetch`` brings those that are not here."""
+        places = rows % len(self._rows)
+        hit = self._rows[places] == rows
+        found = np.empty((len(rows), self._records.shape[1]), np.uint8)
+        found[hit] = self._records[places[hit]]
+        self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
+        missing = np.flatnonzero(~hit)
+        self.hits += len(rows) - len(missing)
+        self.misses += len(missing)
+        if len(missing):
+            found[missing] = fetch(rows[missing])
+            self._admit(rows[missing], places[missing], found[missing])
+        return found
+
+    def _admit(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> None:
+        free = self._credit[places] == 0
+        self._credit[places[~free]] -= 1
+        # Of several rows for one place one stays; all three arrays are indexed alike, so it is the same one.
+        chosen, first = np.unique(places[free], return_index=True)
+        self._rows[chosen] = rows[free][first]
+        self._records[chosen] = records[free][first]
+        self._credit[chosen] = 1
+
+
+class TableReader:
+    """Looks rows up in the file of ``layout`` at ``path`` with at most ``memory`` bytes of them in memory.
+
+    A file that fits is read whole. ArtifactError where the file's size is not the layout's.
+    """
+
+    def __init__(self, path: Path, layout: TableLayout, memory: int) -> None:
+        self.layout = layout
+        size = layout.rows * layout.record_bytes
+        if not path.is_file() or path.stat().st_size != size:
+            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            raise ArtifactError(
+                f"{path} is {found}, expected {size} bytes", hint="nightjar models show names all files"
+            )
+        self._records: Records = np.memmap(path, np.uint8, "r", shape=(layout.rows, layout.record_bytes))
+        self.cache: RowCache | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        if size <= memory:
+            self._records = np.array(self._records)
+            return
+        # Without this advice every fault would read 128 KiB for a row of a hundred bytes.
+        self._records._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        places = int(memory) // (layout.record_bytes + _TAG_BYTES)
+        self.cache = RowCache(min(places, layout.rows), layout.record_bytes) if places else None
+        self._pool = ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-rows")
+
+    @property
+    def on_disk(self) -> bool:
+        """Whether rows are read from the file as they are asked for."""
+        return self._pool is not None
+
+    def lookup(self, rows: NDArray[np.integer]) -> Tensor:
+        """float32 [n, dim] of ``rows`` [n], any order, repeats allowed."""
+        numbers = rows.astype(np.int64)
+        if self._pool is None:
+            return self.layout.decode(self._records[numbers], numbers)
+        unique, inverse = np.unique(numbers, return_inverse=True)
+        records = self.cache.read(unique, self._fetch) if self.cache is not None else self._fetch(unique)
+        return self.layout.decode(records, unique)[inverse]
+
+    def _fetch(self, rows: NDArray[np.int64]) -> Records:
+        """Records from the mapped file, several at a time."""
+        assert self._pool is not None
+        pieces = [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
+        return np.concatenate(list(self._pool.map(lambda piece: np.take(self._records, piece, axis=0), pieces)))
+
+
+def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
+    """Bytes of ``memory`` for each table: those that take less than an even share whole, the others by size."""
+    found: dict[str, int] = {}
+    left = memory
+    sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
+    ranked = sorted(sizes, key=lambda name: sizes[name])
+    for place, name in enumerate(ranked):
+        rest = ranked[place:]
+        if sizes[name] * len(rest) > left:
+            total = sum(sizes[other] for other in rest)
+            return found | {other: left * sizes[other] // total for other in rest}
+        found[name] = sizes[name]
+        left -= sizes[name]
+    return found

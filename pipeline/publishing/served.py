@@ -1,0 +1,128 @@
+"""A version, opened to score rows: tables read in place, the exported program on top. NumPy and torch alone."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from pipeline.artifacts import Store
+from pipeline.contracts import DatasetSchema
+from pipeline.errors import ArtifactError
+from pipeline.publishing.program import PROGRAM, read_program
+from pipeline.publishing.rowcache import TableReader, shares
+from pipeline.publishing.tables import TableLayout
+
+SERVING = "serving.json"
+FORMAT = "nightjar-model-1"
+SCORE_ROWS = 8192
+NEEDED = (SERVING, PROGRAM, "tables")
+
+
+class Lists(Protocol):
+    """Ids of a multi-valued feature: row i has ``values[offsets[i]:offsets[i + 1]]``, with ``weights`` or None."""
+
+    offsets: NDArray[np.integer]
+    values: NDArray[np.integer]
+    weights: NDArray[np.floating] | None
+
+
+Ids = Mapping[str, Any]  # feature -> NDArray[np.integer] [b], or Lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """``serving.json``: names of the dense features, the sparse ones in order (multi-valued or not), tables by name."""
+
+    dense: tuple[str, ...]
+    sparse: dict[str, bool]
+    dim: int
+    tables: dict[str, TableLayout]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @staticmethod
+    def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout]) -> Description:
+        """The description of a model of the dataset ``schema``."""
+        sparse = {column.name: column.multi for column in schema.sparse}
+        return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables)
+
+    @staticmethod
+    def read(path: Path) -> Description:
+        """The description at ``path``; ArtifactError where it is none, or of another format."""
+        try:
+            record = json.loads(path.read_text())
+            if record["format"] != FORMAT:
+                raise ValueError(f"format {record['format']!r}, expected {FORMAT!r}")
+            tables = {name: TableLayout(**table) for name, table in record["tables"].items()}
+            dense, sparse = tuple(record["dense"]), record["sparse"]
+            return Description(dense=dense, sparse=sparse, dim=record["dim"], tables=tables)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ArtifactError(f"{path} does not describe a model: {error}", hint="publish it again") from None
+
+
+class ServedModel:
+    """The version in ``directory``, with at most ``memory`` bytes for rows of its tables."""
+
+    def __init__(self, directory: Path, memory: int) -> None:
+        self.description = Description.read(directory / SERVING)
+        tables = self.description.tables
+        budget = shares(tables, memory)
+        self.tables = {
+            name: TableReader(directory / layout.file, layout, budget[name]) for name, layout in tables.items()
+        }
+        self._program = read_program(directory / PROGRAM)
+
+    @torch.no_grad()
+    def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
+        """Logits [b] of rows with ``dense`` features [b, n] and ``ids`` of every sparse one."""
+        parts = []
+        for start in range(0, len(dense), SCORE_ROWS):
+            stop = min(start + SCORE_ROWS, len(dense))
+            vectors = [self._pooled(name, ids[name], start, stop) for name in self.description.sparse]
+            parts.append(self._program(torch.from_numpy(dense[start:stop]), torch.stack(vectors, dim=1)).numpy())
+        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
+        """The feature's embedding of rows [start, stop): of several ids the sum, by their weights."""
+        if not self.description.sparse[name]:
+            return self.tables[name].lookup(ids[start:stop])
+        low, high = int(ids.offsets[start]), int(ids.offsets[stop])
+        vectors = self.tables[name].lookup(ids.values[low:high])
+        offsets = torch.from_numpy((ids.offsets[start:stop] - low).astype(np.int64))
+        weights = None if ids.weights is None else torch.from_numpy(ids.weights[low:high].astype(np.float32))
+        places = torch.arange(high - low)
+        return functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
+
+    def cache_figures(self) -> dict[str, float]:
+        """``hits`` and ``misses`` of the row caches, a row asked for once a batch; ``tables_on_disk``."""
+        caches = [table.cache for table in self.tables.values() if table.cache is not None]
+        return {
+            "tables_on_disk": sum(table.on_disk for table in self.tables.values()),
+            "hits": sum(cache.hits for cache in caches),
+            "misses": sum(cache.misses for cache in caches),
+        }
+
+
+@contextmanager
+def local_version(store: Store, path: str) -> Iterator[Path]:
+    """The files of a version as a folder of this machine; from an object store they are fetched for the while."""
+    if store.is_local:
+        yield Path(store.full(path))
+        return
+    with tempfile.TemporaryDirectory(prefix="nightjar-version-") as folder:
+        for name in NEEDED:
+            store.fs.get(store.full(f"{path}/{name}"), f"{folder}/{name}", recursive=name == "tables")
+        yield Path(folder)

@@ -1,0 +1,289 @@
+"""Versions of a model, and which of them serves: ``models/<model>/<version>/`` and ``models/<model>/current.json``.
+
+``current.json`` is replaced as a whole (a rename on a local disk, one put on an object store), so whoever reads it sees
+the former version or the new one, whenever the writer was killed. It holds the line of versions that served, of which
+the last one serves now: promoting appends, rolling back takes off.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
+from pipeline.errors import ArtifactError, ConfigError, LaunchError
+
+CURRENT = "current.json"
+FORMAT = 1
+KIND = "model"
+NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
+_LOG_ENTRIES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Current:
+    """``current.json``: ``line`` of versions that served, the last one now; ``log`` of what was done, by whom, why."""
+
+    model: str
+    line: tuple[str, ...] = ()
+    log: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def version(self) -> str | None:
+        """The version that serves."""
+        return self.line[-1] if self.line else None
+
+    @property
+    def previous(self) -> str | None:
+        """The one that served before it, which a rollback restores."""
+        return self.line[-2] if len(self.line) > 1 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
+        return {
+            "format": FORMAT, "model": self.model, "version": self.version, "previous": self.previous,
+            "uri": version_path(self.model, self.version) if self.version else None,
+            "line": list(self.line), "log": list(self.log[-_LOG_ENTRIES:]),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """A version as ``nightjar models ls`` shows it; ``problem``: why it cannot be used ("": nothing)."""
+
+    version: str
+    serves: bool
+    previous: bool
+    created: float | None
+    bytes: int | None
+    summary: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def model_path(model: str) -> str:
+    """Where a model's versions lie, relative to the store."""
+    return f"models/{model}"
+
+
+def version_path(model: str, version: str) -> str:
+    """Where a version lies, relative to the store."""
+    return f"{model_path(model)}/{version}"
+
+
+def new_version(store: Store, model: str, key: str) -> str:
+    """A name for the version made by key ``key``: numbers rise, the key keeps two writers apart."""
+    numbers = [int(found[1]) for name in store.names(model_path(model)) if (found := NAME.fullmatch(name))]
+    return f"v{max(numbers, default=0) + 1:05d}-{key[:8]}"
+
+
+def made_by(store: Store, model: str, key: str) -> Artifact | None:
+    """The newest committed version with artifact key ``key``, if there is one."""
+    for name in reversed(store.names(model_path(model))):
+        if NAME.fullmatch(name) and name.endswith(key[:8]):
+            found = store.find(version_path(model, name))
+            if found is not None and found.key == key:
+                return found
+    return None
+
+
+def read_current(store: Store, model: str) -> Current:
+    """What serves; an empty line where nothing was published yet. ArtifactError for a damaged file."""
+    path = f"{model_path(model)}/{CURRENT}"
+    if not store.exists(path):
+        return Current(model=model)
+    record = store.read_json(path)
+    try:
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']!r}, expected {FORMAT}")
+        return Current(model=model, line=tuple(map(str, record["line"])), log=tuple(record["log"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArtifactError(
+            f"{store.url_of(path)} does not say which version serves: {error}",
+            hint=f"nightjar models promote {model} <version> --reason '...' after removing that file",
+        ) from None
+
+
+def incumbent(store: Store, model: str) -> Artifact | None:
+    """The version that serves; None where there is none. ArtifactError where ``current.json`` names a missing one."""
+    version = read_current(store, model).version
+    if version is None:
+        return None
+    found = store.find(version_path(model, version))
+    if found is None:
+        raise ArtifactError(
+            f"{model_path(model)}/{CURRENT} names {version}, which is not there",
+            hint=f"nightjar rollback {model}, or nightjar models promote {model} <version> --reason '...'",
+        )
+    return found
+
+
+def promote(store: Store, model: str, version: str, *, by: str, reason: str = "") -> Current:
+    """Let ``version`` serve from now on; nothing changes where it does already.
+
+    ``by``: publish | promote. ArtifactError for a version that is not there whole, ConfigError for one that the gate
+    held where no ``reason`` is given.
+    """
+    with _held(store, model):
+        current = read_current(store, model)
+        if version == current.version:
+            return current
+        held = _require_whole(store, model, version).summary.get("verdict") == "HOLD"
+        if held and not reason.strip():
+            raise ConfigError(
+                f"the gate held {version} of model {model!r}: publishing it all the same needs a reason, which is kept",
+                hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
+            )
+        return _swap(store, current, (*current.line, version), by, version, reason)
+
+
+def roll_back(store: Store, model: str, reason: str = "") -> Current:
+    """Let the version that served before serve again. ConfigError where there is none."""
+    with _held(store, model):
+        current = read_current(store, model)
+        if current.previous is None:
+            known = f"{current.version} is the first one that serves" if current.version else "nothing was published"
+            raise ConfigError(
+                f"model {model!r} has no former version to go back to: {known}",
+                hint=f"nightjar models ls {model} shows the versions there are",
+            )
+        _require_whole(store, model, current.previous)
+        return _swap(store, current, current.line[:-1], "rollback", current.previous, reason)
+
+
+def _swap(store: Store, current: Current, line: tuple[str, ...], by: str, version: str, reason: str) -> Current:
+    entry = {"version": version, "instead_of": current.version, "by": by, "reason": reason, "at": time.time()}
+    after = Current(model=current.model, line=line, log=(*current.log, entry))
+    store.write_json(f"{model_path(current.model)}/{CURRENT}", after.to_json())
+    return after
+
+
+def find_version(store: Store, model: str, version: str) -> Artifact:
+    """The committed ``version`` of ``model``; ArtifactError naming those there are where it is none."""
+    artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
+    if artifact is None:
+        known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"
+        raise ArtifactError(
+            f"model {model!r} has no version {version!r} in store {store.url}; there are: {known}",
+            hint=f"nightjar models ls {model}",
+        )
+    return artifact
+
+
+def _require_whole(store: Store, model: str, version: str) -> Artifact:
+    """The version; ArtifactError unless it is committed and its files have their sizes."""
+    artifact, path = find_version(store, model, version), version_path(model, version)
+    for name, entry in artifact.files.items():
+        file = f"{path}/{name}"
+        size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
+        if size != entry.bytes:
+            state = "missing" if size is None else f"{size} bytes"
+            raise ArtifactError(
+                f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint="another version"
+            )
+    return artifact
+
+
+@contextmanager
+def _held(store: Store, model: str) -> Iterator[None]:
+    """One writer of ``current.json`` at a time on this file system; object stores have no locks."""
+    path = store.full(model_path(model))
+    if not store.is_local or not store.fs.isdir(path):
+        yield
+        return
+    with disk_errors(model_path(model), store.option):
+        handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LaunchError(
+                f"model {model!r} is being changed by another process, which holds {path}",
+                hint="the same command again in a moment",
+            ) from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def models(store: Store) -> list[str]:
+    """Names of the models in the store."""
+    return store.names("models")
+
+
+def listing(store: Store, model: str) -> list[Listing]:
+    """Every version of ``model``, oldest first, those that were never finished too. ConfigError where it is unknown."""
+    if model not in models(store):
+        known = ", ".join(models(store)) or "none"
+        raise ConfigError(f"no model {model!r} in store {store.url}; there are: {known}", hint="--store <its store>")
+    current, found = read_current(store, model), []
+    for name in store.names(model_path(model)):
+        if not NAME.fullmatch(name):
+            continue
+        artifact, problem = None, "never finished: it has no manifest"
+        try:
+            artifact = store.find(version_path(model, name))
+        except ArtifactError as error:
+            problem = error.message
+        size = sum(entry.bytes for entry in artifact.files.values()) if artifact else None
+        found.append(
+            Listing(
+                version=name, serves=name == current.version, previous=name == current.previous,
+                created=artifact.created if artifact else None, bytes=size,
+                summary=artifact.summary if artifact else {}, problem="" if artifact else problem,
+            )
+        )  # fmt: skip
+    return found
+
+
+def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_run: bool) -> list[dict[str, Any]]:
+    """Remove all but the newest ``keep`` versions; what went (or would go) and why.
+
+    The version that serves and the one before it always stay, so does what is younger than ``min_age_seconds``: it may
+    be in the making. A version's manifest goes first: half a version never looks whole.
+    """
+    with _held(store, model):
+        entries = listing(store, model)
+        whole = [each for each in entries if not each.problem]
+        stay = {each.version for each in whole[-keep:]} if keep else set()
+        stay |= {each.version for each in entries if each.serves or each.previous}
+        gone = []
+        for each in entries:
+            path = version_path(model, each.version)
+            if each.version in stay or time.time() - _touched(store, path, each) < min_age_seconds:
+                continue
+            gone.append(
+                {"version": each.version, "bytes": each.bytes, "reason": each.problem or f"not among the newest {keep}"}
+            )
+            if not dry_run:
+                _remove(store, path)
+        for name in store.names(model_path(model)):
+            path = f"{model_path(model)}/{name}"
+            if name.startswith(".write-") and not dry_run and time.time() - _written(store, path) >= min_age_seconds:
+                store.fs.rm_file(store.full(path))
+        return gone
+
+
+def _touched(store: Store, path: str, each: Listing) -> float:
+    """When a version was last written, seconds since 1970; 0 where the store does not say."""
+    if each.created is not None:
+        return each.created
+    return max((_written(store, f"{path}/{name}") for name in store.names(path)), default=0.0)
+
+
+def _written(store: Store, path: str) -> float:
+    """When a file or folder was last written, seconds since 1970; 0 where the store does not say."""
+    mark = store.fs.info(store.full(path)).get("mtime") or 0.0
+    return float(mark) if isinstance(mark, int | float) else float(mark.timestamp())
+
+
+def _remove(store: Store, path: str) -> None:
+    full = store.full(path)
+    if store.fs.exists(f"{full}/{MANIFEST}"):
+        store.fs.rm_file(f"{full}/{MANIFEST}")
+    store.fs.rm(full, recursive=True)

@@ -1,0 +1,82 @@
+"""Writing a version's tables from a checkpoint, window by window, and what is noticed of their rows on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.artifacts import Draft
+from pipeline.checkpoint.quantise import Coding, choose_coding, encode
+from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
+from pipeline.publishing.tables import FLOATS, TableLayout, record_bytes
+
+SAMPLE_ROWS = 2048
+
+
+@dataclass(frozen=True)
+class WrittenTable:
+    """What writing a table told: its layout, values that were not finite, and which rows [rows] training has moved.
+
+    ``trained`` is None where the optimizer kept no state to tell it by.
+    """
+
+    layout: TableLayout
+    not_finite: int
+    trained: NDArray[np.bool_] | None
+
+
+def write_table(
+    draft: Draft, reader: ChainReader, table: str, coding: str, window_bytes: int = WINDOW_BYTES
+) -> WrittenTable:
+    """Write ``table`` of a checkpoint as ``tables/<table>.rows``; ``window_bytes``: float32 bytes held at a time.
+
+    Values that are not finite are written as 0 and counted: the gate holds such a version.
+    """
+    rows, dim = reader.tables[table]["rows"], reader.tables[table]["dim"]
+    name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
+    units: list[float] = []
+    block_rows, bad, quantiser = rows, 0, None
+    trained = np.zeros(rows, bool) if reader.state_names(table) else None
+    with draft.open(name) as sink:
+        for window in reader.windows(table, window_bytes):
+            weight = window.weight
+            if not (finite := torch.isfinite(weight)).all():
+                bad += int((~finite).sum())
+                weight = torch.where(finite, weight, 0.0)
+            if coding in FLOATS:
+                records = weight.to(FLOATS[coding]).contiguous().view(torch.uint8)
+            else:
+                quantiser = quantiser or choose_coding(_sample(weight), int(coding))
+                records, unit = _coded(weight, quantiser)
+                block_rows = len(weight) if not units else block_rows
+                units.append(unit)
+            if trained is not None:
+                trained[window.first : window.first + len(weight)] = _moved(window)
+            sink.write(records.numpy().data)
+    layout = TableLayout(
+        file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units
+    )
+    return WrittenTable(layout, bad, trained)
+
+
+def _coded(weight: Tensor, quantiser: Coding) -> tuple[Tensor, float]:
+    """Records [n, bytes] and the unit of a block of rows."""
+    coded = encode(weight, quantiser)
+    ends = torch.stack([coded.low, coded.span], dim=1).view(torch.uint8)
+    return torch.cat([coded.codes, ends], dim=1), coded.unit
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """Rows spread over a block, to choose the quantiser's search by."""
+    return weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
+
+
+def _moved(window: Window) -> NDArray[np.bool_]:
+    """Rows [n] whose sums of squared gradients are not zero: those that training has moved."""
+    states = [state.numpy() != 0 for state in window.state.values()]
+    return np.asarray(np.logical_or.reduce(states))

@@ -1,0 +1,197 @@
+"""The gate's verdict for people: a page of its own, Markdown, and a few lines; all from the record ``gate.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+from pipeline.report import units
+from pipeline.report.gateplots import plots
+from pipeline.report.page import cards, document
+from pipeline.report.tables import facts, head_cells, number, scroll_table, section
+
+GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
+FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
+_SLICE = "slice: "
+LEAST_CHANGE = 0.01  # of coverage, to be listed
+
+
+def gate_page(record: Mapping[str, Any]) -> str:
+    """The page of a verdict; everything that comes from data is escaped, parts that are not known are left out."""
+    parts = [
+        _header(record),
+        _reasons(record),
+        _cards(record),
+        section("Candidate and incumbent on the same rows", _figures_table(record)) if "candidate" in record else "",
+        plots(record),
+        section("Questions", _checks_table(_checks(record))),
+        section("Slices", _slices_table(record["slices"])) if record.get("slices") else "",
+        _coverage(record),
+    ]
+    return document(f"Gate: {record.get('verdict', '')} {_model(record)}", parts, "gate.json")
+
+
+def gate_section(gate: Mapping[str, Any], model: Mapping[str, Any], page: str) -> str:
+    """The run report's part about the gate: verdict, reasons, what is published; ``page``: relative URL of its own."""
+    if not gate:
+        return ""
+    verdict = str(gate.get("verdict", ""))
+    against = gate.get("incumbent")
+    said = f"{gate.get('version', '')} beside {against}" if against else f"{gate.get('version', '')}, no incumbent"
+    where = f"; published at {model['uri']}" if model.get("uri") else "; not published" if verdict == "HOLD" else ""
+    link = f' <a href="{escape(page)}">Figures, slices and questions: the gate\'s own page.</a>' if page else ""
+    reasons = "".join(f"<li>{escape(str(reason))}</li>" for reason in gate.get("reasons", ()))
+    return section(
+        "Gate",
+        f'<p><span class="pill {escape(verdict)}">{escape(verdict)}</span> {escape(said + where)}.{link}</p>'
+        + (f"<ul>{reasons}</ul>" if reasons else ""),
+    )
+
+
+def gate_markdown(record: Mapping[str, Any]) -> str:
+    """The same as Markdown, for a ticket or a chat; without the plots."""
+    lines = [f"# Gate: {record.get('verdict', '')}", "", _sentence(record), ""]
+    lines += [*(f"- {reason}" for reason in record.get("reasons", ())), ""] if record.get("reasons") else []
+    if "candidate" in record:
+        figures = [_figure_cells(record, *each) for each in FIGURES]
+        lines += [*_markdown_table(("figure", "candidate", "incumbent", "change"), figures), ""]
+    rows = [["yes" if check["passed"] else "**no**", check["name"], check["words"]] for check in _checks(record)]
+    lines += [*_markdown_table(("passed", "question", "answer"), rows), ""]
+    if record.get("slices"):
+        head = ("slice", "rows", "NE", "incumbent", "change of NE", "calibration")
+        lines += [*_markdown_table(head, [_slice_cells(each) for each in record["slices"]]), ""]
+    return "\n".join(lines)
+
+
+def gate_text(record: Mapping[str, Any]) -> list[str]:
+    """The verdict in a few lines: figures, then the reasons."""
+    lines = [f"{record.get('verdict', units.ABSENT)}: {_sentence(record)}"]
+    for name, title in FIGURES if "candidate" in record else ():
+        _, ours, theirs, change = _figure_cells(record, name, title)
+        lines.append(f"{title} {ours}" + (f", incumbent {theirs}, change {change}" if "incumbent" in record else ""))
+    return [*lines, *(str(reason) for reason in record.get("reasons", ()))]
+
+
+def _model(record: Mapping[str, Any]) -> str:
+    return f"{record.get('model', '')} {record.get('version', '')}".strip()
+
+
+def _sentence(record: Mapping[str, Any]) -> str:
+    against = record.get("incumbent_version")
+    beside = f"beside the incumbent {against}" if against else "no incumbent, absolute questions only"
+    return f"{_model(record) or 'candidate'} on {units.count(record.get('rows'))} held-out rows, {beside}"
+
+
+def _header(record: Mapping[str, Any]) -> str:
+    verdict = str(record.get("verdict", ""))
+    return (
+        f'<header><h1>{escape(_model(record) or "Gate")}</h1><span class="pill {escape(verdict)}">{escape(verdict)}'
+        f"</span><p>{escape(_sentence(record))}</p></header>"
+    )
+
+
+def _reasons(record: Mapping[str, Any]) -> str:
+    reasons = record.get("reasons", ())
+    if not reasons:
+        return ""
+    held = record.get("verdict") == "HOLD"
+    title = "Why it is held" if held else "What was overridden"
+    items = "".join(f"<li>{escape(str(reason))}</li>" for reason in reasons)
+    return f'<section class="{"error" if held else ""}"><h2>{title}</h2><ul>{items}</ul></section>'
+
+
+def _cards(record: Mapping[str, Any]) -> str:
+    if "candidate" not in record:
+        return ""
+    found = []
+    for name, title in FIGURES:
+        _, ours, theirs, change = _figure_cells(record, name, title)
+        under = f"incumbent {theirs}, {change.split(' ')[0]}" if "incumbent" in record else "no incumbent"
+        found.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
+    if shift := record.get("shift"):
+        found.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
+    if coverage := record.get("coverage"):
+        mean = sum(coverage.values()) / len(coverage)
+        found.append(("Coverage of ids", units.percent(mean), "lookups served by trained rows"))
+    if serving := record.get("serving"):
+        said = f"served over trained; largest {units.decimal(serving['largest_difference'])}"
+        found.append(("Serving gap", f"{100 * serving['gap']:+.3f}%", said))
+    return cards(found)
+
+
+def _interval(values: Sequence[float] | None, signed: str = "") -> str:
+    """``0.7411 [0.7380, 0.7442]``; ``signed`` %: in per cent with sign, +: with sign."""
+    if values is None or not units.known(values[0]):
+        return units.ABSENT
+    kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
+    point, low, high = (format(value, kind) for value in values)
+    return f"{point} [{low}, {high}]"
+
+
+def _figure_cells(record: Mapping[str, Any], name: str, title: str) -> list[str]:
+    theirs = _interval(record["incumbent"][name]) if "incumbent" in record else units.ABSENT
+    change = _interval(record.get("change", {}).get(name), "%" if name == "ne" else "+")
+    return [title, _interval(record["candidate"][name]), theirs, change]
+
+
+def _figures_table(record: Mapping[str, Any]) -> str:
+    rows = [
+        f"<tr><td>{escape(cells[0])}</td>{''.join(number(cell) for cell in cells[1:])}</tr>"
+        for cells in (_figure_cells(record, *each) for each in FIGURES)
+    ]
+    confidence = units.percent(record.get("confidence"), 0)
+    note = (
+        f'<p class="muted small">In brackets {confidence} intervals, paired: both models, the same draws of rows.</p>'
+    )
+    return scroll_table(head_cells(("Figure", "Candidate*", "Incumbent*", "Change*")), rows) + note
+
+
+def _checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What failed first; slices that passed are left to their own table."""
+    found = [check for check in record.get("checks", ()) if not (check["passed"] and check["name"].startswith(_SLICE))]
+    return sorted(found, key=lambda check: check["passed"])
+
+
+def _checks_table(checks: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for check in checks:
+        pill = "done" if check["passed"] else "failed"
+        rows.append(
+            f'<tr><td><span class="pill {pill}">{"yes" if check["passed"] else "no"}</span></td>'
+            f"<td>{escape(check['name'])}</td><td>{escape(check['words'])}</td></tr>"
+        )
+    return scroll_table(head_cells(("Passed", "Question", "Answer")), rows)
+
+
+def _slice_cells(each: Mapping[str, Any]) -> list[str]:
+    theirs = _interval(each["incumbent"]["ne"]) if "incumbent" in each else units.ABSENT
+    return [
+        f"{each['slice']}={each['value']}", units.count(each["rows"]), _interval(each["candidate"]["ne"]), theirs,
+        _interval(each.get("change", {}).get("ne"), "%"), _interval(each["candidate"]["calibration"]),
+    ]  # fmt: skip
+
+
+def _slices_table(slices: Sequence[Mapping[str, Any]]) -> str:
+    rows = []
+    for each in slices:
+        cells = _slice_cells(each)
+        rows.append(f"<tr><td>{escape(cells[0])}</td>{''.join(number(cell) for cell in cells[1:])}</tr>")
+    head = head_cells(("Slice", "Rows*", "NE*", "Incumbent*", "Change of NE*", "Calibration*"))
+    return scroll_table(head, rows) + '<p class="muted small">The intervals of all slices hold together.</p>'
+
+
+def _coverage(record: Mapping[str, Any]) -> str:
+    coverage: Mapping[str, float] = record.get("coverage", {})
+    before: Mapping[str, float] = (record.get("former") or {}).get("coverage", {})
+    pairs = []
+    for name, share in sorted(coverage.items(), key=lambda item: item[1]):
+        then = before.get(name)
+        moved = then is not None and abs(then - share) >= LEAST_CHANGE
+        pairs.append((name, units.percent(share) + (f" ({units.percent(then)} before)" if moved else "")))
+    return facts("Lookups served by trained rows", pairs)
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    return lines + [f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows]

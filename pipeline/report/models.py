@@ -1,0 +1,95 @@
+"""What ``nightjar models`` and ``nightjar predict`` print."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.report import units
+
+
+def listing(models: Sequence[Mapping[str, Any]]) -> str:
+    """Every model's versions, oldest first; ``>`` marks the one that serves, ``<`` what a rollback restores."""
+    if not models:
+        return "there are no models in this store"
+    lines = []
+    for model in models:
+        lines += [f"{model['model']}: {model['serving'] or 'nothing'} serves"]
+        lines += [f"  {'version':<18} {'age':>12} {'size':>9} {'gate':<6} {'NE':>8} {'calibration':>11}"]
+        lines += [_version(each) for each in model["versions"]]
+    return "\n".join(lines)
+
+
+def _version(each: Mapping[str, Any]) -> str:
+    mark = ">" if each["serves"] else "<" if each["previous"] else " "
+    if each["problem"]:
+        return f"{mark} {each['version']:<18} {each['problem']}"
+    summary = each["summary"]
+    gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
+    return (
+        f"{mark} {each['version']:<18} {units.duration(each['age_seconds']):>12} {units.size(each['bytes']):>9} "
+        f"{gate:<6} {units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
+    )
+
+
+def details(shown: Mapping[str, Any]) -> str:
+    """A version: its verdict, figures, data, lineage and files."""
+    card = shown["card"]
+    gate = card["gate"]
+    lines = [f"{card['model']} {card['version']}" + (" (serves)" if shown["serves"] else ""), f"  at {shown['path']}"]
+    lines.append(f"  made {_when(card['created'])}")
+    lines += [f"  gate {gate['verdict']}", *(f"    {reason}" for reason in gate["reasons"])]
+    for name, (point, low, high) in card["figures"].items():
+        lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
+    for part in ("data", "lineage"):
+        lines += [f"  {part}", *(f"    {key.replace('_', ' ')}: {v}" for key, v in card[part].items() if v is not None)]
+    tables = card["tables"].values()
+    size = sum(table["rows"] * table["record_bytes"] for table in tables)
+    coding = "/".join(sorted({table["coding"] for table in tables}))
+    lines.append(f"  {units.plural(len(card['tables']), 'table')} in coding {coding}, {units.size(size)}")
+    lines += [f"  {entry['by']} {_when(entry['at'])}: {entry['reason'] or 'no reason given'}" for entry in shown["log"]]
+    return "\n".join(lines)
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+
+
+def serving(current: Mapping[str, Any]) -> str:
+    """What serves now, and what a rollback would restore."""
+    before = f"; before it {current['previous']}" if current["previous"] else "; it is the first one"
+    return f"{current['model']}: {current['version']} serves now{before}"
+
+
+def collected(result: Mapping[str, Any]) -> str:
+    """What ``gc`` removed."""
+    gone = result["removed"]
+    verb = "would remove" if result["dry_run"] else "removed"
+    if not gone:
+        return f"{result['model']}: nothing to remove"
+    lines = [f"  {each['version']}  {units.size(each['bytes'])}  {each['reason']}" for each in gone]
+    return "\n".join([f"{result['model']}: {verb} {units.plural(len(gone), 'version')}", *lines])
+
+
+def predicted(done: Mapping[str, Any]) -> str:
+    """How many rows were scored, and how good the scores were where labels tell."""
+    cache = done["cache"]
+    lines = [
+        f"{done['model']} {done['version']}: {units.count(done['rows'])} rows scored in "
+        f"{units.duration(done['seconds'])}, {units.count(done['rows_per_s'])} rows/s"
+    ]
+    if done["rows_rejected"]:
+        lines.append(f"{units.plural(done['rows_rejected'], 'row')} left out, the first: {done['rejected'][0]}")
+    if cache["tables_on_disk"]:
+        asked = cache["hits"] + cache["misses"]
+        share = units.percent(cache["hits"] / asked if asked else 0.0)
+        lines.append(
+            f"{units.plural(cache['tables_on_disk'], 'table')} on disk: {share} of their rows came from memory"
+        )
+    if figures := done.get("eval"):
+        lines.append(
+            f"NE {units.decimal(figures['ne'], 5)}   AUC {units.decimal(figures['auc'], 5)}   "
+            f"calibration {units.decimal(figures['calibration'])}"
+        )
+    return "\n".join(lines)

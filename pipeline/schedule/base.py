@@ -1,0 +1,85 @@
+"""What a night starts from: the model that served before it, with its checkpoint, id mappings and plan."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import STAGES, Config, NightlyConfig, ScheduleConfig
+from pipeline.errors import ConfigError
+from pipeline.publishing.versions import read_current, version_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A published version; ``day``: of its logs ("": not known). Paths are relative to the store."""
+
+    version: str
+    day: str
+    run: str
+    checkpoint: str
+    dataset: str
+    plan: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def run_name(model: str, day: date) -> str:
+    """The run of the night of ``day``."""
+    return f"{model}-{day}"
+
+
+def find_base(store: Store, model: str, day: date) -> Base | None:
+    """What the night of ``day`` starts from; None where nothing was published before.
+
+    The version that serves; the one before it where that one is of this very night. ConfigError where it is of a
+    later day: nights go forwards.
+    """
+    for version in reversed(read_current(store, model).line):
+        artifact = store.get(version_path(model, version), "publish")
+        base = _base(artifact)
+        if base.run == run_name(model, day):
+            continue
+        if base.day and base.day >= str(day):
+            raise ConfigError(
+                f"the model that serves, {version} of {model!r}, has learnt from {base.day}, "
+                f"which is not before date={day}: nights go forwards",
+                hint=f"nightjar rollback {model} goes back to the version before, or a later date",
+            )
+        return base
+    return None
+
+
+def _base(artifact: Artifact) -> Base:
+    summary = artifact.summary
+    parts = str(summary["dataset"]).split("/")
+    return Base(
+        version=artifact.path.rpartition("/")[2],
+        day=parts[2].rpartition("..")[2] if len(parts) > 3 else "",
+        run=str(summary["run"]),
+        checkpoint=str(summary["checkpoint"]),
+        dataset=str(summary["dataset"]),
+        plan=f"plans/{artifact.inputs['plan']}",
+    )
+
+
+def night_config(config: Config, day: date, base: Base | None) -> Config:
+    """The configuration of the run of ``day``: all six stages, from ``base`` on.
+
+    Where, when and for whom nights run is no part of it: no webhook gets into the store.
+    """
+    data = dataclasses.replace(config.data, day=str(day))
+    checkpoint, plan = config.checkpoint, config.plan
+    if base is not None:
+        data.mapping_from = base.dataset
+        checkpoint = dataclasses.replace(checkpoint, init_from=base.checkpoint)
+        plan = dataclasses.replace(plan, former=base.plan if config.nightly.reuse_plan else None)
+    return dataclasses.replace(
+        config, run=run_name(config.model_name, day), stages=list(STAGES), data=data, checkpoint=checkpoint, plan=plan,
+        nightly=NightlyConfig(), schedule=ScheduleConfig(),
+    )  # fmt: skip

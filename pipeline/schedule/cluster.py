@@ -1,0 +1,133 @@
+"""The schedule in a cluster: put there, looked at, suspended, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.errors import LaunchError
+from pipeline.launch.kubernetes.api import Api, RefusedError
+from pipeline.launch.kubernetes.batch import phase_of
+from pipeline.launch.kubernetes.pods import Object
+
+PLURALS = {
+    "ServiceAccount": "serviceaccounts",
+    "Role": "roles",
+    "RoleBinding": "rolebindings",
+    "CronJob": "cronjobs",
+}
+
+
+def collection(item: Object) -> str:
+    """Path of the collection that ``item`` belongs to."""
+    version = item["apiVersion"]
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    return f"{root}/namespaces/{item['metadata']['namespace']}/{PLURALS[item['kind']]}"
+
+
+def apply(api: Api, objects: Sequence[Object]) -> list[str]:
+    """Create ``objects``, or replace them where they are; a line for each. LaunchError as the server refuses one."""
+    lines = []
+    for item in objects:
+        name, path = item["metadata"]["name"], collection(item)
+        try:
+            api.create(path, item)
+            done = "created"
+        except RefusedError as error:
+            if error.status != 409:
+                raise
+            api.replace(f"{path}/{name}", item)
+            done = "replaced"
+        lines.append(f"{item['kind'].lower()} {name} {done}")
+    return lines
+
+
+def delete(api: Api, objects: Sequence[Object]) -> list[str]:
+    """Delete ``objects``, the last first; a line for each. Launchers that run end with their CronJob, stages go on."""
+    lines = []
+    for item in reversed(objects):
+        name, path = item["metadata"]["name"], collection(item)
+        present = api.find(f"{path}/{name}") is not None
+        api.delete(f"{path}/{name}")
+        lines.append(f"{item['kind'].lower()} {name} {'deleted' if present else 'is not there'}")
+    return lines
+
+
+def suspend(api: Api, cron: Object, suspended: bool) -> None:
+    """Suspend or resume the CronJob; LaunchError where there is none. A night that runs is not touched."""
+    _found(api, cron)
+    api.merge(f"{collection(cron)}/{cron['metadata']['name']}", {"spec": {"suspend": suspended}})
+
+
+@dataclass(frozen=True)
+class Night:
+    """One job of the CronJob. ``state``: running | succeeded | failed; ``exit_code``: of its last launcher, if any."""
+
+    job: str
+    started: str
+    state: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What the cluster knows of the schedule; ``last``: when it last started a launcher."""
+
+    schedule: str
+    suspended: bool
+    last: str | None
+    nights: list[Night]
+
+    def lines(self) -> list[str]:
+        """For people."""
+        state = "suspended" if self.suspended else "on"
+        found = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
+        for night in self.nights:
+            code = "" if night.exit_code is None else f", exit code {night.exit_code}"
+            found.append(f"  {night.started}  {night.job}  {night.state}{code}")
+        return found
+
+
+def status(api: Api, cron: Object) -> Status:
+    """The state of the CronJob and of its nights, the newest first; LaunchError where there is none."""
+    found = _found(api, cron)
+    namespace = cron["metadata"]["namespace"]
+    jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
+    uid = found["metadata"]["uid"]
+    owned = [job for job in jobs if any(o["uid"] == uid for o in job["metadata"].get("ownerReferences", []))]
+    pods = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="job-name").get("items", [])
+    owned.sort(key=lambda job: job["metadata"]["creationTimestamp"], reverse=True)
+    return Status(
+        found["spec"]["schedule"],
+        bool(found["spec"].get("suspend")),
+        found.get("status", {}).get("lastScheduleTime"),
+        [_night(job, pods) for job in owned],
+    )
+
+
+def _night(job: Object, pods: Sequence[Object]) -> Night:
+    name = job["metadata"]["name"]
+    own = [pod for pod in pods if pod["metadata"]["labels"].get("job-name") == name]
+    own.sort(key=lambda pod: pod["metadata"]["creationTimestamp"])
+    code = _exit_code(own[-1]) if own else None
+    return Night(name, job["metadata"]["creationTimestamp"], phase_of(job), code)
+
+
+def _exit_code(pod: Object) -> int | None:
+    for container in pod.get("status", {}).get("containerStatuses") or []:
+        ended: dict[str, Any] = container.get("state", {}).get("terminated") or {}
+        code = ended.get("exitCode")
+        return None if code is None else int(code)
+    return None
+
+
+def _found(api: Api, cron: Object) -> Object:
+    name, namespace = cron["metadata"]["name"], cron["metadata"]["namespace"]
+    found = api.find(f"{collection(cron)}/{name}")
+    if found is None:
+        raise LaunchError(
+            f"there is no CronJob {name!r} in namespace {namespace}",
+            hint="nightjar schedule apply with the same settings",
+        )
+    return found

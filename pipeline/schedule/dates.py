@@ -1,0 +1,66 @@
+"""Which night: dates as they are typed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from pipeline.errors import ConfigError
+
+WORDS = {"today": 0, "yesterday": 1}
+# Overrides that a night decides itself, and what to type instead.
+DECIDED = {
+    "data.day": ("the night's date says it", "{date}={value}"),
+    "run": ("a night's run is called <model>-<date>", "publish.model={value}"),
+    "stages": ("a night does all six", "nightjar run data.day=<date> stages={value}"),
+    "data.mapping_from": ("a night takes the mappings of what serves", "nightjar run data.mapping_from={value}"),
+    "plan.former": ("a night takes the plan of what serves", "nightly.reuse_plan=true"),
+}
+
+
+def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """{name: value} of the arguments ``name=value`` among ``names``, and the other ones.
+
+    ConfigError for one given twice, and for an override that a night decides itself.
+    """
+    found: dict[str, str] = {}
+    rest = []
+    for text in arguments:
+        name, sign, value = text.partition("=")
+        if name.lstrip("+") in DECIDED:
+            why, instead = DECIDED[name.lstrip("+")]
+            raise ConfigError(f"{text} is given, but {why}", hint=instead.format(date=names[0], value=value))
+        if not sign or name not in names:
+            rest.append(text)
+        elif name in found:
+            raise ConfigError(f"{name} is given twice: {found[name]} and {value}", hint=f"{name}={value}")
+        else:
+            found[name] = value
+    return found, rest
+
+
+def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> date:
+    """The day that ``name=text`` means: YYYY-MM-DD, or today or yesterday in time zone ``zone``; ConfigError.
+
+    ``now``: aware; the present where it is not given.
+    """
+    if text in WORDS:
+        here = now.astimezone(ZoneInfo(zone)) if now is not None else datetime.now(ZoneInfo(zone))
+        return here.date() - timedelta(days=WORDS[text])
+    try:
+        if not re.fullmatch(r"\d{4}-\d\d-\d\d", text):
+            raise ValueError
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name} is {text!r}, expected YYYY-MM-DD, yesterday or today", hint=f"{name}=yesterday"
+        ) from None
+
+
+def span(first: date, last: date) -> list[date]:
+    """The days from ``first`` to ``last``, both included; ConfigError where they fall."""
+    if last < first:
+        raise ConfigError(f"from={first} lies after to={last}, expected it before", hint=f"from={last} to={first}")
+    return [first + timedelta(days=i) for i in range((last - first).days + 1)]

@@ -1,0 +1,82 @@
+"""What a cluster needs to start a launcher every night: accounts, their rights, and the CronJob."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pipeline.config import Config
+from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
+from pipeline.launch.kubernetes.rights import rules
+
+NIGHT = "date=yesterday"  # the last whole day, in schedule.time_zone
+# Exit codes that the same command would end with again: settings, data, plan, guard, gate, artifact.
+FINAL_CODES = [2, 3, 4, 5, 6, 7]
+LAUNCHER_GRACE_SECONDS = 30
+RBAC = "rbac.authorization.k8s.io"
+
+
+def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
+    """Accounts, role, binding and CronJob of ``launch`` and ``schedule``; the night runs with ``overrides``."""
+    return [*accounts(config), *access(config), cron_job(config, overrides)]
+
+
+def accounts(config: Config) -> list[Object]:
+    """The launcher's service account, and that of the stages, which gets no rights and no token."""
+    pods = config.launch.pods
+    return [
+        _object("v1", "ServiceAccount", config, pods.launcher_account, automountServiceAccountToken=False),
+        _object("v1", "ServiceAccount", config, pods.service_account, automountServiceAccountToken=False),
+    ]
+
+
+def access(config: Config) -> list[Object]:
+    """The launcher's role, for one namespace, and its binding."""
+    name = config.launch.pods.launcher_account
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": config.launch.namespace}
+    role = {"apiGroup": RBAC, "kind": "Role", "name": name}
+    return [
+        _object(f"{RBAC}/v1", "Role", config, name, rules=rules(config)),
+        _object(f"{RBAC}/v1", "RoleBinding", config, name, roleRef=role, subjects=[subject]),
+    ]
+
+
+def cron_job(config: Config, overrides: Sequence[str]) -> Object:
+    """The CronJob: one launcher at a time, which goes on where a former one stopped."""
+    schedule = config.schedule
+    command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, *(text.replace("$", "$$") for text in overrides)]
+    labels = {**_labels(), "nightjar/schedule": schedule.name}
+    template = pod_template(config, LAUNCHER, command, {"TZ": schedule.time_zone}, labels, LAUNCHER_GRACE_SECONDS)
+    job = {
+        "backoffLimit": schedule.retries,
+        "activeDeadlineSeconds": math.ceil(3600 * schedule.deadline_hours),
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": {"operator": "In", "values": FINAL_CODES}},
+                # A drained node is no fault of the launcher's: the next one attaches to the running stage.
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": template,
+    }
+    spec = {
+        "schedule": schedule.cron,
+        "timeZone": schedule.time_zone,
+        "concurrencyPolicy": "Forbid",
+        # Without it a night left out while a long one ran would start right after that one.
+        "startingDeadlineSeconds": 60 * schedule.start_within_minutes,
+        "suspend": schedule.suspended,
+        "successfulJobsHistoryLimit": schedule.keep,
+        "failedJobsHistoryLimit": schedule.keep,
+        "jobTemplate": {"metadata": {"labels": labels}, "spec": job},
+    }
+    return _object("batch/v1", "CronJob", config, schedule.name, spec=spec)
+
+
+def _labels() -> dict[str, str]:
+    return {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
+
+
+def _object(version: str, kind: str, config: Config, name: str, **content: object) -> Object:
+    metadata = {"name": name, "namespace": config.launch.namespace, "labels": _labels()}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

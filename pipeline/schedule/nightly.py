@@ -1,0 +1,145 @@
+"""One night: from the day's logs to a verdict, once per date.
+
+``runs/<model>-<date>/nightly.json`` is its record. It is written before anything runs and says what the night starts
+from; a night that was killed goes on from the same model when it is called again, whatever serves by then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import date
+from typing import Any
+
+from pipeline.artifacts import Store, artifact_key, fingerprint
+from pipeline.compose import config_hash
+from pipeline.config import Config
+from pipeline.errors import ArtifactError, GateHeldError, NightjarError
+from pipeline.ingest.days import path_of
+from pipeline.launch.step import run_directory
+from pipeline.schedule.base import Base, find_base, night_config, run_name
+from pipeline.schedule.summary import finished_record, line_of, write_summary
+from pipeline.schedule.watermark import wait_for
+from pipeline.schedule.webhook import deliver
+
+RECORD = "nightly.json"
+FORMAT = 1
+PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
+INTERRUPTED = 128  # exit codes above it: a signal ended the launcher
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a night needs of the outside: ``run`` does a whole run and returns its exit code, ``say`` takes a line."""
+
+    run: Callable[[Config], int]
+    say: Callable[[str], None]
+
+
+def record_path(model: str, day: date) -> str:
+    """Where the record of a night lies, relative to the store."""
+    return f"{run_directory(run_name(model, day))}/{RECORD}"
+
+
+def read_record(store: Store, model: str, day: date) -> dict[str, Any] | None:
+    """The record of the night of ``day``; None where it never began. ArtifactError for one of another release."""
+    path = record_path(model, day)
+    if not store.exists(path):
+        return None
+    record: dict[str, Any] = store.read_json(path)
+    if record.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{store.url_of(path)} has format {record.get('format')}, expected {FORMAT}: another release wrote it",
+            hint="remove it and call the night again",
+        )
+    return record
+
+
+def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minutes: float) -> dict[str, Any]:
+    """Do the night of ``day``, unless it has its verdict; returns its record, ``outcome`` and ``exit_code`` in it.
+
+    ``config``: composed for that day. Failures of the family become outcomes, told as a verdict is. Above 128 the exit
+    code of a signal: the night goes on where it stopped when it is called again.
+    """
+    record = read_record(store, config.model_name, day)
+    if record is not None and not config.force and _decided(record, config, day):
+        again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
+        tools.say(f"night      {line_of(record)}; {again}force=true does it again")
+        return record
+    record = _begun(config, store, day, record)
+    tools.say(f"night      {day} of model {config.model_name}: run {record['run']}, {_from(record)}")
+    try:
+        record["seconds_waited"] = round(wait_for(config, day, wait_minutes, tools.say), 1)
+        record["logs"] = _logs(config, day)
+        base = None if record["base"] is None else Base(**record["base"])
+        night = night_config(config, day, base)
+        code = tools.run(night)
+        error = None
+    except NightjarError as problem:
+        code, error = problem.exit_code, problem
+        tools.say(f"nightjar: {problem}")
+    if code > INTERRUPTED:
+        return {**record, "exit_code": code}
+    outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
+    record |= {"outcome": outcome, "exit_code": code, "finished": time.time()}
+    record = finished_record(store, record, error)
+    _save(store, record)
+    write_summary(store, record)
+    tools.say(f"night      {line_of(record)}")
+    tools.say(f"summary    {store.url_of(record['summary'])}")
+    if config.nightly.webhook:
+        deliver(config.nightly.webhook, _told(record), tools.say)
+    return record
+
+
+def _settings(config: Config) -> str:
+    """Hash of what decides the verdict, the logs apart."""
+    return artifact_key("nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {
+        "run": config_hash(config)
+    })  # fmt: skip
+
+
+def _logs(config: Config, day: date) -> str:
+    """Fingerprint of the day's raw logs, "" where there are none."""
+    return "" if config.data.format == "synthetic" else fingerprint(path_of(config.data, day))
+
+
+def _decided(record: dict[str, Any], config: Config, day: date) -> bool:
+    """Whether the night has its verdict; a held one loses it with other settings or logs, a published one never."""
+    if record["outcome"] != HELD:
+        return bool(record["outcome"] == PUBLISHED)
+    return bool(record["settings"] == _settings(config) and record["logs"] == _logs(config, day))
+
+
+def _begun(config: Config, store: Store, day: date, former: dict[str, Any] | None) -> dict[str, Any]:
+    """The record of a night that begins, or goes on from the model it began with where it was killed."""
+    model = config.model_name
+    found = find_base(store, model, day)
+    base = None if found is None else found.to_json()
+    if former is not None and former["outcome"] == RUNNING and not config.force:
+        base = former["base"]
+    record = {
+        "format": FORMAT, "model": model, "date": str(day), "run": run_name(model, day), "outcome": RUNNING,
+        "exit_code": None, "settings": _settings(config), "logs": "", "base": base, "started": time.time(),
+    }  # fmt: skip
+    _save(store, record)
+    return record
+
+
+def _save(store: Store, record: dict[str, Any]) -> None:
+    store.write_json(f"{run_directory(record['run'])}/{RECORD}", record)
+
+
+def _from(record: dict[str, Any]) -> str:
+    base = record["base"]
+    return f"warm start from {base['version']} ({base['day'] or base['run']})" if base else "nothing published yet"
+
+
+def _told(record: dict[str, Any]) -> dict[str, Any]:
+    """What the webhook is posted."""
+    names = (
+        "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "version", "incumbent", "ne",
+        "incumbent_ne", "rows", "seconds", "summary",
+    )  # fmt: skip
+    return {"text": f"Nightjar: {line_of(record)}", **{name: record[name] for name in names if name in record}}

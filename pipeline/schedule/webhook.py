@@ -1,0 +1,46 @@
+"""The verdict to whoever wants to know: one POST of JSON, tried three times. It never changes the outcome."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+TRIES = 3
+TIMEOUT_SECONDS = 10.0
+PAUSE_SECONDS = 2.0
+
+
+def deliver(
+    url: str,
+    verdict: Mapping[str, Any],
+    say: Callable[[str], None],
+    *,
+    timeout: float = TIMEOUT_SECONDS,
+    pause: float = PAUSE_SECONDS,
+) -> bool:
+    """POST ``verdict`` to ``url``; whether it was taken. A failure is said, without the URL's secret part.
+
+    ``timeout`` and ``pause`` (between tries, twice as long after each) in seconds.
+    """
+    host, problem = urlsplit(url).hostname, ""
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(pause * 2 ** (attempt - 1))
+        try:
+            request = urllib.request.Request(
+                url, data=json.dumps(verdict).encode(), method="POST",
+                headers={"Content-Type": "application/json", "User-Agent": "nightjar"},
+            )  # fmt: skip
+            with urllib.request.urlopen(request, timeout=timeout):
+                return True
+        except urllib.error.HTTPError as error:
+            problem = f"it answers {error.code} {error.reason}"
+        except (OSError, ValueError) as error:
+            problem = str(getattr(error, "reason", error)) or type(error).__name__
+    say(f"warning: nightly.webhook at {host} was not told, in {TRIES} tries: {problem}")
+    return False

@@ -1,0 +1,216 @@
+"""Raw rows scored by a published version: parsed and transformed as ingestion did it, then looked up and ranked.
+
+Everything that decides how a row is read comes from the version itself, not from today's configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import fsspec
+import numpy as np
+import polars as pl
+
+from pipeline.artifacts import Store, disk_errors
+from pipeline.config import Config, DataConfig
+from pipeline.contracts import LABEL, weight_column
+from pipeline.errors import ArtifactError, DataError
+from pipeline.ingest.files import file_sources
+from pipeline.ingest.parse import parse
+from pipeline.ingest.sources import RawBlock, find_files
+from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
+from pipeline.ingest.state import read_state
+from pipeline.ingest.transform import State, transform
+from pipeline.publishing import versions
+from pipeline.publishing.served import ServedModel, local_version
+
+_MIB = 1 << 20
+Scored = pl.DataFrame  # columns file, line, probability; label where the rows have one
+
+
+def score_file(
+    store: Store,
+    model: str,
+    version: str | None,
+    path: str,
+    write: Callable[[Scored], None],
+    *,
+    cache_mib: float,
+    labelled: bool = True,
+) -> dict[str, Any]:
+    """Score the raw rows at ``path`` (file, directory or glob), block by block; what was done.
+
+    ``version`` None: the one that serves. ``write`` gets the scores of every block; rows that do not parse are left
+    out and counted. ``labelled`` false: the rows have no label column. With labels of both classes the result has the
+    figures ``eval``. Raises ArtifactError for a version that is missing or damaged, DataError for rows that do not fit.
+    """
+    name = version or versions.read_current(store, model).version
+    if name is None:
+        raise ArtifactError(f"model {model!r} has no version that serves", hint="nightjar models ls")
+    place = versions.version_path(model, name)
+    artifact = versions.find_version(store, model, name)
+    config = _config(store, place, path, labelled)
+    spec = _spec(config, labelled)
+    state = read_state(store, place, spec)
+    for file in ("serving.json", "dense.pt2", "config.yaml"):
+        store.verify(artifact, file)
+    began, rows, rejected = time.monotonic(), 0, list[str]()
+    kept: list[tuple[np.ndarray, np.ndarray]] = []
+    with local_version(store, place) as folder, _named(path):
+        served = ServedModel(folder, int(cache_mib * _MIB))
+        sources = file_sources(config, spec, find_files(path))
+        for block in (block.read() for source in sources for block in source.blocks()):
+            labels, logits, lines, why = _score(block, spec, state, served, labelled)
+            rejected += why
+            rows += len(lines)
+            scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            columns: dict[str, Any] = {"file": [block.file] * len(lines), "line": lines, "probability": scores}
+            if labelled:
+                columns["label"] = labels
+                kept.append((labels, logits))
+            write(pl.DataFrame(columns))
+        cache = served.cache_figures()
+    seconds = time.monotonic() - began
+    done: dict[str, Any] = {
+        "model": model, "version": name, "rows": rows, "rows_rejected": len(rejected), "rejected": rejected[:5],
+        "seconds": round(seconds, 3), "rows_per_s": round(rows / max(seconds, 1e-9), 1), "cache": cache,
+    }  # fmt: skip
+    return done | _figures(kept)
+
+
+def _config(store: Store, place: str, path: str, labelled: bool) -> Config:
+    """The configuration the version was made with, its data at ``path``."""
+    from pipeline.compose import from_yaml
+
+    with store.open(f"{place}/config.yaml") as source:
+        config = from_yaml(source.read().decode())
+    data = dataclasses.replace(config.data, path=path)
+    if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
+        data = dataclasses.replace(data, format="criteo")
+    if not labelled:
+        data = dataclasses.replace(data, columns=_without_label(data))
+    return dataclasses.replace(config, data=data)
+
+
+def _without_label(data: DataConfig) -> list[str]:
+    names = data.columns or (CRITEO_COLUMNS if data.format == "criteo" else [])
+    return [name for name in names if name != data.label.column]
+
+
+def _spec(config: Config, labelled: bool) -> DataSpec:
+    """What a row must have: the features, the label where there is one; days and splits are training's business."""
+    spec = data_spec(config.data)
+    unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
+    columns = {name: option for name, option in spec.columns.items() if option not in unused}
+    return dataclasses.replace(spec, day_column=None, timestamp=None, true_probability=False, columns=columns)
+
+
+def _score(
+    block: RawBlock, spec: DataSpec, state: State, served: ServedModel, labelled: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
+    """Labels, logits and line numbers of the rows of ``block`` that parse, and why the others do not."""
+    raw = block.frame
+    if not labelled:
+        raw = raw.with_columns(pl.lit(spec.negative).alias(spec.label))
+    parsed = parse(raw, block.lines, spec)
+    rejects = [*block.rejects, *parsed.rejects]
+    lines = block.lines[~np.isin(block.lines, [reject.line for reject in parsed.rejects])]
+    columns = transform(parsed.frame, spec, state)
+    dense = columns.select(served.description.dense).to_numpy().astype(np.float32)
+    ids = {name: _ids(columns, name, multi) for name, multi in served.description.sparse.items()}
+    logits = served.score(np.ascontiguousarray(dense), ids)
+    why = [f"{block.file} line {reject.line}: {reject.reason}" for reject in rejects]
+    return columns[LABEL].to_numpy(), logits, lines, why
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lists:
+    """A multi-valued column as ``ServedModel`` takes it."""
+
+    offsets: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None
+
+
+def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
+    if not multi:
+        return columns[name].to_numpy()
+    lengths = columns[name].list.len().to_numpy()
+    weights = weight_column(name)
+    return _Lists(
+        np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+        columns[name].explode().to_numpy(),
+        columns[weights].explode().to_numpy() if weights in columns.columns else None,
+    )
+
+
+def _figures(kept: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
+    """``eval``: NE, AUC, ... of labelled rows of both classes; {} else."""
+    from pipeline.evaluation import evaluate
+
+    labels = np.concatenate([np.zeros(0, np.float32), *(labels for labels, _ in kept)])
+    logits = np.concatenate([np.zeros(0, np.float32), *(logits for _, logits in kept)])
+    if not 0 < labels.sum() < len(labels):
+        return {}
+    return {"eval": evaluate(labels, logits)}
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Complaints about the rows name the command's argument, not the setting of an ingestion."""
+    try:
+        yield
+    except DataError as error:
+        message = error.message.replace(f"data.path={path}", path)
+        hint = error.hint if "no-label" in error.hint else f"{error.hint}; --no-label where rows have no label column"
+        raise DataError(message, hint=hint) from None
+
+
+@contextmanager
+def score_sink(out: str) -> Iterator[Callable[[Scored], None]]:
+    """Takes scores block by block and writes them to ``out`` (any fsspec URL): Parquet by its name, else CSV.
+
+    ``-`` is standard output. A file has its name only once it is whole.
+    """
+    if out == "-":
+        yield _csv(sys.stdout.buffer)
+        sys.stdout.flush()
+        return
+    fs, full = fsspec.core.url_to_fs(out)
+    partial = f"{full}.partial"
+    with disk_errors(out, "--out "):
+        fs.makedirs(full.rpartition("/")[0] or ".", exist_ok=True)
+        try:
+            with fs.open(partial, "wb") as sink, contextlib.ExitStack() as stack:
+                yield _parquet(sink, stack) if out.endswith(".parquet") else _csv(sink)
+            fs.mv(partial, full)
+        except BaseException:
+            if fs.exists(partial):
+                fs.rm_file(partial)
+            raise
+
+
+def _csv(sink: Any) -> Callable[[Scored], None]:
+    blocks = itertools.count()
+    return lambda scores: sink.write(scores.write_csv(include_header=next(blocks) == 0).encode())
+
+
+def _parquet(sink: Any, stack: contextlib.ExitStack) -> Callable[[Scored], None]:
+    import pyarrow.parquet as pq
+
+    writers: list[Any] = []
+
+    def write(scores: Scored) -> None:
+        table = scores.to_arrow()
+        if not writers:
+            writers.append(stack.enter_context(pq.ParquetWriter(sink, table.schema, compression="zstd")))
+        writers[0].write_table(table)
+
+    return write

@@ -1,0 +1,181 @@
+"""Between training and publishing: the dense part as one module of a single machine; datasets scored by versions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from pipeline.config import Config
+from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
+from pipeline.errors import ArtifactError
+from pipeline.models import MaxNorm, build_model
+from pipeline.publishing.served import ServedModel
+from pipeline.publishing.translate import Translation
+from pipeline.towers import layout_of
+from pipeline.towers.modules import build_tower, joined
+
+if TYPE_CHECKING:
+    from pipeline.training.parquet import Columns, SplitReader
+
+_RANKING, _TOWERS, _NORMALISE = "head.ranking.", "towers.tower.", "head.normalise."
+
+
+class DensePart(nn.Module):
+    """forward(dense [b, n], embeddings [b, F, D]) -> logits [b]: tower modules, if there are some, and ranking model.
+
+    The same arithmetic as in training, on one machine and in float32.
+    """
+
+    def __init__(
+        self,
+        ranking: nn.Module,
+        towers: list[tuple[list[int], nn.Module]],
+        order: list[int],
+        normalise: MaxNorm | None = None,
+    ) -> None:
+        super().__init__()
+        self.ranking = ranking
+        self.normalise = normalise
+        self.towers = nn.ModuleList(module for _, module in towers)
+        self._places = [places for places, _ in towers]
+        self._order = order
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        if len(self.towers):
+            parts = [module(embeddings[:, places]) for module, places in zip(self.towers, self._places, strict=True)]
+            embeddings = joined(parts)
+            if self._order:
+                embeddings = embeddings[:, self._order]
+        if self.normalise is not None:
+            dense = self.normalise(dense)
+        logits: Tensor = self.ranking(dense, embeddings)
+        return logits
+
+
+def dense_part(config: Config, schema: DatasetSchema, towers: Towers, weights: Mapping[str, Tensor]) -> DensePart:
+    """The dense part of a checkpoint's ``weights`` (by parameter); ArtifactError for ones that do not fit."""
+    features = [column.name for column in schema.sparse]
+    modules: list[tuple[list[int], nn.Module]] = []
+    found: list[str] = []
+    vectors, dim = len(features), config.model.embedding_dim
+    if not towers.is_flat:
+        layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+        for number in (number for site in layout.sites for number in site.towers):
+            own = towers.towers[number].features
+            module = build_tower(towers.module, len(own), config.model.embedding_dim, config.seed, number)
+            _load(module, weights, f"{_TOWERS}{number}.")
+            modules.append(([features.index(name) for name in own], module))
+            found += own
+            dim = module.dim
+        vectors = sum(module.vectors for _, module in modules)  # type: ignore[misc]
+    ranking = build_model(replace(config.model, embedding_dim=dim), len(schema.dense), vectors, config.seed)
+    _load(ranking, weights, _RANKING)
+    columns = [column for column, name in enumerate(schema.dense) if _max_normed(config, name)]
+    normalise = MaxNorm(columns) if columns else None
+    if normalise is not None:
+        _load(normalise, weights, _NORMALISE)
+    order = [found.index(name) for name in features] if modules and towers.module.by_feature else []
+    return DensePart(ranking, modules, [] if order == sorted(order) else order, normalise).eval()
+
+
+def _max_normed(config: Config, name: str) -> bool:
+    feature = config.data.dense.get(name)
+    return feature is not None and (feature.transform or config.data.dense_transform) == "max_norm"
+
+
+def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:
+    own = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    try:
+        module.load_state_dict(own)
+    except RuntimeError as error:
+        raise ArtifactError(
+            f"the checkpoint's dense part does not fit the model: {error}", hint="nightjar train force=true"
+        ) from None
+
+
+@dataclass
+class DatasetScores:
+    """What a pass over held-out rows brought: logits by model, codes of sliced features, lookups and those served by
+    trained rows, by feature.
+    """
+
+    logits: dict[str, list[np.ndarray]]
+    codes: dict[str, list[np.ndarray]] = field(default_factory=dict)
+    lookups: dict[str, int] = field(default_factory=dict)
+    served: dict[str, int] = field(default_factory=dict)
+
+    def coverage(self) -> dict[str, float]:
+        """Share of lookups with an id that a trained row serves, by feature; features without lookups are left out."""
+        return {name: self.served[name] / count for name, count in self.lookups.items() if count}
+
+
+def spread_groups(split: SplitReader, most_rows: int) -> None:
+    """Keep row groups of ``split``, evenly spread, of about ``most_rows`` rows in all."""
+    if split.rows <= most_rows:
+        return
+    count = max(1, len(split.groups) * most_rows // split.rows)
+    split.groups = [split.groups[i * len(split.groups) // count] for i in range(count)]
+    split.rows = sum(group.rows for group in split.groups)
+
+
+def score_dataset(
+    split: SplitReader,
+    models: Mapping[str, tuple[ServedModel, Translation | None]],
+    trained: Mapping[str, np.ndarray | None],
+    slices: list[str],
+) -> DatasetScores:
+    """Score the rows of ``split`` with each of ``models``, in one pass.
+
+    ``trained``: rows of each table that training has moved (None: not known, then all but the reserved ones).
+    ``slices``: sparse features whose row numbers are kept.
+    """
+    found = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
+    for group in split.groups:
+        columns = split.allocate(group.rows)
+        columns.ragged = split.read(group, columns, 0)
+        for name, (model, translation) in models.items():
+            found.logits[name].append(_score(split, columns, model, translation))
+        for name in slices:
+            found.codes[name].append(_codes(split, columns, name))
+        _count_served(split, columns, trained, found)
+    return found
+
+
+def _score(split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None) -> np.ndarray:
+    """Logits of the rows, as the other model would have seen them where there is a ``translation``."""
+    names, wanted = split.schema.dense, model.description.dense
+    dense = [columns.dense[names.index(name)] for name in wanted]
+    ids: dict[str, Any] = {name: _ids(split, columns, name) for name in model.description.sparse}
+    if translation is not None:
+        dense = [translation.values(name, values) for name, values in zip(wanted, dense, strict=True)]
+        for name, each in ids.items():
+            moved = translation.rows(name, each.values if name in columns.ragged else each)
+            ids[name] = replace(each, values=moved) if name in columns.ragged else moved
+    stacked = np.stack(dense, axis=1) if dense else np.zeros((len(columns.labels), 0), np.float32)
+    return model.score(np.ascontiguousarray(stacked), ids)
+
+
+def _ids(split: SplitReader, columns: Columns, name: str) -> Any:
+    return columns.ragged[name] if name in columns.ragged else columns.single[split.single.index(name)]
+
+
+def _codes(split: SplitReader, columns: Columns, name: str) -> np.ndarray:
+    """A number for each row to slice by: its row in the table, of several the first."""
+    ids = _ids(split, columns, name)
+    return ids.values[ids.offsets[:-1]] if name in columns.ragged else ids.copy()
+
+
+def _count_served(
+    split: SplitReader, columns: Columns, trained: Mapping[str, np.ndarray | None], found: DatasetScores
+) -> None:
+    for name, moved in trained.items():
+        ids = _ids(split, columns, name)
+        values = ids.values if name in columns.ragged else ids
+        own = values >= RESERVED_ROWS
+        served = own if moved is None else own & moved[values]
+        found.lookups[name] = found.lookups.get(name, 0) + int((values != MISSING_ROW).sum())
+        found.served[name] = found.served.get(name, 0) + int(served.sum())

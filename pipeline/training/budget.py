@@ -1,0 +1,74 @@
+"""The memory that the plan counts on, looked at while training runs: a warning when it is nearly used up, then the end.
+
+PSS, in which memory that ranks share counts once, is added up over the ranks of a host at every interval. A memory
+cgroup (``launch/memory.py``) holds the limit between intervals, where the machine lets one be made; this is what
+says in time which setting was too small, and what there is where none can be made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pipeline.config import Config
+from pipeline.contracts import Plan
+from pipeline.embeddings.ssd import pss_bytes, ssd_tables
+from pipeline.errors import GuardError
+from pipeline.training.distributed import add_up
+
+GIB = 2**30
+WARN_SHARE = 0.9
+
+
+class MemoryBudget:
+    """``hardware.ddr_gib`` for each rank of a host, together, where ``launch.hold_memory`` asks for it.
+
+    ``measure``: bytes that this rank takes.
+    """
+
+    def __init__(
+        self, config: Config, plan: Plan, say: Callable[[str], None], measure: Callable[[], int] = pss_bytes
+    ) -> None:
+        wanted = config.launch.hold_memory
+        self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
+        self._config, self._say, self._measure = config, say, measure
+        self.limit = int(config.hardware.ddr_gib * GIB) * config.hardware.ranks_per_host
+        self.peak, self._warned = 0, False
+
+    def interval(self, step: int, used: int | None = None) -> dict[str, Any]:
+        """For ``metrics.jsonl``: ``host_memory_bytes`` of the host that takes most; {} where nothing is held.
+
+        ``used``: this rank's bytes where they were measured already. Collective, and GuardError on all ranks.
+        """
+        if not self.active:
+            return {}
+        hardware = self._config.hardware
+        hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
+        hosts[dist.get_rank() // hardware.ranks_per_host] = used or self._measure()
+        device = "cpu" if dist.get_backend() == "gloo" else "cuda"
+        taken = int(add_up(hosts.to(device)).max().item())
+        self.peak = max(self.peak, taken)
+        if taken > self.limit:
+            raise GuardError(
+                f"training takes {self._of(taken)} on a host after step {step}, more than hardware.ddr_gib gives it",
+                hint="train.prefetch_batches=1, or smaller cache_rows; hardware.ddr_gib="
+                f"{math.ceil(11 * taken / GIB / hardware.ranks_per_host) / 10:g} where the machine has it; or "
+                "launch.hold_memory=never",
+            )
+        if taken > WARN_SHARE * self.limit and not self._warned and dist.get_rank() == 0:
+            self._say(f"memory: training takes {self._of(taken)} after step {step}, and stops where it takes more")
+        self._warned |= taken > WARN_SHARE * self.limit
+        return {"host_memory_bytes": taken}
+
+    def _of(self, taken: int) -> str:
+        count, gib = self._config.hardware.ranks_per_host, self._config.hardware.ddr_gib
+        ranks = f" ({gib:g} GiB for each of {count} ranks)" if count > 1 else ""
+        return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory{ranks}"
+
+    def summary(self) -> dict[str, Any]:
+        """For ``result.json``: the limit and the most that a host took at an interval's end."""
+        return {"budget": {"limit_bytes": self.limit, "peak_bytes": self.peak}} if self.active else {}

@@ -1,0 +1,224 @@
+"""The gate: what it lets through, what it holds and how it says so, on made-up logits and labels."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from pipeline.config import GateConfig
+from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
+from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
+from pipeline.evaluation.shift import calibration_by_prediction, kolmogorov_smirnov, population_stability
+
+SETTINGS = GateConfig(replicates=200, blocks=200)
+N = 20_000
+
+
+def world(seed: int = 0, rows: int = N):
+    """Labels drawn from a truth, the truth's logits, and the country (0 to 3) of every row."""
+    rng = np.random.default_rng(seed)
+    truth = rng.normal(-1.2, 1.3, rows)
+    labels = (rng.random(rows) < 1 / (1 + np.exp(-truth))).astype(np.float32)
+    return rng, truth, labels, rng.integers(0, 4, rows)
+
+
+def noisy(rng, truth, spread: float):
+    """The logits of a model that sees the truth through noise, as calibrated as it can be."""
+    share = 1.3**2 / (1.3**2 + spread**2)
+    seen = truth + rng.normal(0, spread, len(truth))
+    return (-1.2 + share * (seen + 1.2)).astype(np.float32)
+
+
+def judged(settings: GateConfig = SETTINGS, scored: Scored | None = None, **known):
+    if scored is None:
+        rng, truth, labels, _ = world()
+        scored = Scored(labels=labels, candidate=noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.4))
+    return judge(measure(scored, settings) | known, settings)
+
+
+def former(record, coverage=None):
+    """What a version's gate record says of it on a later day."""
+    own = record["candidate"]
+    return {
+        "ne": own["ne"][0], "calibration": own["calibration"][0],
+        "calibration_by_prediction": own["calibration_by_prediction"], "coverage": coverage or {},
+    }  # fmt: skip
+
+
+def test_a_better_candidate_passes_and_every_question_is_answered() -> None:
+    found = judged(former={"ne": 0.8, "calibration": 1.0, "calibration_by_prediction": 0.0})
+    assert (found["verdict"], found["reasons"]) == ("PASS", [])
+    asked = {check["setting"] for check in found["checks"]}
+    for setting in ("max_ne", "min_auc", "max_calibration_error", "max_ne_increase", "max_psi", "max_label_shift"):
+        assert f"gate.{setting}" in asked
+    assert found["change"]["ne"][2] < 0, "the interval of the rise of NE lies below zero"
+
+
+def test_without_an_incumbent_only_absolute_questions_are_asked() -> None:
+    rng, truth, labels, _ = world()
+    found = judged(scored=Scored(labels=labels, candidate=noisy(rng, truth, 0.3)))
+    assert found["verdict"] == "PASS"
+    assert not {"change", "shift", "incumbent"} & set(found)
+
+
+def test_figures_are_those_of_evaluation() -> None:
+    rng, truth, labels, _ = world()
+    logits = noisy(rng, truth, 0.3)
+    found, exact = judged(scored=Scored(labels=labels, candidate=logits)), evaluate(labels, logits)
+    for name in ("ne", "auc", "calibration"):
+        assert found["candidate"][name][0] == pytest.approx(exact[name], rel=1e-12)
+
+
+def test_a_worse_candidate_is_held_only_where_chance_does_not_explain_it() -> None:
+    rng, truth, labels, _ = world()
+    good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.6)
+    found = judged(scored=Scored(labels=labels, candidate=bad, incumbent=good))
+    assert found["verdict"] == "HOLD"
+    assert "the incumbent's on the same rows" in found["reasons"][0] and "gate.max_ne_increase" in found["reasons"][0]
+    few = slice(0, 60)
+    settings = dataclasses.replace(SETTINGS, min_rows=10)
+    barely = noisy(rng, truth, 0.32)
+    found = judged(settings, Scored(labels=labels[few], candidate=barely[few], incumbent=good[few]))
+    assert not any("max_ne_increase" in reason for reason in found["reasons"])
+
+
+@pytest.mark.parametrize("corruption", ["mixed up", "clicks lost", "flipped"])
+def test_a_night_with_corrupted_labels_is_held_and_the_reasons_name_calibration_and_ne(corruption: str) -> None:
+    """Train and test rows are spoilt alike, so the candidate fits them and beats the incumbent on them."""
+    rng, truth, clean, _ = world()
+    incumbent = noisy(rng, truth, 0.3)
+    yesterday = former(judged(scored=Scored(labels=clean, candidate=incumbent)))
+    if corruption == "mixed up":
+        labels = rng.permutation(clean)
+        candidate = np.full(N, np.log(clean.mean() / (1 - clean.mean())))
+    elif corruption == "clicks lost":
+        labels = clean * (rng.random(N) < 0.5)
+        candidate = np.log(0.5 / (0.5 + np.exp(-incumbent)))
+    else:
+        labels = np.where(rng.random(N) < 0.4, 1 - clean, clean)
+        p = 1 / (1 + np.exp(-incumbent))
+        p = 0.4 + 0.2 * p
+        candidate = np.log(p / (1 - p))
+    candidate = candidate + rng.normal(0, 1e-3, N)
+    found = judged(scored=Scored(labels=labels, candidate=candidate, incumbent=incumbent), former=yesterday)
+    assert found["verdict"] == "HOLD"
+    assert found["change"]["ne"][0] < 0, "on these rows the candidate is the better one"
+    assert any(reason.startswith("calibration") for reason in found["reasons"])
+    assert any(reason.startswith("NE") for reason in found["reasons"])
+
+
+def test_a_model_off_by_a_factor_is_held_for_its_calibration() -> None:
+    rng, truth, labels, _ = world()
+    found = judged(scored=Scored(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
+    assert len(found["reasons"]) == 1
+    assert found["reasons"][0].startswith("calibration is 1.29")
+    assert "above the observed ones, beyond 10.0% (gate.max_calibration_error)" in found["reasons"][0]
+
+
+def test_slices_show_what_the_whole_hides() -> None:
+    rng, truth, labels, country = world()
+    good = noisy(rng, truth, 0.3)
+    bad = np.where(country == 2, noisy(rng, truth, 1.5) + 0.8, good - 0.1)
+    column = SliceColumn(codes=country, names={2: "de"})
+    loose = dataclasses.replace(SETTINGS, max_ne_increase=None, max_calibration_error=None, max_psi=None)
+    found = judged(loose, Scored(labels=labels, candidate=bad, incumbent=good, slices={"country": column}))
+    assert found["verdict"] == "HOLD"
+    assert all("country=de" in reason for reason in found["reasons"])
+    assert {each["value"] for each in found["slices"]} == {"0", "1", "de", "3"}
+
+
+def test_small_values_of_a_slice_are_judged_together() -> None:
+    rng, truth, labels, _ = world()
+    codes = np.minimum(rng.geometric(0.3, N), 30)
+    settings = dataclasses.replace(SETTINGS, slice_values=3)
+    scored = Scored(labels=labels, candidate=noisy(rng, truth, 0.3), slices={"c": SliceColumn(codes=codes)})
+    found = measure(scored, settings)
+    assert [each["value"] for each in found["slices"]] == ["1", "2", "3", "all others"]
+    assert sum(each["rows"] for each in found["slices"]) == N
+
+
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        ({"weights_not_finite": {"table 'C3'": 7, "head": 0}}, "weights that are not finite: table 'C3' 7"),
+        ({"coverage": {"a": 0.2, "b": 0.4}}, "below 50% (gate.min_coverage); lowest is feature 'a' with 20.0%"),
+        ({"not_comparable": "it needs feature 'x'"}, "cannot be scored on these rows: it needs feature 'x'"),
+    ],
+)
+def test_what_publishing_knows_is_judged_too(known: dict, words: str) -> None:
+    found = judged(**known)
+    assert found["verdict"] == "HOLD" and len(found["reasons"]) == 1
+    assert words in found["reasons"][0]
+
+
+def test_a_feature_whose_ids_are_suddenly_new_is_named() -> None:
+    before = {"ne": 0.8, "calibration": 1.0, "calibration_by_prediction": 0.0, "coverage": {"a": 0.9, "b": 0.9}}
+    found = judged(coverage={"a": 0.89, "b": 0.6}, former=before)
+    assert len(found["reasons"]) == 1
+    assert "coverage of feature 'b' is 60.0%, with the incumbent 90.0%" in found["reasons"][0]
+
+
+def test_predictions_that_are_not_finite_are_held_not_an_error() -> None:
+    rng, truth, labels, _ = world()
+    logits = noisy(rng, truth, 0.3)
+    logits[:3] = np.nan
+    found = judged(scored=Scored(labels=labels, candidate=logits))
+    assert found["reasons"] == ["3 of the candidate's predictions are not finite"]
+
+
+def test_serving_that_scores_unlike_training_is_held() -> None:
+    rng, truth, labels, _ = world()
+    good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.5)
+    found = judged(scored=Scored(labels=labels, candidate=bad, trained=good))
+    assert len(found["reasons"]) == 1 and "gate.max_serving_gap" in found["reasons"][0]
+
+
+def test_a_forced_gate_passes_and_says_why_and_what_it_overrode() -> None:
+    rng, truth, labels, _ = world()
+    forced = dataclasses.replace(SETTINGS, force="launch day, traffic is new")
+    found = judged(forced, Scored(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
+    assert (found["verdict"], found["forced"]) == ("PASS", "launch day, traffic is new")
+    assert found["reasons"][0] == "forced: launch day, traffic is new" and len(found["reasons"]) == 2
+    assert "forced" not in judged(forced), "a gate that passes anyway is not forced"
+
+
+def test_a_question_is_not_asked_where_its_setting_is_null() -> None:
+    rng, truth, labels, _ = world()
+    names = [f.name for f in dataclasses.fields(GateConfig) if "float | None" in str(f.type)]
+    off = dataclasses.replace(SETTINGS, **dict.fromkeys(names))
+    scored = Scored(labels=labels, candidate=-noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.3))
+    found = judged(off, scored, coverage={"a": 0.0}, former={"ne": 1, "calibration": 1, "coverage": {"a": 1}})
+    assert found["verdict"] == "PASS"
+    assert [check["name"] for check in found["checks"]] == ["finite weights", "finite predictions", "rows"]
+
+
+def test_intervals_cover_what_they_say() -> None:
+    """Of 200 draws of 2,000 rows about 95 % have the truth of a long run in their interval, AUC and NE alike."""
+    rng, truth, labels, _ = world(1, 200_000)
+    logits = noisy(rng, truth, 0.4)
+    exact, inside = evaluate(labels, logits), {"ne": 0, "auc": 0, "calibration": 0}
+    for start in range(0, 200_000, 1000):
+        rows = slice(start, start + 1000)
+        sums = block_sums(labels[rows] == 1, logits[rows], block_of_rows(1000, 250), 250)
+        for name, drawn in resample(sums, poisson_weights(200, 250, start)).items():
+            interval = drawn.interval(0.95)
+            inside[name] += interval.low <= exact[name] <= interval.high
+    for name, count in inside.items():
+        assert 180 <= count <= 199, (name, count)
+
+
+def test_shift_is_zero_for_equal_predictions_and_grows() -> None:
+    rng = np.random.default_rng(3)
+    one = rng.normal(0, 1, 5000)
+    assert population_stability(one, one) == pytest.approx(0, abs=1e-9)
+    assert kolmogorov_smirnov(one, one) == 0
+    shifts = [population_stability(one, one + by) for by in (0.1, 0.5, 1.0)]
+    assert shifts == sorted(shifts) and shifts[0] < 0.05 and shifts[2] > 0.25
+    assert kolmogorov_smirnov(one, one + 10) == 1
+
+
+def test_calibration_by_prediction_leaves_chance_out() -> None:
+    curve = {"predicted": [0.1, 0.5], "observed": [0.1, 0.51], "rows": [1000, 1000]}
+    assert calibration_by_prediction(curve) == 0
+    crossed = {"predicted": [0.1, 0.5], "observed": [0.5, 0.1], "rows": [1000, 1000]}
+    assert calibration_by_prediction(crossed) == pytest.approx(1.29, abs=0.02)

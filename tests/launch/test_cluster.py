@@ -1,0 +1,270 @@
+"""Against a real API server: rights, refusals, the lease, the schedule, and a run whose launcher and trainer die."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.errors import LaunchError
+from pipeline.launch import Step
+from pipeline.launch.kubernetes.api import RefusedError
+from pipeline.launch.kubernetes.batch import IndexedRunner
+from pipeline.launch.kubernetes.jobs import ClusterJob
+from pipeline.launch.kubernetes.lease import held
+from pipeline.launch.kubernetes.render import stage_objects
+from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
+from pipeline.launch.kubernetes.volcano import VolcanoRunner
+from pipeline.schedule.cluster import apply, collection, delete, status, suspend
+from pipeline.schedule.manifests import cron_job, schedule_objects
+from tests.conftest import ROOT
+from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
+
+pytestmark = pytest.mark.k8s
+VOLCANO = "/apis/batch.volcano.sh/v1alpha1/namespaces/training/jobs"
+INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
+
+
+def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
+    """Look until ``check`` says something."""
+    last = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < last, "timed out"
+        time.sleep(0.2)
+    return found
+
+
+def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
+    api, config = cluster.api(), config_for()
+    check_rights(api, config)  # all it needs
+    needed = {(group, resource, verb) for group, resource, verbs in rights(config) for verb in verbs}
+    verbs = ("create", "get", "list", "watch", "update", "patch", "delete", "deletecollection")
+    kinds = {(group, resource) for group, resource, _ in rights(config)} | {
+        ("", "secrets"), ("", "configmaps"), ("", "services"), ("", "serviceaccounts"), ("", "pods/exec"),
+        ("batch", "jobs"), ("batch", "cronjobs"), ("rbac.authorization.k8s.io", "roles"),
+    }  # fmt: skip
+    may = {(g, r, v) for g, r in kinds for v in verbs if allowed(api, "training", g, r, v)}
+    assert may == needed
+    assert not allowed(api, "kube-system", "", "pods", "list")
+    with pytest.raises(RefusedError, match="the API server denies it: secrets is forbidden") as caught:
+        api.get("/api/v1/namespaces/training/secrets")
+    assert caught.value.exit_code == 8 and "nightjar schedule render" in caught.value.hint
+
+
+def test_a_missing_right_is_named_before_anything_is_submitted(cluster) -> None:
+    with pytest.raises(LaunchError) as caught:
+        IndexedRunner(config_for("launch.job=indexed"), cluster.api(), print)
+    assert caught.value.message == (
+        "these credentials may not, in namespace training: create, get, list, delete jobs.batch; create services"
+    )
+    assert "Role" in caught.value.hint
+
+
+def test_the_server_takes_all_manifests(cluster) -> None:
+    api = cluster.api("admin")
+    for job in ("volcano", "indexed"):
+        config = config_for(f"launch.job={job}", "hardware=h100x2x8", "launch.pods.env_from=[s3]", "run=dry")
+        for item in stage_objects(config, make_steps(), "s3://clicks/store/runs/dry/config.yaml"):
+            kinds = {"Service": "/api/v1/namespaces/training/services"}
+            path = kinds.get(item["kind"], f"/apis/{item['apiVersion']}/namespaces/training/jobs")
+            api.create(path, item, dryRun="All")
+            for task in item["spec"].get("tasks", []):
+                body = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, **task}
+                body = {key: body[key] for key in ("apiVersion", "kind", "metadata", "template")}
+                api.create("/api/v1/namespaces/training/podtemplates", body, dryRun="All")
+
+
+def test_a_second_launcher_of_a_run_is_refused_and_a_dead_ones_place_is_taken(cluster) -> None:
+    api = cluster.api()
+    with held(api, "training", "nightjar-twice", 3):
+        with (
+            pytest.raises(LaunchError, match="running already: launcher .* holds lease training/nightjar-twice"),
+            held(cluster.api(), "training", "nightjar-twice", 3),
+        ):
+            raise AssertionError("two launchers hold one run")
+        path = "/apis/coordination.k8s.io/v1/namespaces/training/leases"
+        dead = api.get(f"{path}/nightjar-twice")
+    with held(api, "training", "nightjar-twice", 3):  # released: at once
+        pass
+    left = api.get(f"{path}/nightjar-twice")
+    left["spec"] |= {"holderIdentity": "a launcher that was killed", "renewTime": dead["spec"]["renewTime"]}
+    api.replace(f"{path}/nightjar-twice", left)
+    with held(api, "training", "nightjar-twice", 3):  # not renewed: after its time
+        assert api.get(f"{path}/nightjar-twice")["spec"]["holderIdentity"] != "a launcher that was killed"
+
+
+def follow(job: ClusterJob) -> None:
+    """Look at ``job`` until it ends; LaunchError where it cannot start."""
+    wait_for(lambda: job.state() != "running")
+
+
+def test_a_missing_secret_ends_the_launch_with_its_name(cluster) -> None:
+    config = config_for("run=secretless", "launch.pods.env_from=[object-store]")
+    runner = VolcanoRunner(config, cluster.api(), print)
+    job = runner.submit(INGEST, "/nowhere/runs/secretless/config.yaml")
+    with pytest.raises(LaunchError, match='secrets "object-store" not found') as caught:
+        follow(job)
+    assert "the ingest stage does not start" in caught.value.message and "env_from" in caught.value.hint
+    job.cancel()
+    wait_for(lambda: job.state() == "lost")
+
+
+def test_a_job_without_pods_is_an_error_in_time(cluster) -> None:
+    config = config_for("run=queued", "launch.pending_minutes=0.01", "launch.pods.service_account=nobody")
+    job = VolcanoRunner(config, cluster.api(), print).submit(INGEST, "/nowhere/runs/queued/config.yaml")
+    with pytest.raises(LaunchError, match=r"has no pods: .*nobody.* \(after launch.pending_minutes=0.01\)"):
+        follow(job)
+    job.cancel()
+
+
+def test_jobs_are_found_again_numbered_and_ended_when_settings_change(cluster, tmp_path: Path) -> None:
+    said: list[str] = []
+    url = f"{tmp_path}/runs/found/config.yaml"
+    runner = VolcanoRunner(config_for("run=found", "launch.pods.env_from=[nothing]"), cluster.api(), said.append)
+    assert runner.find(INGEST) is None
+    first = runner.submit(INGEST, url)
+    assert first.name.endswith("-a1")
+    again = runner.find(INGEST)
+    assert again is not None and again.name == first.name
+    assert "attached to job" in said[-1]
+    other = Step(name="ingest", key="z" * 32, path="a/other")
+    assert runner.find(other) is None  # it ends the job of the former settings
+    assert "of other settings is ended" in said[-1]
+    assert first.state() == "lost"
+
+
+def test_a_plain_indexed_job_runs_fails_and_is_counted(cluster, tmp_path: Path) -> None:
+    config = config_for("run=plain", "launch.job=indexed")
+    runner = IndexedRunner(config, cluster.api("admin"), print)
+    for attempt in (1, 2):  # the worker finds no configuration there
+        job = runner.submit(INGEST, f"{tmp_path}/runs/plain/config.yaml")
+        assert job.name.endswith(f"-a{attempt}")
+        if attempt == 1:
+            follow(job)
+            assert job.state() == "failed"
+            assert "config.yaml does not exist" in job.logs()
+            assert job.output() and not job.output()
+            assert job.death(job.logs()) == ""
+        job.cancel()
+
+
+def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> None:
+    api, config = cluster.api("admin"), config_for("schedule.name=tried")
+    cron = cluster.module.as_v1beta1(cron_job(config, ["run=x"]))  # the server is older than batch/v1
+    objects = [*schedule_objects(config, [])[:-1], cron]
+    assert apply(api, objects)[-1] == "cronjob tried created"
+    assert apply(api, objects)[-1] == "cronjob tried replaced"
+    assert status(api, cron).lines() == ["schedule 0 2 * * * is on; last start: none yet"]
+    suspend(api, cron, True)
+    assert status(api, cron).suspended
+    assert delete(api, [cron]) == ["cronjob tried deleted"]
+    wait_for(lambda: api.find(f"{collection(cron)}/tried") is None)
+    with pytest.raises(LaunchError, match="there is no CronJob 'tried' in namespace training"):
+        status(api, cron)
+
+
+def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
+    overrides = [
+        *CLUSTER, "launch.namespace=training", "run=scheduled", "stages=[ingest]", "data.synthetic.rows=2000",
+        "data.synthetic.ids_per_feature=50", f"store={tmp_path}", "schedule.suspended=true", "launch.lease_seconds=3",
+        f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}",
+    ]  # fmt: skip
+    api, config = cluster.api("admin"), compose(overrides)
+    cron = cluster.module.as_v1beta1(cron_job(config, overrides))
+    apply(api, [cron])
+    owner = api.get(f"{collection(cron)}/{config.schedule.name}")["metadata"]
+    job = cron["spec"]["jobTemplate"]  # as kubectl create job --from=cronjob has it
+    reference = {"apiVersion": cron["apiVersion"], "kind": "CronJob", "name": owner["name"], "uid": owner["uid"]}
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    place = container["command"].index("nightly")
+    assert container["command"][place + 1] == "date=yesterday"
+    container["command"][place : place + 2] = ["run"]
+    metadata = {"name": "tonight", "ownerReferences": [reference], **job["metadata"]}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]}
+    api.create("/apis/batch/v1/namespaces/training/jobs", body)
+    (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
+    assert (night.job, night.state, night.exit_code) == ("tonight", "succeeded", 0)
+    assert Store(str(tmp_path)).read_json("runs/scheduled/result.json")["stages"]["ingest"]["status"] == "done"
+    jobs = api.get(VOLCANO, labelSelector="nightjar/run=scheduled")["items"]
+    assert [job["status"]["state"]["phase"] for job in jobs] == ["Completed"]
+
+
+SETTINGS = [
+    *CLUSTER, "launch.namespace=training", "run=nightly", "data.synthetic.rows=12000",
+    "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[32]",
+    "train.global_batch=512", "train.epochs=40", "train.guard.collapse=false", "train.precision=fp32",
+    "train.log_every_steps=2", "train.threads_per_rank=1", "hardware.hosts=2", "checkpoint.every_steps=50",
+    "checkpoint.quantise=fp32", "launch.lease_seconds=3",
+]  # fmt: skip
+
+
+def start(cluster, store: Path) -> subprocess.Popen:
+    """The launcher, outside the cluster, as the account with the launcher's role."""
+    volume = f"launch.pods.volumes={{store:{{claim:store,path:{store}}}}}"
+    return subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli", "run", *SETTINGS, volume, f"store={store}"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "KUBECONFIG": str(cluster.launcher)},
+    )  # fmt: skip
+
+
+def read_until(launcher: subprocess.Popen, pattern: str) -> str:
+    """What the launcher printed until a line matched."""
+    text = ""
+    for line in launcher.stdout:
+        text += line
+        if re.search(pattern, line):
+            return text
+    raise AssertionError(f"no line matches {pattern}: {text}")
+
+
+@pytest.mark.slow
+def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path: Path) -> None:
+    launcher = start(cluster, tmp_path)
+    text = read_until(launcher, r"^step ")
+    launcher.kill()  # after the submission of train; its pods go on
+    launcher.wait()
+    assert text.count("train      job ") == 1
+
+    launcher = start(cluster, tmp_path)
+    text = read_until(launcher, r"attached to job \S+-train-\S+-a1")
+    assert text.count("skipped") == 3
+    folder = tmp_path / "runs/nightly/checkpoints"
+    wait_for(lambda: list(folder.glob("*/step-*/manifest.json")))
+    victim = wait_for(lambda: [pod for pod in train_pods(cluster) if pod.endswith("train-1-0")])[0]
+    assert cluster.kit.kill_pod(victim, signal.SIGKILL)
+    text += launcher.communicate(timeout=240)[0]
+    assert launcher.returncode == 0, text
+    assert re.search(r"train-1-0 was killed \(exit code 137\).*; attempt 2 of 3", text), text
+    assert re.search(r"resumed from runs/nightly/checkpoints/\w+/step-\d+ after step", text)
+
+    store = Store(str(tmp_path))
+    result = store.read_json("runs/nightly/result.json")
+    assert {name: stage["status"] for name, stage in result["stages"].items()} == {
+        "ingest": "skipped", "plan": "skipped", "partition": "skipped", "train": "done", "evaluate": "done",
+    }  # fmt: skip
+    rows = store.get(result["stages"]["ingest"]["artifact"], "ingest").summary["rows_train"]
+    train = result["train"]
+    assert (train["samples"], train["world_size"]) == (40 * rows, 2)
+    assert train["resumed"]["samples"] > 0
+    jobs = cluster.api().get(VOLCANO, labelSelector="nightjar/run=nightly")["items"]
+    ends = {re.sub(r"-[0-9a-f]{10}-", "-", j["metadata"]["name"]): j["status"]["state"]["phase"] for j in jobs}
+    assert ends == {
+        "nightly-ingest-a1": "Completed", "nightly-plan-a1": "Completed", "nightly-partition-a1": "Completed",
+        "nightly-train-a1": "Terminated", "nightly-train-a2": "Completed", "nightly-evaluate-a1": "Completed",
+    }  # fmt: skip
+
+
+def train_pods(cluster) -> list[str]:
+    """Names of the running pods of the train stage."""
+    path = "/api/v1/namespaces/training/pods"
+    pods = cluster.api().get(path, labelSelector="nightjar/run=nightly,nightjar/stage=train")["items"]
+    return [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running"]

@@ -1,0 +1,44 @@
+"""What a held model means for a run: exit code 6, one message, and ``result.json`` with the verdict and no model."""
+
+import pytest
+
+from pipeline.artifacts import Artifact
+from pipeline.errors import GateHeldError
+from pipeline.launch.result import Outcome, assemble, refuse_held
+
+
+def published(verdict: str, reasons: list[str], incumbent: str | None = "v00001-aaaaaaaa") -> Artifact:
+    gate = {"verdict": verdict, "reasons": reasons, "version": "v00002-bbbbbbbb", "incumbent": incumbent}
+    model = {"model": {"name": "clicks", "version": gate["version"], "uri": "models/clicks/v00002-bbbbbbbb"}}
+    return Artifact(
+        path="runs/r/publish/k", kind="publish", key="k", schema_version=2, config={"model": "clicks"}, inputs={},
+        files={}, summary={"gate": gate, **(model if verdict == "PASS" else {})}, created=0.0,
+    )  # fmt: skip
+
+
+def test_a_pass_and_a_run_that_does_not_publish_go_through() -> None:
+    refuse_held({})
+    refuse_held({"publish": published("PASS", [])})
+
+
+def test_a_hold_says_what_who_goes_on_serving_and_what_to_do() -> None:
+    with pytest.raises(GateHeldError) as caught:
+        refuse_held({"publish": published("HOLD", ["NE is 1.2", "calibration is 0.5"])})
+    error = caught.value
+    assert error.exit_code == 6
+    assert error.message == (
+        "the gate held v00002-bbbbbbbb of model clicks: NE is 1.2 (and 1 more); v00001-aaaaaaaa goes on serving"
+    )
+    assert "runs/r/publish/k/gate.html" in error.hint and "nightjar models promote clicks v00002" in error.hint
+    with pytest.raises(GateHeldError, match="NE is 1.2; nothing is published\n"):
+        refuse_held({"publish": published("HOLD", ["NE is 1.2"], None)})
+
+
+@pytest.mark.parametrize("verdict", ["PASS", "HOLD"])
+def test_result_json_has_the_verdict_and_a_model_only_where_one_is_published(verdict: str) -> None:
+    artifact = published(verdict, ["NE is 1.2"])
+    error = GateHeldError("held") if verdict == "HOLD" else None
+    found = assemble("r", {"publish": Outcome("done", 1.0, artifact.path)}, {"publish": artifact}, error)
+    assert found["gate"]["verdict"] == verdict and found["gate"]["reasons"] == ["NE is 1.2"]
+    assert ("model" in found) is (verdict == "PASS")
+    assert found["status"] == ("done" if verdict == "PASS" else "failed")

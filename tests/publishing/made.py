@@ -1,0 +1,83 @@
+"""Versions made by hand, without training: a checkpoint of given rows and a ranking model of given weights."""
+
+import dataclasses
+
+import numpy as np
+import torch
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint.rows import ChainReader
+from pipeline.config import Config, DataConfig, ModelConfig, SparseFeature
+from pipeline.contracts import DatasetSchema, SparseColumn, Tower, Towers
+from pipeline.publishing.program import write_program
+from pipeline.publishing.served import SERVING, Description
+from pipeline.publishing.versions import version_path
+from pipeline.publishing.writing import write_table
+from tests.checkpoint import built
+
+SCHEMA = DatasetSchema(
+    dense=("x", "y"),
+    sparse=(SparseColumn(name="a", rows=50), SparseColumn(name="b/c", rows=37, multi=True, weighted=True),
+            SparseColumn(name="long", rows=900)),
+    rows={"train": 0, "test": 0}, files={}, groups={},
+)  # fmt: skip
+FLAT = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
+MODEL = ModelConfig(embedding_dim=built.DIM, bottom_mlp=[8], top_mlp=[8])
+
+
+def config(**publish) -> Config:
+    sparse = {name: SparseFeature() for name in built.ROWS}
+    made = Config(run="r", data=DataConfig(name="clicks", format="synthetic", sparse=sparse), model=MODEL)
+    return dataclasses.replace(made, publish=dataclasses.replace(made.publish, **publish))
+
+
+def tables(step: int = 1) -> dict[str, torch.Tensor]:
+    return {name: weight for name, (weight, _) in built.values(step).items()}
+
+
+def dense_part(seed: int = 3):
+    from pipeline.models import build_model
+    from pipeline.serving import DensePart
+
+    return DensePart(build_model(MODEL, 2, 3, seed), [], []).eval()
+
+
+def write_version(store: Store, coding: str, version: str = "v00001-00000000"):
+    """A version of the tables of ``built.values(1)`` and ``dense_part()``; its path."""
+    reader = ChainReader(store, built.put(store, 1))
+    path = version_path("clicks", version)
+    with store.draft(path, kind="model", key="0" * 32, config={}, inputs={}) as draft:
+        layouts = {name: write_table(draft, reader, name, coding).layout for name in built.ROWS}
+        write_program(draft, dense_part(), 2, 3, built.DIM)
+        draft.write_json(SERVING, Description.of(SCHEMA, built.DIM, layouts).to_json())
+        draft.commit({"version": version, "verdict": "PASS"})
+    return path
+
+
+@dataclasses.dataclass
+class Lists:
+    offsets: np.ndarray
+    values: np.ndarray
+    weights: np.ndarray | None
+
+
+def rows(count: int, seed: int = 0):
+    """Made-up rows: dense [n, 2] and ids by feature."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, 4, count)
+    total = int(lengths.sum())
+    lists = Lists(
+        np.concatenate([[0], np.cumsum(lengths)]), rng.integers(0, 37, total).astype(np.int32),
+        rng.uniform(0.5, 1.5, total).astype(np.float32),
+    )  # fmt: skip
+    ids = {"a": rng.integers(0, 50, count).astype(np.int32), "b/c": lists,
+           "long": rng.geometric(0.02, count).clip(1, 899).astype(np.int32)}  # fmt: skip
+    return rng.normal(0, 1, (count, 2)).astype(np.float32), ids
+
+
+def plain(store, version, *, verdict: str = "PASS", size: int = 3, key: str = "k" * 32, **summary):
+    """A version with one small file, for tests of promoting and the like."""
+    with store.draft(version_path("m", version), kind="model", key=key, config={}, inputs={}) as draft:
+        with draft.open("tables/a.rows") as sink:
+            sink.write(b"x" * size)
+        return draft.commit({"version": version, "verdict": verdict, **summary})

@@ -1,0 +1,185 @@
+"""Nights, whole: raw logs to a published version that scores as training did; then one with corrupted labels."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.cli import main
+from pipeline.compose import compose
+from pipeline.ingest.synthetic import write_tsv
+
+ROOT = Path(__file__).parents[2]
+STAGES = "ingest,plan,partition,train,evaluate,publish"
+SMALL = [
+    "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
+    "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "data.sparse_defaults.min_count=1",
+    "publish.model=clicks", "publish.quantise=fp32", "gate.slices=[C1]", "gate.slice_min_clicks=300",
+    "train.epochs=3", "gate.max_calibration_error=0.25",
+    f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]",
+]  # fmt: skip
+
+
+def nightjar(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory) -> Path:
+    """Two days of one world: mon.tsv and tue.tsv, and tue's labels mixed up in bad.tsv."""
+    folder = tmp_path_factory.mktemp("logs")
+    world = compose(["data.synthetic.rows=40000", "data.synthetic.ids_per_feature=60", "data.synthetic.days=1"])
+    write_tsv(world, str(folder / "all.tsv"))
+    lines = (folder / "all.tsv").read_text().splitlines(keepends=True)
+    (folder / "mon.tsv").write_text("".join(lines[:20_000]))
+    (folder / "tue.tsv").write_text("".join(lines[20_000:]))
+    labels = [line[0] for line in lines[20_000:]]
+    random.Random(0).shuffle(labels)
+    mixed = [label + line[1:] for label, line in zip(labels, lines[20_000:], strict=True)]
+    (folder / "bad.tsv").write_text("".join(mixed))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory, logs: Path) -> Store:
+    """A store with Monday's version published."""
+    place = Store(str(tmp_path_factory.mktemp("store")))
+    done = nightjar("run", *SMALL, f"data.path={logs}/mon.tsv", "run=mon", f"store={place.url}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place
+
+
+def result(store: Store, run: str) -> dict:
+    return store.read_json(f"runs/{run}/result.json")
+
+
+def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> None:
+    found = result(store, "mon")
+    version = found["model"]["version"]
+    assert found["gate"] == {"verdict": "PASS", "reasons": [], "version": version, "incumbent": None}
+    assert found["model"] == {"name": "clicks", "version": version, "uri": f"models/clicks/{version}"}
+    current = store.read_json("models/clicks/current.json")
+    assert (current["version"], current["uri"]) == (version, f"models/clicks/{version}")
+    manifest = store.get(f"models/clicks/{version}", "publish")
+    store.verify(manifest)
+    assert manifest.summary["checkpoint"].startswith("runs/mon/checkpoints/")
+    names = set(manifest.files)
+    assert {"serving.json", "dense.pt2", "transforms.json", "vocab/C1.parquet", "card.json", "README.md", "gate.json",
+            "config.yaml", "tables/C1.rows"} <= names  # fmt: skip
+    gate = store.read_json(f"{found['stages']['publish']['artifact']}/gate.json")
+    assert {each["slice"] for each in gate["slices"]} == {"C1"}
+    assert 0.9 < gate["coverage"]["C1"] <= 1
+
+
+def test_what_is_served_scores_as_what_was_trained_bit_for_bit(store: Store) -> None:
+    """fp32 tables: the same NE, and no row's probability differs."""
+    found = result(store, "mon")
+    gate = store.read_json(f"{found['stages']['publish']['artifact']}/gate.json")
+    assert gate["serving"]["largest_difference"] == 0
+    assert gate["serving"]["trained_ne"] == found["eval"]["ne"]
+    assert gate["candidate"]["ne"][0] == pytest.approx(found["eval"]["ne"], rel=1e-12)
+
+
+def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Path, tmp_path: Path, capfd) -> None:
+    out = tmp_path / "scores.parquet"
+    flags = ["--store", store.url, "--out", str(out), "--cache-mib", "0.01", "--json"]
+    assert main(["predict", f"{logs}/mon.tsv", *flags]) == 0
+    said, scores = json.loads(capfd.readouterr().out), pl.read_parquet(out)
+    assert (said["rows"], said["rows_rejected"], scores.height) == (20_000, 0, 20_000)
+    assert said["cache"]["tables_on_disk"] > 0 and said["cache"]["hits"] > 0
+    evaluated = result(store, "mon")["stages"]["evaluate"]["artifact"]
+    with store.open(f"{evaluated}/logits.npy") as source:
+        logits = np.load(source, allow_pickle=False)
+    known = np.sort(1 / (1 + np.exp(-logits.astype(np.float64))))
+    found = np.sort(scores["probability"].to_numpy())
+    nearest = found[np.clip(np.searchsorted(found, known), 0, len(found) - 1)]
+    assert np.abs(nearest - known).max() < 1e-6, "every held-out row's score is among the file's"
+
+
+def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
+    store: Store, logs: Path, tmp_path: Path, capfd
+) -> None:
+    lines = (logs / "mon.tsv").read_text().splitlines()[:50]
+    labelled, bare = tmp_path / "labelled.tsv", tmp_path / "bare.tsv"
+    labelled.write_text("\n".join([*lines[:7], "nonsense", *lines[7:]]) + "\n")
+    bare.write_text("\n".join(line.partition("\t")[2] for line in lines) + "\n")
+    assert main(["predict", str(labelled), "--store", store.url]) == 0
+    one = capfd.readouterr()
+    assert main(["predict", str(bare), "--store", store.url, "--no-label", "--model", "clicks"]) == 0
+    two = capfd.readouterr()
+    assert "1 row left out, the first: labelled.tsv line 8: 1 fields, expected 40" in one.err
+    with_labels = [line.split(",") for line in one.out.splitlines()]
+    without = [line.split(",") for line in two.out.splitlines()]
+    assert with_labels[0] == ["file", "line", "probability", "label"] and without[0] == ["file", "line", "probability"]
+    assert [row[2] for row in with_labels[1:]] == [row[2] for row in without[1:]]
+    assert with_labels[8][1] == "9", "line numbers are those of the file"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["predict", "none.tsv"], 3, "nothing exists at none.tsv"),
+        (["predict", "none.tsv", "--model", "other"], 2, "no model 'other' in store"),
+        (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
+        (["models", "show", "clicks", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
+        (["models", "promote", "clicks", "v00009-aaaaaaaa"], 7, "has no version 'v00009-aaaaaaaa'"),
+        (["rollback"], 2, "model 'clicks' has no former version to go back to"),
+        (["models", "promote", "clicks", "../../runs"], 7, "has no version '../../runs'"),
+        (["models", "ls", "--nonsense"], 2, "does not know --nonsense"),
+    ],
+)
+def test_mistakes_are_one_message(store: Store, capfd, arguments: list[str], code: int, words: str) -> None:
+    assert main([*arguments, "--store", store.url]) == code
+    said = capfd.readouterr()
+    assert words in said.err and "hint:" in said.err and "Traceback" not in said.err
+
+
+def test_models_are_listed_and_shown(store: Store, capfd) -> None:
+    version = result(store, "mon")["model"]["version"]
+    assert main(["models", "ls", "--store", store.url]) == 0
+    assert f"> {version}" in capfd.readouterr().out
+    assert main(["models", "show", "clicks", "--store", store.url]) == 0
+    shown = capfd.readouterr().out
+    assert f"clicks {version} (serves)" in shown and "26 tables in coding fp32" in shown and "run: mon" in shown
+    assert main(["models", "gc", "--keep", "0", "--min-age", "0", "--store", store.url]) == 0
+    assert "nothing to remove" in capfd.readouterr().out
+
+
+def test_the_run_report_links_the_gates_own_page(store: Store) -> None:
+    page = Path(store.full("runs/mon/report.html")).read_text()
+    link = f"../../{result(store, 'mon')['stages']['publish']['artifact']}/gate.html"
+    assert f'href="{link}"' in page and Path(store.full(f"runs/mon/{link}")).resolve().is_file()
+
+
+@pytest.mark.slow
+def test_the_same_night_again_does_nothing_and_a_better_one_follows(store: Store, logs: Path) -> None:
+    """Tuesday starts from Monday's model and replaces it; a third night with mixed-up labels does not."""
+    again = nightjar("run", *SMALL, f"data.path={logs}/mon.tsv", "run=mon", f"store={store.url}")
+    assert again.returncode == 0 and "publish    skipped" in again.stdout
+    warm = ["checkpoint.init_from=mon", "checkpoint.allow=[dataset]"]
+    done = nightjar("run", *SMALL, *warm, f"data.path={logs}/tue.tsv", "run=tue", f"store={store.url}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    monday, tuesday = (result(store, run)["model"]["version"] for run in ("mon", "tue"))
+    assert result(store, "tue")["gate"]["incumbent"] == monday
+    card = store.read_json(f"models/clicks/{tuesday}/card.json")
+    assert card["lineage"]["started_from"] == "mon" and card["lineage"]["incumbent"] == monday
+    before = store.read_json("models/clicks/current.json")
+    warm = ["checkpoint.init_from=tue", "checkpoint.allow=[dataset]"]
+    bad = nightjar("run", *SMALL, *warm, f"data.path={logs}/bad.tsv", "run=bad", f"store={store.url}")
+    assert bad.returncode == 6, bad.stdout + bad.stderr
+    assert "nightjar: the gate held v00003-" in bad.stderr and f"{tuesday} goes on serving" in bad.stderr
+    found = result(store, "bad")
+    assert found["error"]["exit_code"] == 6 and "model" not in found
+    assert any(reason.startswith("calibration") for reason in found["gate"]["reasons"])
+    assert any(reason.startswith("NE") for reason in found["gate"]["reasons"])
+    assert store.read_json("models/clicks/current.json") == before
+    restored = nightjar("rollback", "--store", store.url, "--reason", "a drill", "--json")
+    assert json.loads(restored.stdout)["version"] == monday

@@ -1,0 +1,162 @@
+"""A version scores as the model it was made of: bit for bit with fp32 tables, within the coding's error else."""
+
+import dataclasses
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.artifacts import Store
+from pipeline.config import DenseFeature
+from pipeline.contracts import Tower, TowerModuleSpec, Towers
+from pipeline.errors import ArtifactError
+from pipeline.publishing.program import PROGRAM, read_program, write_program
+from pipeline.publishing.served import SERVING, ServedModel, local_version
+from tests.checkpoint import built
+from tests.publishing import made
+
+
+@torch.no_grad()
+def expected(dense, ids) -> np.ndarray:
+    """What the tables and the ranking model give, by plain torch."""
+    tables, parts = made.tables(), []
+    for name, each in ids.items():
+        if name == "b/c":
+            offsets, weights = torch.from_numpy(each.offsets[:-1]), torch.from_numpy(each.weights)
+            values = torch.from_numpy(each.values).long()
+            parts.append(
+                functional.embedding_bag(values, tables[name], offsets, mode="sum", per_sample_weights=weights)
+            )
+        else:
+            parts.append(tables[name][torch.from_numpy(each).long()])
+    return made.dense_part()(torch.from_numpy(dense), torch.stack(parts, dim=1)).numpy()
+
+
+def served(folder: Path, coding: str, memory: int = 1 << 30) -> ServedModel:
+    store = Store(str(folder / "store"))
+    return ServedModel(Path(store.full(made.write_version(store, coding))), memory)
+
+
+@pytest.mark.parametrize("memory", [1 << 30, 2000])
+def test_with_fp32_tables_scores_are_the_same_bits(tmp_path: Path, memory: int) -> None:
+    dense, ids = made.rows(500)
+    assert (served(tmp_path, "fp32", memory).score(dense, ids) == expected(dense, ids)).all()
+
+
+@pytest.mark.parametrize(("coding", "limit"), [("8", 0.01), ("4", 0.15), ("fp16", 0.001)])
+def test_with_fewer_bits_scores_agree_within_the_codings_error(tmp_path: Path, coding: str, limit: float) -> None:
+    dense, ids = made.rows(500)
+    gap = np.abs(served(tmp_path, coding).score(dense, ids) - expected(dense, ids))
+    assert 0 < gap.max() < limit
+
+
+def test_rows_are_scored_alike_one_by_one_and_many_at_once(tmp_path: Path, monkeypatch) -> None:
+    dense, ids = made.rows(40)
+    model = served(tmp_path, "8", 3000)
+    whole = model.score(dense, ids)
+    monkeypatch.setattr("pipeline.publishing.served.SCORE_ROWS", 1)
+    assert np.allclose(model.score(dense, ids), whole, atol=1e-6)
+    assert model.cache_figures()["hits"] > 0
+    assert model.score(dense[:0], {name: each[:0] if name != "b/c" else each for name, each in ids.items()}).shape == (
+        0,
+    )
+
+
+@pytest.mark.parametrize("module", ["pass_through", "dlrm", "dcn"])
+def test_towers_are_part_of_the_program(module: str) -> None:
+    """The dense part of a model with towers: outputs come in the order training gave them."""
+    from pipeline.models import build_model
+    from pipeline.serving import dense_part
+    from pipeline.towers.modules import build_tower
+
+    spec = TowerModuleSpec(name=module, c=1, p=0, dim=4 if module != "pass_through" else 0)
+    towers = Towers(
+        partition="dmt", module=spec,
+        towers=(Tower(features=("long",), hosts=(0,)), Tower(features=("b/c", "a"), hosts=(0,))),
+    )  # fmt: skip
+    modules = [build_tower(spec, count, built.DIM, 5, number) for number, count in ((0, 1), (1, 2))]
+    weights = {f"towers.tower.{n}.{k}": v for n, m in enumerate(modules) for k, v in m.state_dict().items()}
+    dim = modules[0].dim
+    ranking = build_model(dataclasses.replace(made.MODEL, embedding_dim=dim), 2, 3, 9)
+    weights |= {f"head.ranking.{k}": v for k, v in ranking.state_dict().items()}
+    part = dense_part(made.config(), made.SCHEMA, towers, weights)
+    dense, embeddings = torch.randn(6, 2), torch.randn(6, 3, built.DIM)
+    with torch.no_grad():
+        a, bc, long = embeddings[:, :1], embeddings[:, 1:2], embeddings[:, 2:]
+        second = modules[1](torch.cat([bc, a], 1))
+        wanted = ranking(dense, torch.cat([second[:, 1:], second[:, :1], modules[0](long)], 1))
+        assert torch.equal(part(dense, embeddings), wanted)
+        del weights["head.ranking.head.bias"]
+    with pytest.raises(ArtifactError, match="does not fit the model"):
+        dense_part(made.config(), made.SCHEMA, towers, weights)
+
+
+def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
+    """What training normalises in the model, missing values (NaN) among it, the exported program does too."""
+    from pipeline.serving import dense_part
+
+    dense = {"x": DenseFeature(transform="max_norm"), "y": DenseFeature()}
+    settings = made.config()
+    settings = dataclasses.replace(settings, data=dataclasses.replace(settings.data, dense=dense))
+    plain = made.dense_part()
+    weights = {f"head.ranking.{name}": value for name, value in plain.ranking.state_dict().items()}
+    weights |= {"head.normalise.largest": torch.tensor([4.0]), "head.normalise.bias": torch.tensor([0.5])}
+    flat = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
+    store = Store(str(tmp_path))
+    with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
+        write_program(draft, dense_part(settings, made.SCHEMA, flat, weights), 2, 3, built.DIM)
+        draft.commit({})
+    values = torch.tensor([[2.0, 0.3], [float("nan"), 0.3], [0.0, -1.0]])
+    normalised = torch.tensor([[1.0, 0.3], [0.0, 0.3], [0.5, -1.0]])
+    embeddings = torch.randn(3, 3, built.DIM)
+    with torch.no_grad():
+        found = read_program(Path(store.full(f"v/{PROGRAM}")))(values, embeddings)
+        assert torch.equal(found, plain(normalised, embeddings))
+
+
+def test_a_program_that_could_run_code_is_refused(tmp_path: Path) -> None:
+    program = torch.export.export(made.dense_part(), (torch.zeros(3, 2), torch.zeros(3, 3, built.DIM)))
+    path = tmp_path / PROGRAM
+    torch.export.save(program, path)  # with its example inputs, which torch pickles
+    with pytest.raises(ArtifactError, match="a pickled object .* which could run code when opened"):
+        read_program(path)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(ArtifactError, match="is not an exported program"):
+        read_program(path)
+
+
+def test_nothing_of_a_version_is_pickled(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    with zipfile.ZipFile(store.full(f"{made.write_version(store, '8')}/{PROGRAM}")) as archive:
+        assert not [entry.filename for entry in archive.infolist() if entry.file_size and ".pt" in entry.filename]
+
+
+def test_a_version_in_an_object_store_is_fetched_for_the_while(tmp_path: Path) -> None:
+    store = Store("memory://versions")
+    path = made.write_version(store, "fp32")
+    dense, ids = made.rows(20)
+    with local_version(store, path) as folder:
+        assert (ServedModel(folder, 1000).score(dense, ids) == expected(dense, ids)).all()
+    assert not folder.exists()
+
+
+def test_a_description_of_another_format_is_refused(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    folder = Path(store.full(made.write_version(store, "8")))
+    (folder / SERVING).write_text('{"format": "other"}')
+    with pytest.raises(ArtifactError, match="format 'other', expected 'nightjar-model-1'"):
+        ServedModel(folder, 0)
+
+
+def test_serving_needs_neither_torchrec_nor_fbgemm(root: Path) -> None:
+    code = (
+        "import sys, pipeline.scoring, pipeline.publishing.served; "
+        "print([m for m in ('torchrec', 'fbgemm_gpu') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,156 @@
+"""Which version serves: promote, roll back, collect; atomic under kill -9; messages for what cannot be."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.errors import ArtifactError, ConfigError, LaunchError
+from pipeline.publishing import versions
+from tests.publishing.made import plain
+
+A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    made = Store(str(tmp_path / "store"))
+    for name in (A, B, C):
+        plain(made, name)
+    return made
+
+
+def promote(store: Store, *names: str) -> None:
+    for name in names:
+        versions.promote(store, "m", name, by="publish")
+
+
+def test_the_line_of_versions_grows_and_a_rollback_takes_off(store: Store) -> None:
+    assert versions.incumbent(store, "m") is None
+    promote(store, A, B, C)
+    current = versions.read_current(store, "m")
+    assert (current.version, current.previous, current.line) == (C, B, (A, B, C))
+    assert versions.roll_back(store, "m", "complaints").version == B
+    again = versions.roll_back(store, "m")
+    assert (again.version, again.previous) == (A, None)
+    found = versions.incumbent(store, "m")
+    assert found is not None and found.path == f"models/m/{A}"
+    log = store.read_json("models/m/current.json")["log"]
+    assert [entry["by"] for entry in log] == ["publish"] * 3 + ["rollback"] * 2
+    assert log[3]["reason"] == "complaints" and log[3]["instead_of"] == C
+
+
+def test_promoting_what_serves_changes_nothing(store: Store) -> None:
+    promote(store, A)
+    before = store.read_json("models/m/current.json")
+    promote(store, A)
+    assert store.read_json("models/m/current.json") == before
+
+
+def test_there_must_be_something_to_go_back_to(store: Store) -> None:
+    with pytest.raises(ConfigError, match="no former version to go back to: nothing was published"):
+        versions.roll_back(store, "m")
+    promote(store, A)
+    with pytest.raises(ConfigError, match=f"{A} is the first one that serves"):
+        versions.roll_back(store, "m")
+
+
+def test_only_whole_versions_serve(store: Store) -> None:
+    promote(store, A)
+    with pytest.raises(ArtifactError, match="has no version 'v00009-aaaaaaaa' in store .*; there are: v00001"):
+        promote(store, "v00009-aaaaaaaa")
+    Path(store.full(f"models/m/{B}/tables/a.rows")).write_bytes(b"xx")
+    with pytest.raises(ArtifactError, match="is 2 bytes, expected 3"):
+        promote(store, B)
+    assert versions.read_current(store, "m").version == A
+
+
+def test_a_version_that_was_held_needs_a_reason(store: Store) -> None:
+    plain(store, D, verdict="HOLD")
+    with pytest.raises(ConfigError, match=f"the gate held {D} of model 'm'"):
+        versions.promote(store, "m", D, by="promote")
+    assert versions.promote(store, "m", D, by="promote", reason="known traffic").version == D
+
+
+def test_numbers_rise_and_keys_tell_versions_apart(store: Store) -> None:
+    assert versions.new_version(store, "m", "0123456789abcdef") == "v00004-01234567"
+    assert versions.new_version(store, "other", "0123456789abcdef") == "v00001-01234567"
+    plain(store, "v00006-cccccccc", key="c" * 32)
+    found = versions.made_by(store, "m", "c" * 32)
+    assert found is not None and found.path.endswith("v00006-cccccccc")
+    assert versions.made_by(store, "m", "d" * 32) is None
+
+
+def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store) -> None:
+    plain(store, D)
+    Path(store.full("models/m/v00005-aaaaaaaa")).mkdir()
+    left = Path(store.full("models/m/.write-abc"))
+    left.touch()
+    promote(store, A, B)
+    tried = versions.collect(store, "m", 0, 0.0, dry_run=True)
+    assert [each["version"] for each in tried] == [C, D, "v00005-aaaaaaaa"]
+    gone = versions.collect(store, "m", 1, 0.0, dry_run=False)
+    assert [each["version"] for each in gone] == [C, "v00005-aaaaaaaa"]
+    assert [each["reason"] for each in gone] == ["not among the newest 1", "never finished: it has no manifest"]
+    assert [each.version for each in versions.listing(store, "m")] == [A, B, D] and not left.exists()
+    assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
+    assert versions.roll_back(store, "m").version == A
+
+
+def test_a_damaged_current_json_is_said_not_guessed(store: Store) -> None:
+    promote(store, A)
+    Path(store.full("models/m/current.json")).write_text('{"format": 99}')
+    with pytest.raises(ArtifactError, match="does not say which version serves: format 99, expected 1"):
+        versions.incumbent(store, "m")
+
+
+def test_an_incumbent_that_was_removed_is_said(store: Store) -> None:
+    promote(store, A)
+    Path(store.full(f"models/m/{A}/manifest.json")).unlink()
+    with pytest.raises(ArtifactError, match=f"names {A}, which is not there"):
+        versions.incumbent(store, "m")
+
+
+def test_two_writers_at_once_is_a_message(store: Store) -> None:
+    promote(store, A)
+    with versions._held(store, "m"), pytest.raises(LaunchError, match="is being changed by another process"):
+        promote(store, B)
+
+
+FOREVER = """
+import sys
+from pipeline.artifacts import Store
+from pipeline.publishing import versions
+store = Store(sys.argv[1])
+while True:
+    for name in sys.argv[2:]:
+        versions.promote(store, "m", name, by="publish")
+        print(name, flush=True)
+"""
+
+
+def test_kill_9_at_any_moment_leaves_a_version_that_is_whole(store: Store, root: Path) -> None:
+    """A process promotes without end and is killed after a few promotions, in the midst of the next one."""
+    promote(store, A)
+    for killed_after in (1, 2, 5, 11, 23):
+        process = subprocess.Popen(
+            [sys.executable, "-c", FOREVER, store.url, A, B, C], cwd=root, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(killed_after):
+            assert process.stdout.readline().strip() in (A, B, C)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        record = json.loads(Path(store.full("models/m/current.json")).read_text())
+        assert record["version"] in (A, B, C) and record["version"] == record["line"][-1]
+        assert versions.incumbent(store, "m") is not None
+    began = time.monotonic()
+    assert versions.roll_back(store, "m").version in (A, B, C)
+    assert time.monotonic() - began < 5, "the promise of nightjar rollback"

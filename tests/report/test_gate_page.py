@@ -1,0 +1,78 @@
+"""The gate's page, Markdown and lines: what they say, that they are whole without an incumbent, that all is escaped."""
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from pipeline.report.gate import gate_markdown, gate_page, gate_text
+
+
+def interval(point: float) -> list[float]:
+    return [point, point - 0.01, point + 0.01]
+
+
+def record(incumbent: bool = True, **more) -> dict:
+    curve = {"predicted": [0.1, 0.5], "observed": [0.12, 0.45], "rows": [500, 500]}
+    figures = {name: interval(value) for name, value in (("ne", 0.75), ("auc", 0.81), ("calibration", 1.02))}
+    made = {
+        "model": "clicks", "version": "v00002-ab", "rows": 12_345, "clicks": 3_000, "confidence": 0.95,
+        "verdict": "HOLD", "reasons": ["NE is 0.75 <b>", "calibration is off"], "candidate": figures,
+        "reliability": {"candidate": curve}, "coverage": {"a": 0.8},
+        "histogram": {"edges": np.linspace(0, 1, 5).tolist(), "candidate": [0.4, 0.3, 0.2, 0.1]},
+        "checks": [
+            {"name": "rows", "setting": "gate.min_rows", "passed": True, "words": "12,345 rows scored"},
+            {"name": "NE", "setting": "gate.max_ne", "passed": False, "words": "NE is 0.75 <b>"},
+        ],
+        "slices": [{"slice": "country", "value": "<de>", "rows": 400, "clicks": 100, "candidate": figures}],
+    }  # fmt: skip
+    if incumbent:
+        made["incumbent_version"] = "v00001-cd"
+        made["incumbent"], made["change"] = figures, {name: interval(0.001) for name in figures}
+        made["shift"], made["former"] = {"psi": 0.1, "ks": 0.05}, {"coverage": {"a": 0.9}}
+        made["reliability"]["incumbent"], made["histogram"]["incumbent"] = curve, [0.25] * 4
+        made["slices"][0] |= {"incumbent": figures, "change": {"ne": interval(0.02)}}
+    return made | more
+
+
+@pytest.mark.parametrize("incumbent", [True, False])
+def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
+    page = gate_page(record(incumbent))
+    body = page[page.index("<main>") : page.index("</main>") + len("</main>")]
+    ET.fromstring(body)
+    assert "&lt;de&gt;" in page and "<de>" not in page and "NE is 0.75 &lt;b&gt;" in page
+    assert "Why it is held" in page and 'class="pill HOLD"' in page
+    assert ("beside the incumbent v00001-cd" in page) is incumbent
+    assert ("Change of NE by slice" in page) is incumbent
+    assert page.count("<figure>") == (4 if incumbent else 2)
+
+
+def test_what_failed_comes_first() -> None:
+    page, text = gate_page(record()), gate_markdown(record())
+    assert page.index(">no<") < page.index(">yes<")
+    assert text.index("**no**") < text.index("| yes |")
+
+
+def test_markdown_has_figures_questions_and_slices() -> None:
+    text = gate_markdown(record())
+    assert text.startswith("# Gate: HOLD\n")
+    assert "| NE | 0.7500 [0.7400, 0.7600] | 0.7500 [0.7400, 0.7600] | +0.10% [-0.90%, +1.10%] |" in text
+    assert "| country=<de> | 400 |" in text
+
+
+def test_lines_say_the_figures_and_the_reasons() -> None:
+    lines = gate_text(record(incumbent=False))
+    assert lines[0] == "HOLD: clicks v00002-ab on 12,345 held-out rows, no incumbent, absolute questions only"
+    assert lines[1] == "NE 0.7500 [0.7400, 0.7600]"
+    assert lines[-2:] == ["NE is 0.75 <b>", "calibration is off"]
+
+
+def test_a_verdict_without_figures_still_has_a_page() -> None:
+    bare = {"verdict": "HOLD", "reasons": ["3 of the candidate's predictions are not finite"], "rows": 5, "checks": []}
+    assert "not finite" in gate_page(bare)
+    assert "not finite" in gate_markdown(bare) and "not finite" in "\n".join(gate_text(bare))
+
+
+def test_what_was_overridden_is_not_shown_as_held() -> None:
+    page = gate_page(record(verdict="PASS", forced="launch day", reasons=["forced: launch day", "NE is 0.9"]))
+    assert "What was overridden" in page and "forced: launch day" in page and "Why it is held" not in page

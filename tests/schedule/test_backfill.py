@@ -1,0 +1,116 @@
+"""Which nights are done, in which order, and where they stop; the run itself is a function that only answers a code."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.schedule.backfill import missed_nights, run_nights
+from pipeline.schedule.dates import span
+from pipeline.schedule.nightly import Tools, read_record
+
+FIRST = date(2026, 1, 1)
+DAYS = span(FIRST, date(2026, 1, 4))
+
+
+class Nights:
+    """A store, and runs that end with the code of their day (0 where it has none)."""
+
+    def __init__(self, folder: Path, codes: dict[int, int]) -> None:
+        self.store, self.codes = Store(str(folder)), codes
+        self.runs: list[str] = []
+        self.said: list[str] = []
+
+    def run(self, config: Config) -> int:
+        self.runs.append(str(config.run))
+        assert config.stages == ["ingest", "plan", "partition", "train", "evaluate", "publish"]
+        return self.codes.get(int(str(config.data.day)[-2:]), 0)
+
+    def __call__(self, days: list[date], *overrides: str, keep_going: bool = False) -> int:
+        tools = Tools(run=self.run, say=self.said.append)
+        return run_nights(
+            days, lambda day: compose([*overrides, f"data.day={day}"]), self.store, tools, keep_going=keep_going
+        )
+
+    def outcomes(self) -> list[str]:
+        found = [read_record(self.store, "synthetic", day) for day in DAYS]
+        return [record["outcome"] if record else "-" for record in found]
+
+
+def test_nights_are_done_in_order_and_once(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, {})
+    assert nights(DAYS) == 0
+    assert nights.runs == [f"synthetic-2026-01-0{i}" for i in range(1, 5)]
+    assert nights(DAYS) == 0
+    assert len(nights.runs) == 4
+    assert "2026-01-04 of model synthetic: PUBLISHED; nothing to do: force=true does it again" in nights.said[-1]
+    assert nights(DAYS[-1:], "force=true") == 0
+    assert len(nights.runs) == 5
+
+
+def test_a_night_that_fails_stops_the_later_ones(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, {2: 5})
+    assert nights(DAYS) == 5
+    assert nights.outcomes() == ["published", "failed", "-", "-"]
+    assert "2 later nights are left out, 2026-01-03 to 2026-01-04; nightly.keep_going=true" in nights.said[-1]
+    nights.codes = {}
+    assert nights(DAYS) == 0  # it goes on where it stopped
+    assert nights.runs == [f"synthetic-2026-01-0{i}" for i in (1, 2, 2, 3, 4)]
+
+
+def test_nights_go_on_after_a_failure_where_that_is_asked_for_and_after_a_hold_anyhow(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, {1: 6, 2: 3})
+    assert nights(DAYS, keep_going=True) == 3
+    assert nights.outcomes() == ["held", "failed", "published", "published"]
+    assert Nights(tmp_path / "b", {1: 6})(DAYS) == 6
+
+
+def test_a_held_night_is_judged_again_only_by_other_settings(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, {1: 6})
+    assert nights(DAYS[:1]) == 6
+    assert nights(DAYS[:1]) == 6
+    assert len(nights.runs) == 1
+    nights.codes = {}
+    assert nights(DAYS[:1], "gate.force=the new app is known") == 0
+    assert len(nights.runs) == 2
+    assert nights.outcomes()[0] == "published"
+
+
+def test_a_held_night_is_judged_again_where_its_logs_were_mended_a_published_one_says_so(tmp_path: Path) -> None:
+    logs = tmp_path / "2026-01-01.csv"
+    logs.write_text("label,a\n1,x\n")
+    data = ["data=csv", "data.name=synthetic", "+data.sparse.a={}", f'data.path="{tmp_path}/{{day}}.csv"']
+    nights = Nights(tmp_path / "store", {1: 6})
+    assert nights(DAYS[:1], *data) == 6
+    logs.write_text("label,a\n0,x\n1,y\n")
+    nights.codes = {}
+    assert nights(DAYS[:1], *data) == 0
+    assert len(nights.runs) == 2
+    logs.write_text("label,a\n0,x\n1,y\n1,z\n")
+    assert nights(DAYS[:1], *data) == 0
+    assert len(nights.runs) == 2
+    assert "its logs are others by now: force=true does it again" in nights.said[-1]
+
+
+def test_a_signal_stops_at_once_and_the_night_goes_on_later(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, {2: 143})
+    assert nights(DAYS, keep_going=True) == 143
+    assert nights.outcomes() == ["published", "running", "-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("most", "days"),
+    [(0, []), (1, ["2026-01-08"]), (5, ["2026-01-04", "2026-01-05", "2026-01-06", "2026-01-07", "2026-01-08"])],
+)
+def test_missed_nights_are_those_since_the_last_verdict(tmp_path: Path, most: int, days: list[str]) -> None:
+    nights = Nights(tmp_path, {3: 6, 4: 3})
+    assert missed_nights(nights.store, "synthetic", FIRST, 9, nights.said.append) == []  # there was none before
+    nights(DAYS)
+    said: list[str] = []
+    found = missed_nights(nights.store, "synthetic", date(2026, 1, 9), most, said.append)
+    assert [str(day) for day in found] == days
+    if most == 1:
+        assert "5 nights were missed, nightly.catch_up=1: 2026-01-04 to 2026-01-07 are left out" in said[0]

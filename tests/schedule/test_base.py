@@ -1,0 +1,95 @@
+"""What a night starts from, on a store whose versions are only manifests."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.publishing.versions import promote, roll_back, version_path
+from pipeline.schedule.base import find_base, night_config, run_name
+from pipeline.schedule.nightly import Tools, read_record, run_night
+
+
+def publish(store: Store, number: int) -> str:
+    """A version of the night of January ``number``, which serves from now on."""
+    version, day = f"v{number:05d}-0000000{number}", date(2026, 1, number)
+    path = version_path("clicks", version)
+    with store.draft(path, kind="model", key=f"k{number}", config={}, inputs={"plan": f"p{number}"}) as draft:
+        draft.commit({
+            "run": run_name("clicks", day), "dataset": f"datasets/d/{day}/key{number}",
+            "checkpoint": f"runs/clicks-{day}/checkpoints/c/step-00000009",
+        })  # fmt: skip
+    promote(store, "clicks", version, by="publish")
+    return version
+
+
+def test_a_night_starts_from_what_serves_but_never_from_itself(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    assert find_base(store, "clicks", date(2026, 1, 1)) is None
+    first, second = publish(store, 1), publish(store, 2)
+    third = find_base(store, "clicks", date(2026, 1, 3))
+    assert third is not None
+    assert third.version == second
+    assert third.day == "2026-01-02"
+    assert third.plan == "plans/p2"
+    again = find_base(store, "clicks", date(2026, 1, 2))
+    assert again is not None
+    assert again.version == first
+    roll_back(store, "clicks", "complaints")
+    back = find_base(store, "clicks", date(2026, 1, 3))
+    assert back is not None
+    assert back.version == first
+
+
+def test_nights_go_forwards(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    publish(store, 1)
+    version = publish(store, 5)
+    with pytest.raises(ConfigError) as error:
+        find_base(store, "clicks", date(2026, 1, 4))
+    assert f"the model that serves, {version} of 'clicks', has learnt from 2026-01-05" in error.value.message
+    assert "nightjar rollback clicks" in error.value.hint
+
+
+def test_the_run_of_a_night_goes_on_from_the_base_and_keeps_no_secret(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    publish(store, 1)
+    hook = "nightly.webhook=https://example.org/secret"
+    config = compose(["publish.model=clicks", "data.day=2026-01-02", hook])
+    night = night_config(config, date(2026, 1, 2), find_base(store, "clicks", date(2026, 1, 2)))
+    assert night.run == "clicks-2026-01-02"
+    assert night.data.day == "2026-01-02"
+    assert night.data.mapping_from == "datasets/d/2026-01-01/key1"
+    assert night.checkpoint.init_from == "runs/clicks-2026-01-01/checkpoints/c/step-00000009"
+    assert night.plan.former == "plans/p1"
+    assert night.nightly.webhook is None
+    assert config.data.mapping_from is None
+    off = compose(["publish.model=clicks", "data.day=2026-01-02", "nightly.reuse_plan=false"])
+    assert night_config(off, date(2026, 1, 2), find_base(store, "clicks", date(2026, 1, 2))).plan.former is None
+
+
+def test_a_night_that_was_killed_goes_on_from_the_model_it_began_with(tmp_path: Path) -> None:
+    store, starts, codes = Store(str(tmp_path)), [], [143, 5, 0]
+    publish(store, 1)
+    publish(store, 2)
+
+    def run(config: Config) -> int:
+        starts.append(config.checkpoint.init_from)
+        return codes[len(starts) - 1]
+
+    tools, day = Tools(run=run, say=lambda text: None), date(2026, 1, 3)
+    config = compose(["publish.model=clicks", "data.day=2026-01-03"])
+    assert run_night(config, store, day, tools, 0.0)["exit_code"] == 143
+    record = read_record(store, "clicks", day)
+    assert record is not None
+    assert record["outcome"] == "running"
+    roll_back(store, "clicks", "complaints")
+    assert run_night(config, store, day, tools, 0.0)["exit_code"] == 5
+    assert run_night(config, store, day, tools, 0.0)["exit_code"] == 0  # it failed: the next try begins anew
+    assert [str(start).split("/")[1] for start in starts] == [
+        "clicks-2026-01-02", "clicks-2026-01-02", "clicks-2026-01-01",
+    ]  # fmt: skip

@@ -1,0 +1,109 @@
+"""The lease: one launcher a model, a dead one's is taken over, wrong clocks are told and decide nothing."""
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.errors import LaunchError
+from pipeline.launch.signals import Interrupted, handled
+from pipeline.schedule.lock import held, lease_path
+
+SECONDS = 0.6
+
+
+def ignore(text: str) -> None:
+    """Nobody listens."""
+
+
+def record(seconds: float = SECONDS, ahead: float = 0.0, **changes: object) -> dict:
+    known = {"owner": "other", "host": "far", "pid": 7, "doing": "night 2026-01-05"}
+    return {**known, "renewed": time.time() + ahead, "seconds": seconds, **changes}
+
+
+def test_a_second_launcher_is_told_who_works_on_the_model(tmp_path: Path) -> None:
+    store, said = Store(str(tmp_path)), []
+    with held(store, "clicks", SECONDS, "night 2026-01-05", ignore):
+        with pytest.raises(LaunchError) as error, held(store, "clicks", SECONDS, "night 2026-01-06", said.append):
+            pass
+        assert "model 'clicks' is being worked on already: host " in error.value.message
+        assert "(night 2026-01-05) holds " in error.value.message
+        assert lease_path("clicks") in error.value.message
+        assert "clock" not in error.value.message
+        assert error.value.exit_code == 8
+        with held(store, "others", SECONDS, "night 2026-01-05", ignore):  # of another model
+            pass
+    assert len(said) == 1
+    assert not store.exists(lease_path("clicks"))
+    with held(store, "clicks", SECONDS, "night 2026-01-06", said.append):
+        pass
+    assert len(said) == 1  # the one that ended left it at once
+
+
+def test_an_object_store_holds_the_lease_as_well() -> None:
+    store = Store("memory://lease")
+    with held(store, "clicks", SECONDS, "night 2026-01-05", ignore):
+        second = held(store, "clicks", SECONDS, "night 2026-01-06", ignore)
+        with pytest.raises(LaunchError, match=r"\(night 2026-01-05\) holds memory://"), second:
+            pass
+    assert not store.exists(lease_path("clicks"))
+
+
+def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Path) -> None:
+    store, said = Store(str(tmp_path)), []
+    store.write_json(lease_path("clicks"), record())
+    started = time.monotonic()
+    with held(store, "clicks", 60.0, "night 2026-01-06", said.append):
+        assert time.monotonic() - started >= SECONDS  # its own time, not the new one's
+        assert json.loads((tmp_path / lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
+    assert "host far, process 7 (night 2026-01-05)" in said[0]
+    assert "did not renew its lock for 0.6 s: it is taken over" in said[1]
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(7200.0, "7,200 s ahead of"), (-7200.0, "7,200 s behind")])
+def test_a_living_holder_with_a_wrong_clock_keeps_its_lease_and_the_clock_is_told(
+    tmp_path: Path, ahead: float, words: str
+) -> None:
+    store = Store(str(tmp_path))
+    store.write_json(lease_path("clicks"), record(ahead=ahead))
+
+    def renew(text: str) -> None:
+        store.write_json(lease_path("clicks"), record(ahead=ahead))
+
+    with pytest.raises(LaunchError, match=words), held(store, "clicks", SECONDS, "x", renew):
+        pass
+
+
+def test_of_many_launchers_at_once_one_gets_it(tmp_path: Path) -> None:
+    store, outcomes, done = Store(str(tmp_path)), [], threading.Event()
+
+    def launch() -> None:
+        try:
+            with held(store, "clicks", SECONDS, "x", ignore):
+                outcomes.append("held")
+                done.wait(20)
+        except LaunchError:
+            outcomes.append("refused")
+        if outcomes.count("refused") == 5:
+            done.set()
+
+    threads = [threading.Thread(target=launch) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["held", *["refused"] * 5]
+
+
+def test_a_launcher_that_lost_its_lease_is_told_to_end(tmp_path: Path, capfd) -> None:
+    store = Store(str(tmp_path))
+    with pytest.raises(Interrupted) as stop, handled(), held(store, "clicks", SECONDS, "x", ignore):
+        store.write_json(lease_path("clicks"), record())
+        threading.Event().wait(20)
+    assert stop.value.number == signal.SIGTERM
+    assert "lost the lock of model 'clicks'" in capfd.readouterr().err
+    assert store.read_json(lease_path("clicks"))["owner"] == "other"  # not the loser's to remove

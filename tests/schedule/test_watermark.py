@@ -1,0 +1,49 @@
+"""Waiting for a day's logs."""
+
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.errors import DataError
+from pipeline.schedule.watermark import wait_for
+
+DAY = date(2026, 1, 5)
+
+
+def config(folder: Path) -> Config:
+    return compose([
+        "data=csv", "data.name=d", "+data.sparse.a={}", f'data.path="{folder}/{{day}}/*.csv"', f"data.day={DAY}",
+        "data.watermark.success=_SUCCESS", "nightly.poll_seconds=0.01",
+    ])  # fmt: skip
+
+
+def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_path: Path) -> None:
+    said: list[str] = []
+    folder = tmp_path / str(DAY)
+
+    def deliver(text: str) -> None:
+        """The logs come while one waits for them, a file at a time."""
+        said.append(text)
+        folder.mkdir(exist_ok=True)
+        (folder / ("_SUCCESS" if (folder / "a.csv").exists() else "a.csv")).write_text("label,a\n1,x\n")
+
+    wait_for(config(tmp_path), DAY, 1.0, deliver)
+    assert [text.split(";")[0] for text in said] == [
+        f"watermark  {DAY} is not complete: there are no files at {folder}/*.csv",
+        f"watermark  {DAY} is not complete: {folder}/_SUCCESS is not there yet",
+        f"watermark  {DAY} is complete after 0.0 minutes",
+    ]
+
+
+def test_a_day_that_stays_incomplete_ends_the_night_and_says_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / str(DAY)).mkdir()
+    (tmp_path / str(DAY) / "a.csv").write_text("label,a\n1,x\n")
+    with pytest.raises(DataError) as error:
+        wait_for(config(tmp_path), DAY, 0.001, lambda text: None)
+    assert f"{DAY} is not complete after 0.001 minutes (nightly.wait_minutes): " in error.value.message
+    assert "_SUCCESS is not there yet" in error.value.message
+    assert f"nightjar nightly date={DAY}" in error.value.hint
+    assert error.value.exit_code == 3

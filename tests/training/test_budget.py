@@ -1,0 +1,65 @@
+"""hardware.ddr_gib while training runs: ranks of a host together, a warning in time, then the same end on all."""
+
+import json
+
+import pytest
+import torch.distributed as dist
+
+from pipeline.config import Config, HardwareConfig
+from pipeline.errors import GuardError
+from pipeline.training.budget import MemoryBudget
+from tests.embeddings.ranks import on_tier, plan_for, spawn
+
+GIB = 2**30
+
+
+def config(hosts, ranks, held="auto"):
+    made = Config(hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0))
+    made.launch.hold_memory = held
+    return made
+
+
+def watch(folder, hosts, ranks, taken):
+    """What a rank is told while it takes ``taken`` [intervals][rank] GiB."""
+    said, own = [], iter([row[dist.get_rank()] for row in taken])
+    plan = on_tier(plan_for("row_wise", hosts * ranks), "ssd")
+    budget = MemoryBudget(config(hosts, ranks), plan, said.append, lambda: int(next(own) * GIB))
+    records, error = [], None
+    try:
+        for step in range(len(taken)):
+            records.append(budget.interval(step))
+    except GuardError as caught:
+        error = str(caught)
+    found = {"said": said, "records": records, "error": error, "summary": budget.summary()}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+
+
+def told(tmp_path, hosts, ranks, taken):
+    spawn(watch, hosts * ranks, tmp_path, hosts, ranks, taken)
+    return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(hosts * ranks)]
+
+
+def test_ranks_of_a_host_share_its_memory(tmp_path):
+    first, second = told(tmp_path, 1, 2, [[1.0, 2.5], [1.5, 2.25], [3.0, 0.75], [1.5, 2.625]])
+    assert first["records"] == second["records"] == [{"host_memory_bytes": int(x * GIB)} for x in (3.5, 3.75, 3.75)]
+    line = "memory: training takes 3.75 of 4 GiB of memory (2 GiB for each of 2 ranks) after step 1, and stops where"
+    assert len(first["said"]) == 1 and first["said"][0].startswith(line) and second["said"] == []
+    assert first["error"] == second["error"]
+    assert "training takes 4.12 of 4 GiB of memory (2 GiB for each of 2 ranks) on a host after step 3" in first["error"]
+    assert "hint: train.prefetch_batches=1" in first["error"] and "hardware.ddr_gib=2.3 where" in first["error"]
+    assert first["summary"] == {"budget": {"limit_bytes": 4 * GIB, "peak_bytes": int(4.125 * GIB)}}
+
+
+def test_hosts_do_not(tmp_path):
+    first, second = told(tmp_path, 2, 1, [[1.0, 1.75], [1.25, 1.0]])
+    assert first["records"] == second["records"] == [{"host_memory_bytes": int(x * GIB)} for x in (1.75, 1.25)]
+    assert first["error"] is None and first["said"] == second["said"] == []
+
+
+@pytest.mark.parametrize(("held", "tier", "active"), [
+    ("auto", "ssd", True), ("auto", "ddr", False), ("never", "ssd", False), ("always", "ddr", True)
+])  # fmt: skip
+def test_it_is_watched_where_it_is_asked_for(held, tier, active):
+    budget = MemoryBudget(config(1, 1, held), on_tier(plan_for("row_wise", 1), tier), print)
+    assert budget.active == active
+    assert active or (budget.interval(3), budget.summary()) == ({}, {})
