@@ -47,15 +47,11 @@ def engine_of(config: IngestConfig) -> Engine:
 
 
 class LocalEngine(ExitStack):
-    """Threads of this process: Polars, NumPy and Arrow work without the interpreter's lock.
-
-    Polars splits a block's work among all cores itself. A thread for every other core fills what that leaves idle;
-    with one for each they wait for one another's turn in Polars' pool.
-    """
+    """As many threads as there are cores: Polars, NumPy and Arrow work without the interpreter's lock."""
 
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
-        self.workers = workers or max(len(os.sched_getaffinity(0)) // 2, 1)
+        self.workers = workers or len(os.sched_getaffinity(0))
         self.spill = self.enter_context(temporary_spill())
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:

@@ -6,6 +6,8 @@ and writes the files, in the order of the parts, so the dataset is the same as o
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -40,6 +42,7 @@ class RayEngine(ExitStack):
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
         self._kept: Any = None
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
@@ -59,25 +62,29 @@ class RayEngine(ExitStack):
         kept = ray.data.range(len(parts), override_num_blocks=max(len(parts), 1)).flat_map(counted)
         self._kept = kept.materialize()
         lines: dict[str, int] = {}
+        now, before = -1, 0
         for row in self._kept.select_columns(["part", "counted"]).iter_rows():
             found = row["counted"]
             if isinstance(found, NightjarError):
                 raise found
             part = parts[row["part"]]
-            yield _renumbered(found, lines.get(found.file, 0) if part.is_later else 0)
+            if row["part"] != now:
+                now, before = row["part"], lines.get(found.file, 0) if part.is_later else 0
+            yield _renumbered(found, before)
             lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""
         ray, shared = self._ray, self._ray.put(job)
 
-        def work(row: dict[str, Any]) -> dict[str, Any]:
+        def work(row: dict[str, Any]) -> list[dict[str, Any]]:
+            if not row["typed"]:
+                return []
             train, test = transformed(row["typed"], ray.get(shared))
-            return {"train": train, "test": test}
+            return [{"train": train.write_ipc(None).getvalue(), "test": test.write_ipc(None).getvalue()}]
 
-        rows = self._kept.select_columns(["typed"]).filter(lambda row: bool(row["typed"])).map(work)
-        for row in rows.iter_rows():
-            yield row["train"], row["test"]
+        for row in self._kept.select_columns(["typed"]).flat_map(work).iter_rows():
+            yield pl.read_ipc(io.BytesIO(row["train"])), pl.read_ipc(io.BytesIO(row["test"]))
 
     def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
         """The typed train rows of every block."""

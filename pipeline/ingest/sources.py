@@ -143,16 +143,15 @@ class Source(Protocol):
 
 
 class Part(Protocol):
-    """What one process reads. ``is_later``: its file has a part before it, and it numbers its lines from 1.
-
-    ``lines_before``: lines of its file that are no rows, before the first one.
-    """
+    """What one process reads; a later part of a file numbers its lines from 1."""
 
     @property
-    def is_later(self) -> bool: ...
+    def is_later(self) -> bool:
+        """Whether another part of its file comes before it."""
 
     @property
-    def lines_before(self) -> int: ...
+    def lines_before(self) -> int:
+        """Lines of its file that are no rows, before the first one."""
 
     def blocks(self) -> Iterator[Block]:
         """The rows in order, in blocks of about ``ingest.block_mib``."""

@@ -144,9 +144,9 @@ class _Run:
     def _look_again(self, engine: Engine, fit: Fit) -> None:
         """Count the first train rows for ids that give the label away."""
         for rows in engine.train_rows(fit.first_test_day):
+            self.alone.add(rows)
             if self.alone.rows >= LEAK_ROWS:
                 return
-            self.alone.add(rows)
 
     def _sources(self, day: date | None) -> list[Source]:
         """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
