@@ -102,9 +102,14 @@ class DataSpec:
         return self.day_column is not None or self.timestamp is not None
 
     @property
+    def number_is_missing(self) -> bool:
+        """Whether one of the strings that stand for a missing value reads as a number, such as -1."""
+        return any(_is_number(word) for word in self.missing)
+
+    @property
     def number_columns(self) -> frozenset[str]:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
-        if "" not in self.missing or any(_is_number(word) for word in self.missing):
+        if "" not in self.missing or self.number_is_missing:
             return frozenset()
         read = {self.label, self.day_column, self.timestamp}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}

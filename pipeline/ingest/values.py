@@ -65,7 +65,7 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
     if numeric:
         number = number.fill_nan(None)
     finite = (number.abs() <= FLOAT32_MAX).fill_null(False)
-    if finite.all():
+    if finite.all() and not spec.number_is_missing:
         return number
     absent = absent_in(text, spec)
     rejected.add(

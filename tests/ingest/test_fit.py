@@ -16,6 +16,7 @@ from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.moments import Moments, exact_sum, measure
 from pipeline.ingest.profiling import access_histogram
 from pipeline.ingest.spec import data_spec
+from pipeline.ingest.values import Rejected, number_of
 
 from .conftest import csv_config
 
@@ -88,3 +89,9 @@ def test_the_access_histogram_is_the_share_of_the_hottest_rows():
     assert shares[0] == 0.8 and shares[-1] == 1.0
     assert shares[ks.index(2)] == 0.9
     assert access_histogram(np.array([0, 0])) == ([1, 2], [0.0, 0.0])
+
+
+def test_a_number_that_stands_for_a_missing_value_does_so_beside_nothing_but_numbers():
+    config = csv_config("x.csv", missing=["", "-1"])
+    values = pl.Series(["1", "-1", "2.5"])
+    assert number_of(values, values, "x", data_spec(config.data), Rejected(np.arange(3))).to_list() == [1.0, None, 2.5]
