@@ -6,8 +6,9 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.stores import store_of
 from pipeline.console import progress, tell
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.errors import ArtifactError
 
 EPILOG = """\
 A checkpoint is named by its run (the newest), as <run>/step-00000100, or by its path in the store.
@@ -60,20 +61,11 @@ def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return parser
 
 
-def _store(options: argparse.Namespace) -> Any:
-    from pipeline.artifacts import Store
-
-    store = Store(options.store, "--store ")
-    if not store.answers():
-        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
-    return store
-
-
 def _ls(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    found = commands.list_checkpoints(_store(options), options.run)
+    found = commands.list_checkpoints(store_of(options), options.run)
     tell(options.json, found, checkpoints.listing)
     return ArtifactError.exit_code if any(each["problem"] for each in found) else 0
 
@@ -82,7 +74,7 @@ def _show(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    tell(options.json, commands.show(_store(options), options.checkpoint), checkpoints.details)
+    tell(options.json, commands.show(store_of(options), options.checkpoint), checkpoints.details)
     return 0
 
 
@@ -90,7 +82,7 @@ def _verify(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    result = commands.verify(_store(options), options.checkpoint, progress(options.json, "verifying"))
+    result = commands.verify(store_of(options), options.checkpoint, progress(options.json, "verifying"))
     tell(options.json, result, checkpoints.verified)
     return 0 if result["whole"] else ArtifactError.exit_code
 
@@ -99,7 +91,7 @@ def _diff(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    result = commands.diff(_store(options), options.first, options.second, progress(options.json, "comparing"))
+    result = commands.diff(store_of(options), options.first, options.second, progress(options.json, "comparing"))
     tell(options.json, result, checkpoints.difference)
     return 0
 
@@ -108,7 +100,7 @@ def _compact(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    result = commands.compact(_store(options), options.checkpoint, progress(options.json, "compacting"))
+    result = commands.compact(store_of(options), options.checkpoint, progress(options.json, "compacting"))
     tell(options.json, result, checkpoints.compacted)
     return 0
 
@@ -118,7 +110,7 @@ def _gc(options: argparse.Namespace) -> int:
     from pipeline.report import checkpoints
 
     result = commands.gc(
-        _store(options), options.run, dry_run=options.dry_run, keep_last=options.keep_last,
+        store_of(options), options.run, dry_run=options.dry_run, keep_last=options.keep_last,
         keep_every=options.keep_every, min_age=options.min_age,
     )  # fmt: skip
     tell(options.json, result, checkpoints.collected)
@@ -130,7 +122,7 @@ def _export(options: argparse.Namespace) -> int:
     from pipeline.report import checkpoints
 
     result = commands.export(
-        _store(options), options.checkpoint, options.out, file_format=options.format, layout=options.layout,
+        store_of(options), options.checkpoint, options.out, file_format=options.format, layout=options.layout,
         state=options.state, tables=options.table, progress=progress(options.json, "exporting"),
     )  # fmt: skip
     tell(options.json, result, checkpoints.exported)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.stores import store_of
 from pipeline.console import tell
 from pipeline.errors import ArtifactError, ConfigError
 
@@ -83,15 +84,6 @@ def _count(text: str) -> int:
     return value
 
 
-def _store(options: argparse.Namespace) -> Any:
-    from pipeline.artifacts import Store
-
-    store = Store(options.store, "--store ")
-    if not store.answers():
-        raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
-    return store
-
-
 def _model(options: argparse.Namespace, store: Any) -> str:
     """The model that is meant; ConfigError where none or several may be."""
     from pipeline.publishing import versions
@@ -108,7 +100,7 @@ def _ls(options: argparse.Namespace) -> int:
     from pipeline.publishing import commands, versions
     from pipeline.report import models as text
 
-    store = _store(options)
+    store = store_of(options)
     names = [_model(options, store)] if options.model else versions.models(store)
     found = [commands.list_versions(store, name) for name in names]
     tell(options.json, found, text.listing)
@@ -119,7 +111,7 @@ def _show(options: argparse.Namespace) -> int:
     from pipeline.publishing import commands
     from pipeline.report import models as text
 
-    store = _store(options)
+    store = store_of(options)
     tell(options.json, commands.show(store, _model(options, store), options.version), text.details)
     return 0
 
@@ -128,7 +120,7 @@ def _promote(options: argparse.Namespace) -> int:
     from pipeline.publishing import versions
     from pipeline.report import models as text
 
-    store = _store(options)
+    store = store_of(options)
     current = versions.promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
     tell(options.json, current.to_json(), text.serving)
     return 0
@@ -138,7 +130,7 @@ def _rollback(options: argparse.Namespace) -> int:
     from pipeline.publishing import versions
     from pipeline.report import models as text
 
-    store = _store(options)
+    store = store_of(options)
     current = versions.roll_back(store, _model(options, store), options.reason)
     tell(options.json, current.to_json(), text.serving)
     return 0
@@ -148,7 +140,7 @@ def _gc(options: argparse.Namespace) -> int:
     from pipeline.publishing import versions
     from pipeline.report import models as text
 
-    store = _store(options)
+    store = store_of(options)
     model = _model(options, store)
     gone = versions.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
     tell(options.json, {"model": model, "dry_run": options.dry_run, "removed": gone}, text.collected)
@@ -159,7 +151,7 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
     from pipeline.scoring import score_file, score_sink
 
-    store = _store(options)
+    store = store_of(options)
     model = _model(options, store)
     with score_sink(options.out) as write:
         done = score_file(

@@ -2,6 +2,7 @@
 
 import http.client
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 SLOW_DOWN = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
@@ -90,3 +91,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *args):
         """Quiet."""
+
+
+@contextmanager
+def served(server):
+    """moto's S3 behind a proxy that makes faults; ``server``: the module ``moto.server``."""
+    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    moto.start()
+    proxy = Proxy(moto.get_host_and_port()[1])
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
+        moto.stop()

@@ -7,7 +7,7 @@ import torch
 from pipeline.artifacts import Store
 from pipeline.checkpoint import Target, committed, restore_newest
 from pipeline.errors import ArtifactError
-from tests.checkpoint.s3 import Fault, Proxy
+from tests.checkpoint.s3 import Fault, served
 from tests.checkpoint.single import access, shard, write
 
 pytest.importorskip("s3fs", reason="s3fs is not installed")
@@ -20,12 +20,8 @@ WRITES = {"rows": "/rows/", "dense": "dense.safetensors", "index": "index.json",
 
 @pytest.fixture(scope="module")
 def endpoint():
-    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    moto.start()
-    proxy = Proxy(moto.get_host_and_port()[1])
-    yield proxy
-    proxy.stop()
-    moto.stop()
+    with served(server) as proxy:
+        yield proxy
 
 
 @pytest.fixture

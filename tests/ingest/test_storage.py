@@ -10,7 +10,7 @@ from pipeline.artifacts import Store
 from pipeline.config import SparseFeature, SplitConfig
 from pipeline.errors import UnreachableError
 from pipeline.ingest import ingest, raw_fingerprint
-from tests.checkpoint.s3 import Fault, Proxy
+from tests.checkpoint.s3 import Fault, served
 
 from .conftest import csv_config
 
@@ -23,12 +23,8 @@ FILES = 3
 
 @pytest.fixture(scope="module")
 def endpoint():
-    moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    moto.start()
-    proxy = Proxy(moto.get_host_and_port()[1])
-    yield proxy
-    proxy.stop()
-    moto.stop()
+    with served(server) as proxy:
+        yield proxy
 
 
 def lines_of(number: int, rows: int) -> list[str]:
