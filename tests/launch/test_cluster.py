@@ -5,10 +5,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,21 +22,12 @@ from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_objects
+from tests.cluster_kit import PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
 
 pytestmark = pytest.mark.k8s
-VOLCANO = "/apis/batch.volcano.sh/v1alpha1/namespaces/training/jobs"
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
-
-
-def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
-    """Look until ``check`` says something."""
-    last = time.monotonic() + seconds
-    while not (found := check()):
-        assert time.monotonic() < last, "timed out"
-        time.sleep(0.2)
-    return found
 
 
 def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
@@ -180,16 +168,13 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
     api, config = cluster.api("admin"), compose(overrides)
     cron = cluster.module.as_v1beta1(cron_job(config, overrides))
     apply(api, [cron])
-    owner = api.get(f"{collection(cron)}/{config.schedule.name}")["metadata"]
-    job = cron["spec"]["jobTemplate"]  # as kubectl create job --from=cronjob has it
-    reference = {"apiVersion": cron["apiVersion"], "kind": "CronJob", "name": owner["name"], "uid": owner["uid"]}
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    place = container["command"].index("nightly")
-    assert container["command"][place + 1] == "date=yesterday"
-    container["command"][place : place + 2] = ["run"]
-    metadata = {"name": "tonight", "ownerReferences": [reference], **job["metadata"]}
-    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]}
-    api.create("/apis/batch/v1/namespaces/training/jobs", body)
+
+    def run_once(command: list[str]) -> list[str]:
+        place = command.index("nightly")
+        assert command[place + 1] == "date=yesterday"
+        return [*command[:place], "run", *command[place + 2 :]]
+
+    start_job(api, cron, "tonight", run_once)
     (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
     assert (night.job, night.state, night.exit_code) == ("tonight", "succeeded", 0)
     assert Store(str(tmp_path)).read_json("runs/scheduled/result.json")["stages"]["ingest"]["status"] == "done"
@@ -265,6 +250,5 @@ def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path
 
 def train_pods(cluster) -> list[str]:
     """Names of the running pods of the train stage."""
-    path = "/api/v1/namespaces/training/pods"
-    pods = cluster.api().get(path, labelSelector="nightjar/run=nightly,nightjar/stage=train")["items"]
+    pods = cluster.api().get(PODS, labelSelector="nightjar/run=nightly,nightjar/stage=train")["items"]
     return [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running"]

@@ -247,14 +247,29 @@ def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) ->
 def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_object(tmp_path, capsys) -> None:
     assert cli.main(["launch", "render"]) == 2
     assert "launch=kubernetes" in capsys.readouterr().err
-    settings = [*CLUSTER, "run=r", "store=s3://b/s", "stages=[ingest,plan]"]
-    assert cli.main(["launch", "render", *settings]) == 0
+    settings = [*CLUSTER, "store=s3://b/s"]
+    assert cli.main(["launch", "render", *settings, "run=r", "stages=[ingest,plan]"]) == 0
     jobs = list(yaml.safe_load_all(capsys.readouterr().out))
     assert [job["metadata"]["labels"]["nightjar/stage"] for job in jobs] == ["ingest", "plan"]
     assert cli.main(["schedule", "render", *settings, "--out", str(tmp_path / "m")]) == 0
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "m").iterdir()) == [
         "cronjob", "role", "rolebinding", "serviceaccount", "serviceaccount",
     ]  # fmt: skip
+
+
+def test_a_schedule_is_of_nights_whose_logs_have_a_file_a_day(capsys) -> None:
+    overrides = [*CLUSTER, "store=s3://b/s", "data=criteo", "data.path='s3://logs/{day}/*.tsv'"]
+    assert cli.main(["schedule", "render", *overrides]) == 0
+    cron = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
+    (container,) = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][3:] == ["nightly", "date=yesterday", *overrides]
+
+
+@pytest.mark.parametrize("override", ["date=2026-01-31", "run=r", "stages=[train]", "data.day=2026-01-31"])
+def test_a_schedule_refuses_what_its_nights_would_refuse(override: str, capsys) -> None:
+    assert cli.main(["schedule", "render", *CLUSTER, "store=s3://b/s", override]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"nightjar: {override} is given, but ") and "hint:" in said.err and not said.out
 
 
 def test_a_pod_that_waits_for_another_in_vain_ends_in_time_and_says_so() -> None:
