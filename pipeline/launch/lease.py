@@ -76,11 +76,11 @@ class Lease(ABC):
                 return
 
 
-def watched(look: Callable[[], Seen], seconds: float, seen: Seen) -> Seen:
-    """What ``look`` says as soon as that is no longer ``seen``, or ``seen`` after ``seconds``."""
+def watched(look: Callable[[], Seen], seconds: float, seen: object) -> Seen:
+    """What ``look`` says as soon as that is no longer ``seen``, or once ``seconds`` are over."""
     last = time.monotonic() + seconds
-    while time.monotonic() < last:
+    while True:
         time.sleep(seconds / CHECKS)
-        if (now := look()) != seen:
+        now = look()
+        if now != seen or time.monotonic() >= last:
             return now
-    return seen
