@@ -7,8 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import kubernetes_validate
 import pytest
@@ -19,7 +17,7 @@ from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch import Step
 from pipeline.launch.appdefs import pod_command
-from pipeline.launch.kubernetes.api import Api, check_clock, refusal
+from pipeline.launch.kubernetes.api import refusal
 from pipeline.launch.kubernetes.diagnosis import death, pending_problem
 from pipeline.launch.kubernetes.names import job_name
 from pipeline.launch.logs import never_met
@@ -191,57 +189,6 @@ def test_what_the_servers_refusals_mean(status: int, request_: str, says: str, h
     error = refusal(status, json.dumps({"message": "words of the server"}), request_)
     assert isinstance(error, LaunchError) and error.exit_code == 8
     assert says in error.message and "words of the server" in error.message and hint in error.hint
-
-
-class Clock(BaseHTTPRequestHandler):
-    """A server whose clock says what ``stated`` says."""
-
-    stated = ""
-
-    def do_GET(self) -> None:
-        self.send_response_only(200)
-        self.send_header("Date", self.stated)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *arguments: object) -> None:
-        """Quiet."""
-
-
-def test_a_wrong_clock_is_named_and_a_right_one_passes() -> None:
-    from kubernetes.client import ApiClient, Configuration
-
-    with HTTPServer(("127.0.0.1", 0), Clock) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        configuration = Configuration(host=f"http://127.0.0.1:{server.server_address[1]}")
-        api = Api(ApiClient(configuration))
-        Clock.stated = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
-        check_clock(api)
-        Clock.stated = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 3600))
-        with pytest.raises(LaunchError, match=r"clock is 3,\d\d\d s ahead of the API server's") as caught:
-            check_clock(api)
-        assert "NTP" in caught.value.hint
-        server.shutdown()
-
-
-def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) -> None:
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {"token": "t"}}],
-        "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-    }  # fmt: skip
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
-    volume = f"launch.pods.volumes={{store:{{claim:c,path:{tmp_path}}}}}"
-    run = ["run", *CLUSTER, "run=lost", f"store={tmp_path}/s", volume, "data.synthetic.rows=2000"]
-    assert cli.main(run) == 8
-    said = capsys.readouterr().err
-    assert said.startswith("nightjar: the Kubernetes API server https://127.0.0.1:1 does not answer: ")
-    assert said.count("nightjar:") == 1 and "Traceback" not in said and "launch.context" in said
-    assert not (tmp_path / "s/runs/lost/config.yaml").exists()
-    assert cli.main([*run, "launch.context=nowhere"]) == 8
-    assert "no way into a cluster" in capsys.readouterr().err
 
 
 def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_object(tmp_path, capsys) -> None:
