@@ -156,6 +156,16 @@ def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> Non
         status(api, cron)
 
 
+def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> None:
+    api, config = cluster.api("admin"), config_for("schedule.name=new", "launch.pods.launcher_account=newcomer")
+    with pytest.raises(
+        LaunchError, match="the cluster knows no such objects: POST /apis/batch/v1/.*/cronjobs: "
+    ) as caught:
+        apply(api, schedule_objects(config, []))  # the server is older than batch/v1
+    assert "1.27 or newer" in caught.value.hint
+    assert api.find("/api/v1/namespaces/training/serviceaccounts/newcomer") is None
+
+
 def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
     overrides = [
         *CLUSTER, "launch.namespace=training", "run=scheduled", "stages=[ingest]", "data.synthetic.rows=2000",
