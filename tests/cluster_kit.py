@@ -50,7 +50,9 @@ def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
     return found
 
 
-def start_job(api: Api, cron: dict[str, Any], name: str, command: Callable[[list[str]], list[str]]) -> None:
+def start_job(
+    api: Api, cron: dict[str, Any], name: str, command: Callable[[list[str]], list[str]], retries: int = 0
+) -> None:
     """Start a job of CronJob ``cron``, as kubectl create job --from=cronjob/.. does, with another ``command``."""
     from pipeline.schedule.cluster import collection
 
@@ -59,6 +61,7 @@ def start_job(api: Api, cron: dict[str, Any], name: str, command: Callable[[list
     job = copy.deepcopy(cron["spec"]["jobTemplate"])
     (container,) = job["spec"]["template"]["spec"]["containers"]
     container["command"] = command(container["command"])
+    job["spec"]["backoffLimit"] = retries
     metadata = {"name": name, "ownerReferences": [reference], **job["metadata"]}
     api.create(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]})
 

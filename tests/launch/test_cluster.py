@@ -234,16 +234,17 @@ def read_until(launcher: subprocess.Popen, pattern: str) -> str:
 def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path: Path) -> None:
     launcher = start(cluster, tmp_path)
     text = read_until(launcher, r"^step ")
-    launcher.kill()  # after the submission of train; its pods go on
+    folder = tmp_path / "runs/nightly/checkpoints"
+    wait_for(lambda: list(folder.glob("*/step-*/manifest.json")))
+    (victim,) = (pod for pod in train_pods(cluster) if pod.endswith("train-1-0"))
+    assert cluster.kit.kill_pod(victim, signal.SIGSTOP)  # training stands still, however slow the next launcher is
+    launcher.kill()
     launcher.wait()
     assert text.count("train      job ") == 1
 
     launcher = start(cluster, tmp_path)
     text = read_until(launcher, r"attached to job \S+-train-\S+-a1")
     assert text.count("skipped") == 3
-    folder = tmp_path / "runs/nightly/checkpoints"
-    wait_for(lambda: list(folder.glob("*/step-*/manifest.json")))
-    victim = wait_for(lambda: [pod for pod in train_pods(cluster) if pod.endswith("train-1-0")])[0]
     assert cluster.kit.kill_pod(victim, signal.SIGKILL)
     text += launcher.communicate(timeout=240)[0]
     assert launcher.returncode == 0, text

@@ -1,7 +1,8 @@
 """The promise, on a real API server: the CronJob's launcher publishes, the next one warms up, a spoilt night is held.
 
 The first night is started by the CronJob controller itself, at the next full minute; the later ones by jobs made of
-the CronJob's template with another date. Every launcher runs in its own pod, with the rights of the role alone.
+the CronJob's template with another date. Every launcher runs in its own pod, with the rights of the role alone; the
+second night's is killed once training is submitted.
 """
 
 from __future__ import annotations
@@ -79,14 +80,14 @@ class Nights:
             lines = path.read_text().splitlines(keepends=True)
             path.write_text("".join(f"{1 - int(line[0])}{line[1:]}" for line in lines))
 
-    def start(self, day: date) -> None:
-        """A launcher pod for the night of ``day``, from the CronJob's template."""
+    def start(self, day: date, retries: int = 0) -> None:
+        """A launcher pod for the night of ``day``, and ``retries`` after it, from the CronJob's template."""
 
         def dated(command: list[str]) -> list[str]:
             place = command.index("date=yesterday")
             return [*command[:place], f"date={day}", *command[place + 1 :]]
 
-        start_job(self.api, self.cron, f"night-{day}", dated)
+        start_job(self.api, self.cron, f"night-{day}", dated, retries)
 
     def ended(self, count: int) -> Night:
         """The newest of ``count`` nights, once it has ended."""
@@ -97,9 +98,17 @@ class Nights:
         """As ``nightjar schedule status`` tells them, newest first."""
         return status(self.api, self.cron).nights
 
+    def launchers(self, night: str) -> list[dict[str, Any]]:
+        """The launcher pods of a job of the CronJob, oldest first."""
+        pods = self.api.get(PODS, labelSelector=f"job-name={night}")["items"]
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))
+
     def said(self, night: Night) -> str:
-        """What the launcher pod of ``night`` printed."""
-        (pod,) = self.api.get(PODS, labelSelector=f"job-name={night.job}")["items"]
+        """What the last launcher of ``night`` printed."""
+        return self.log(self.launchers(night.job)[-1])
+
+    def log(self, pod: dict[str, Any]) -> str:
+        """What ``pod`` printed."""
         return b"\n".join(self.api.lines(f"{PODS}/{pod['metadata']['name']}/log")).decode()
 
     def jobs(self, day: date) -> dict[str, str]:
@@ -107,7 +116,7 @@ class Nights:
         found = self.api.get(VOLCANO, labelSelector=f"nightjar/run={MODEL}-{day}")["items"]
         return {
             "-".join((job["metadata"]["labels"]["nightjar/stage"], job["metadata"]["name"].rpartition("-")[2])):
-                job["status"]["state"]["phase"] for job in found
+                job.get("status", {}).get("state", {}).get("phase", "") for job in found
         }  # fmt: skip
 
     def pods(self, day: date) -> list[dict[str, Any]]:
@@ -179,17 +188,22 @@ def test_three_nights_publish_warm_up_and_hold(cluster: TestCluster, tmp_path: P
     assert nights.version() == published["version"]
 
     nights.deliver(second)
-    nights.start(second)
+    nights.start(second, retries=1)
     wait_for(lambda: nights.jobs(second), 90)
     refused = nights.second_launcher(second)
+    wait_for(lambda: "train-a1" in nights.jobs(second), 90)
+    (launcher,) = nights.launchers(f"night-{second}")
+    assert cluster.kit.kill_pod(launcher["metadata"]["name"])  # the next one goes on where this one stopped
     night = nights.ended(2)
     assert (night.state, night.exit_code) == ("succeeded", 0), nights.said(night)
-    nights.assert_whole(second)
+    assert len(nights.launchers(night.job)) == 2
+    nights.assert_whole(second)  # every stage once: nothing was trained twice
     warmed = nights.record(second)
     assert warmed["base"]["version"] == warmed["incumbent"] == published["version"]
     assert f"warm start from {published['version']} ({first})" in nights.said(night)
     assert warmed["base"]["run"] == f"{MODEL}-{first}"
-    assert f"starting from {warmed['base']['checkpoint']}" in nights.said(night)
+    (trainer,) = (pod for pod in nights.pods(second) if pod["metadata"]["name"].endswith("-a1-train-0-0"))
+    assert f"starting from {warmed['base']['checkpoint']}" in nights.log(trainer)
     nights.assert_rows_kept(warmed)
     assert nights.version() == warmed["version"] != published["version"]
     assert refused.returncode == 8
