@@ -399,8 +399,9 @@ class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
 
     ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
-    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``shuffle_window_groups``: row groups
-    that are mixed at a time.
+    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``schedule`` of both learning rates after
+    the warm-up: constant | linear | cosine, the latter to ``min_lr_share`` of them at the last step.
+    ``shuffle_window_groups``: row groups that are mixed at a time.
     """
 
     global_batch: int = 4096
@@ -411,6 +412,8 @@ class TrainConfig:
     sparse_optimizer: str = "rowwise_adagrad"
     weight_decay: float = 0.0
     warmup_steps: int = 100
+    schedule: str = "constant"
+    min_lr_share: float = 0.0
     precision: str = "auto"
     compile: bool = False
     pipeline: str = "sparse_dist"
