@@ -184,13 +184,14 @@ class DriftLimits:
 class ChecksConfig:
     """What of a dataset is reported (``warn``) and what stops the stage (``hold``).
 
+    The label rate holds nothing by itself: the gate judges such a day against the model that serves.
     ``leak``: what becomes of a feature that alone predicts the label with an AUC above ``leak_auc``: hold | warn | off.
     """
 
     warn: DriftLimits = field(
         default_factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25)
     )
-    hold: DriftLimits = field(default_factory=lambda: DriftLimits(label_rate=1.0, missing_share=0.5))
+    hold: DriftLimits = field(default_factory=lambda: DriftLimits(missing_share=0.5))
     leak: str = "hold"
     leak_auc: float = 0.99
 
