@@ -155,6 +155,8 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("publish.cache_mib", 0.0, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
+    ("launch.min_hosts", 1, None),
+    ("launch.shrink_after_minutes", 0.01, None),
     ("launch.pending_minutes", 0.01, None),
     ("launch.rendezvous_minutes", 0.01, None),
     ("launch.first_step_minutes", 0.01, None),
