@@ -36,7 +36,7 @@ from pipeline.publishing.translate import translation
 from pipeline.publishing.versions import incumbent
 from pipeline.report.page import document
 from pipeline.report.svg import Axis, Frame, Point, drawing
-from pipeline.serving import score_dataset
+from pipeline.serving.scores import score_dataset
 from pipeline.training.parquet import SplitReader
 
 FIRST = date(2026, 1, 1)

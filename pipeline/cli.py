@@ -244,7 +244,7 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from pipeline.worker import work
+    from pipeline.stages.worker import work
 
     return work(
         options.stage,

@@ -9,9 +9,9 @@ import math
 import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from pipeline.compose.podchecks import check_kubernetes
 from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig
 from pipeline.errors import ConfigError
-from pipeline.podchecks import check_kubernetes
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
