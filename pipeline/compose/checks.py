@@ -23,7 +23,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "data.sparse_defaults.mapping": MAPPINGS,
     "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
-    "data.split.by": ("hash", "day"),
+    "data.split.by": ("hash", "day", "hours"),
     "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
     "partition.name": ("flat", "dmt"),
@@ -61,6 +61,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("seed", 0, 2**63 - 1),
     ("data.split.test_share", 0.0, 0.9),
     ("data.split.test_days", 1, None),
+    ("data.split.test_hours", 1, 23),
     ("data.sparse_defaults.rows", 3, 2**31 - 1),
     ("data.sparse_defaults.min_count", 1, None),
     ("data.synthetic.rows", 1, None),
@@ -156,6 +157,8 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("publish.cache_mib", 0.0, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
+    ("launch.min_hosts", 1, None),
+    ("launch.shrink_after_minutes", 0.01, None),
     ("launch.pending_minutes", 0.01, None),
     ("launch.rendezvous_minutes", 0.01, None),
     ("launch.first_step_minutes", 0.01, None),
@@ -414,6 +417,16 @@ def _check_days(data: DataConfig) -> None:
         raise ConfigError(
             "data.split.by is 'day', but neither data.day_column nor data.timestamp names a column",
             hint="data.day_column=<column> or data.split.by=hash",
+        )
+    if data.split.by == "hours" and data.day is None:
+        raise ConfigError(
+            "data.split.by is 'hours', the last ones of data.day, but data.day is null",
+            hint="data.day=2026-01-31, or data.split.by=day for the last days of a log",
+        )
+    if data.split.by == "hours" and data.format != "synthetic" and data.timestamp is None:
+        raise ConfigError(
+            "data.split.by is 'hours', but data.timestamp names no column that tells a row's hour",
+            hint="data.timestamp=<column> or data.split.by=hash",
         )
 
 
