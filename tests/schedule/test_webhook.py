@@ -77,7 +77,9 @@ def test_a_redirection_has_not_taken_the_verdict() -> None:
     assert "it answers 307" in said[0]
 
 
-@pytest.mark.parametrize("url", ["http://[::1/secret", "https://host/a secret", "http://host:secret/", "http://?secret"])
+@pytest.mark.parametrize(
+    "url", ["http://[::1/secret", "https://host/a secret", "http://host:secret/", "http://?secret"]
+)
 def test_no_url_breaks_the_night_or_is_quoted(url: str) -> None:
     said: list[str] = []
     assert not deliver(url, {}, said.append, pause=0.0)
