@@ -206,7 +206,11 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
         return _complain(str(error), error.exit_code), {}
     try:
         io = _stage_io(config, store, console.columns)
-        result = Chain(config, store, steps, lambda step: run_stage(step, config, store, io), console).run()
+        chain = Chain(
+            config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
+            lambda smaller: prepare(smaller, store),
+        )  # fmt: skip
+        result = chain.run()
     except (NightjarError, StageError) as error:
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
             write_report(store, str(config.run))
@@ -245,7 +249,7 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from pipeline.worker import work
+    from pipeline.stages.worker import work
 
     return work(
         options.stage,

@@ -87,6 +87,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         kit = importlib.import_module("cluster")
     finally:
         sys.path.remove(str(folder))
+    if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
+        kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
     from pipeline.schedule.cluster import apply
     from pipeline.schedule.manifests import access, accounts
     from tests.launch.cluster_cases import config_for

@@ -14,6 +14,7 @@ from pipeline.launch.kubernetes.api import Api, Object, RefusedError, Unanswered
 from pipeline.launch.kubernetes.diagnosis import Problem, death, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
+from pipeline.launch.shrink import NoRoomError, patience
 from pipeline.launch.step import Step
 
 OUTAGE_SECONDS = 600.0  # that the API server may be silent while a stage runs
@@ -141,23 +142,38 @@ class ClusterJob:
         return state
 
     def _check_pending(self) -> None:
-        """LaunchError for a pod that never starts, or has not for ``launch.pending_minutes``."""
+        """LaunchError for a pod that never starts, or has not for ``launch.pending_minutes``.
+
+        NoRoomError where there is no place for it; earlier, where the stage may go on with fewer hosts.
+        """
+        config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = [problem for pod in self._pods if (problem := pending_problem(pod)) is not None]
-        if not problems and self._pods:
+        if not problems and len(self._pods) >= hosts:
             self._pending_since = time.monotonic()
             return
-        minutes = self.runner.config.launch.pending_minutes
+        short = len(self._pods) < hosts
+        no_room = short or any(problem.no_room for problem in problems)
+        minutes = patience(config, hosts) if no_room else config.launch.pending_minutes
         late = time.monotonic() - self._pending_since > 60 * minutes
         if not late and not any(problem.hopeless for problem in problems):
             return
-        problem = max(problems or [self._no_pods()], key=lambda problem: problem.hopeless)
-        waited = "" if problem.hopeless else f" (after launch.pending_minutes={minutes:g})"
+        if short:
+            problems.append(self._short_of_pods(hosts))
+        problem = max(problems, key=lambda problem: (problem.hopeless, problem.no_room))
         hint = problem.hint.replace("<stage>", self.step.name)
-        raise LaunchError(f"the {self.step.name} stage does not start: {problem.message}{waited}", hint=hint)
+        message = f"the {self.step.name} stage does not start: {problem.message}"
+        if problem.hopeless:
+            raise LaunchError(message, hint=hint)
+        name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
+        waited = f"{message} (after launch.{name}={minutes:g})"
+        if not no_room:
+            raise LaunchError(waited, hint=hint)
+        running = sum(pod.get("status", {}).get("phase") == "Running" for pod in self._pods)
+        raise NoRoomError(waited, hint=hint, running=running)
 
-    def _no_pods(self) -> Problem:
+    def _short_of_pods(self, hosts: int) -> Problem:
         job = self.runner.api.find(f"{self.runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
-        return job_problem(job, self.runner.config.launch.queue)
+        return job_problem(job, self.runner.config.launch.queue, len(self._pods), hosts)
 
     def output(self) -> bytes:
         """Lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
