@@ -21,7 +21,7 @@ from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.report.summary import shrunk_lines
 from pipeline.stages import prepare, run_stage
-from pipeline.worker import QUIET, load
+from pipeline.stages.worker import QUIET, load
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 
