@@ -166,21 +166,26 @@ def _run(options: argparse.Namespace) -> int:
 
 def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
-    from pipeline.artifacts import Store
-    from pipeline.launch.schedulers import only_launcher
-
-    store = Store(config.store)
     try:
-        store.answers()
-        with only_launcher(config, store, _say):
-            return _held_run(config, store)
+        return _alone(config)
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}
 
 
+def _alone(config: Config) -> tuple[int, dict[str, Any]]:
+    """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
+    from pipeline.artifacts import Store
+    from pipeline.launch.schedulers import only_launcher
+
+    store = Store(config.store)
+    store.answers()
+    with only_launcher(config, store, _say):
+        return _held_run(config, store)
+
+
 def _code(config: Config) -> int:
-    """Run ``config``; the exit code alone."""
-    return _one_run(config)[0]
+    """Run ``config``; the exit code alone. NightjarError where the run cannot be held: the night records that."""
+    return _alone(config)[0]
 
 
 def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:

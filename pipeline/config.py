@@ -191,13 +191,14 @@ class DriftLimits:
 class ChecksConfig:
     """What of a dataset is reported (``warn``) and what stops the stage (``hold``).
 
+    The label rate holds nothing by itself: the gate judges such a day against the model that serves.
     ``leak``: what becomes of a feature that alone predicts the label with an AUC above ``leak_auc``: hold | warn | off.
     """
 
     warn: DriftLimits = field(
         default_factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25)
     )
-    hold: DriftLimits = field(default_factory=lambda: DriftLimits(label_rate=1.0, missing_share=0.5))
+    hold: DriftLimits = field(default_factory=lambda: DriftLimits(missing_share=0.5))
     leak: str = "hold"
     leak_auc: float = 0.99
 
@@ -406,8 +407,9 @@ class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
 
     ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
-    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``shuffle_window_groups``: row groups
-    that are mixed at a time.
+    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``schedule`` of both learning rates after
+    the warm-up: constant | linear | cosine, the latter to ``min_lr_share`` of them at the last step.
+    ``shuffle_window_groups``: row groups that are mixed at a time.
     """
 
     global_batch: int = 4096
@@ -418,6 +420,8 @@ class TrainConfig:
     sparse_optimizer: str = "rowwise_adagrad"
     weight_decay: float = 0.0
     warmup_steps: int = 100
+    schedule: str = "constant"
+    min_lr_share: float = 0.0
     precision: str = "auto"
     compile: bool = False
     pipeline: str = "sparse_dist"

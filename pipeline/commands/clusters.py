@@ -11,7 +11,6 @@ from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.config import Config
     from pipeline.launch.kubernetes.api import Api
 
 LAUNCH = """\
@@ -65,11 +64,12 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.artifacts import Store
+    from pipeline.compose import compose
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
     from pipeline.launch.step import run_directory
     from pipeline.stages import steps, with_possible_stages
 
-    config = with_possible_stages(_composed(options))
+    config = with_possible_stages(compose(options.overrides, options.config_dir))
     require_cluster(config)
     store = Store(config.store)
     url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
@@ -135,24 +135,19 @@ def _delete(options: argparse.Namespace) -> int:
 
 def _schedule_objects(options: argparse.Namespace) -> list[dict[str, Any]]:
     from pipeline.launch.kubernetes.render import require_cluster
-    from pipeline.schedule.manifests import schedule_objects
+    from pipeline.schedule.manifests import schedule_config, schedule_objects
 
-    config = _composed(options)
+    config = schedule_config(options.overrides)
     require_cluster(config)
     return schedule_objects(config, options.overrides)
-
-
-def _composed(options: argparse.Namespace) -> Config:
-    from pipeline.compose import compose
-
-    return compose(options.overrides, options.config_dir)
 
 
 def _api(options: argparse.Namespace) -> Api:
     from pipeline.launch.kubernetes.api import Api
     from pipeline.launch.kubernetes.credentials import api_client
+    from pipeline.schedule.manifests import schedule_config
 
-    return Api(api_client(_composed(options).launch.context))
+    return Api(api_client(schedule_config(options.overrides).launch.context))
 
 
 def _say(text: str) -> None:

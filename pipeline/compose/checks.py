@@ -10,7 +10,7 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pipeline.compose.podchecks import check_kubernetes
-from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig
+from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
@@ -32,6 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "partition.exchange": ("fp32", "fp16", "bf16", "int8"),
     "train.dense_optimizer": ("adam", "adagrad"),
     "train.sparse_optimizer": ("rowwise_adagrad", "sgd"),
+    "train.schedule": ("constant", "linear", "cosine"),
     "train.precision": ("auto", "bf16", "fp32"),
     "train.pipeline": ("sparse_dist", "base"),
     "checkpoint.policy": ("intermittent", "one_shot", "consecutive", "full"),
@@ -120,6 +121,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("train.sparse_lr", 0.0, None),
     ("train.weight_decay", 0.0, None),
     ("train.warmup_steps", 0, None),
+    ("train.min_lr_share", 0.0, 1.0),
     ("train.max_steps", 1, None),
     ("train.threads_per_rank", 1, None),
     ("train.guard.window_steps", 1, None),
@@ -211,6 +213,7 @@ def check(config: Config) -> None:
     _check_stages(config)
     _check_data(config.data)
     _check_model(config)
+    _check_schedule(config.train)
     _check_checkpoint(config)
     _check_publish(config)
     _check_nightly(config)
@@ -438,4 +441,18 @@ def _check_model(config: Config) -> None:
             f"train.global_batch is {config.train.global_batch}, expected at least one sample for each of the "
             f"{config.world_size} ranks",
             hint=f"train.global_batch={1024 * config.world_size}",
+        )
+
+
+def _check_schedule(train: TrainConfig) -> None:
+    if train.schedule == "constant" and train.min_lr_share:
+        raise ConfigError(
+            f"train.min_lr_share is {train.min_lr_share:g}, but train.schedule=constant never falls to it",
+            hint="train.schedule=cosine",
+        )
+    if train.schedule != "constant" and train.max_steps is not None and train.max_steps <= train.warmup_steps:
+        raise ConfigError(
+            f"train.schedule is {train.schedule}, but training ends after train.max_steps={train.max_steps} steps, "
+            f"within its train.warmup_steps={train.warmup_steps}: the learning rates would never fall",
+            hint=f"train.warmup_steps={train.max_steps // 10}, or train.schedule=constant",
         )

@@ -262,20 +262,17 @@ class Chain:
         return self._runner
 
     def _end(self, step: Step, job: StageJob, stop: Interrupted) -> None:
-        """Give a stage time to end by itself after a signal; raises what it said last, if it said something.
+        """Give a stage time to end by itself after a signal, whose exit code stays, with what the stage said last.
 
-        A second signal does not wait. Ctrl-C keeps its own exit code, with the stage's words.
+        A second signal does not wait.
         """
         seconds = seconds_to_end(step.name, self.config)
         self.console.say(f"{step.name:<10} {stop}: waiting up to {seconds} s for it to end; again to end at once")
         job.stop(seconds)
         report = read_report(self.store, str(self.config.run), step.name, job.logs())
         error = report.exception() if report else None
-        if error is None:
-            return
-        if stop.number == signal.SIGINT:
+        if error is not None:
             raise Interrupted(stop.number, error.message) from error
-        raise error from stop
 
     def _follow(self, step: Step, job: StageJob) -> str:
         """Pass the stage's output on until it ends; returns its last state. LaunchError at the deadline."""

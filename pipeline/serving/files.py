@@ -22,6 +22,8 @@ from pipeline.artifacts import Store, disk_errors
 from pipeline.config import Config, DataConfig
 from pipeline.contracts import LABEL, weight_column
 from pipeline.errors import ArtifactError, DataError
+from pipeline.evaluation import evaluate
+from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.parse import parse
 from pipeline.ingest.sources import RawBlock, find_files
@@ -56,21 +58,21 @@ def score_file(
         raise ArtifactError(f"model {model!r} has no version that serves", hint="nightjar models ls")
     place = versions.version_path(model, name)
     artifact = versions.find_version(store, model, name)
+    versions.require_intact(store, model, artifact, versions.small_files(artifact))
     config = _config(store, place, path, labelled)
     spec = _spec(config, labelled)
     state = read_state(store, place, spec)
-    for file in ("serving.json", "dense.pt2", "config.yaml"):
-        store.verify(artifact, file)
     began, rows, rejected = time.monotonic(), 0, list[str]()
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * _MIB))
+        versions.require_intact(store, model, artifact, served.files_in_memory())
         sources = file_sources(config, spec, find_files(path))
         for block in (block.read() for source in sources for block in source.blocks()):
             labels, logits, lines, why = _score(block, spec, state, served, labelled)
             rejected += why
             rows += len(lines)
-            scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
+            scores = sigmoid(logits)
             columns: dict[str, Any] = {"file": [block.file] * len(lines), "line": lines, "probability": scores}
             if labelled:
                 columns["label"] = labels
@@ -154,8 +156,6 @@ def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
 
 def _figures(kept: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """``eval``: NE, AUC, ... of labelled rows of both classes; {} else."""
-    from pipeline.evaluation import evaluate
-
     labels = np.concatenate([np.zeros(0, np.float32), *(labels for labels, _ in kept)])
     logits = np.concatenate([np.zeros(0, np.float32), *(logits for _, logits in kept)])
     if not 0 < labels.sum() < len(labels):

@@ -123,6 +123,21 @@ def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
     assert with_labels[8][1] == "9", "line numbers are those of the file"
 
 
+@pytest.mark.parametrize("file", ["tables/C1.rows", "vocab/C2.parquet", "transforms.json", "config.yaml"])
+def test_predict_scores_nothing_with_a_flipped_byte(store: Store, logs: Path, capfd, file: str) -> None:
+    version = result(store, "mon")["model"]["uri"]
+    path = Path(store.full(f"{version}/{file}"))
+    sound = path.read_bytes()
+    path.write_bytes(sound[:40] + bytes([sound[40] ^ 1]) + sound[41:])
+    try:
+        assert main(["predict", f"{logs}/mon.tsv", "--store", store.url]) == 7
+        said = capfd.readouterr()
+        assert said.out == "" and f"{path} is corrupt" in said.err
+        assert "hint: another version: nightjar models ls clicks" in said.err
+    finally:
+        path.write_bytes(sound)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

@@ -10,11 +10,10 @@ from contextlib import suppress
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
-from pipeline.launch.kubernetes.api import Api, Object, RefusedError, UnansweredError, check_clock
+from pipeline.launch.kubernetes.api import Api, Object, RefusedError, UnansweredError
 from pipeline.launch.kubernetes.diagnosis import Problem, death, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
-from pipeline.launch.kubernetes.rights import check_rights
 from pipeline.launch.shrink import NoRoomError, patience
 from pipeline.launch.step import Step
 
@@ -25,7 +24,7 @@ MOST_ATTEMPTS = 999
 class ClusterRunner(ABC):
     """Submits stages as jobs; how a job looks and is made is a subclass's business.
 
-    ``say`` takes a line. LaunchError where the cluster is out of reach, a right is missing or the clocks differ.
+    ``say`` takes a line. Clocks and rights were looked at when the run was taken hold of (``schedulers.py``).
     """
 
     outlasts = True
@@ -37,8 +36,6 @@ class ClusterRunner(ABC):
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
-        check_clock(api)
-        check_rights(api, config)
 
     @abstractmethod
     def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
