@@ -212,9 +212,7 @@ def _require_whole(store: Store, model: str, version: str, *, tables: bool) -> A
         size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
         if size != entry.bytes:
             state = "missing" if size is None else f"{size} bytes"
-            raise ArtifactError(
-                f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_other(model)
-            )
+            raise ArtifactError(f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_other(model))
     require_intact(store, model, artifact, artifact.files if tables else small_files(artifact))
     return artifact
 
