@@ -68,7 +68,10 @@ def assemble(
         result["plan"] = {key: artifacts["partition"].summary[key] for key in PARTS["plan"]["plan"]}
         result["towers"] = shape
     if error:
-        result["error"] = {"message": message_of(error), "exit_code": exit_code_of(error)}
+        hint = getattr(error, "hint", "")
+        result["error"] = {
+            "message": message_of(error), "exit_code": exit_code_of(error), **({"hint": hint} if hint else {})
+        }  # fmt: skip
     return result
 
 

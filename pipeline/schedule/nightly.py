@@ -100,7 +100,7 @@ def _refused(config: Config, day: date, problem: NightjarError, tools: Tools) ->
     tools.say(f"nightjar: {problem}")
     record = {
         "model": config.model_name, "date": str(day), "run": run_name(config.model_name, day), "outcome": FAILED,
-        "exit_code": problem.exit_code, "message": problem.message,
+        "exit_code": problem.exit_code, "message": problem.message, "hint": problem.hint,
     }  # fmt: skip
     _tell(config, record, tools)
     return record
@@ -157,7 +157,7 @@ def _from(record: dict[str, Any]) -> str:
 def _told(record: dict[str, Any]) -> dict[str, Any]:
     """What the webhook is posted."""
     names = (
-        "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "version", "incumbent", "ne",
-        "incumbent_ne", "rows", "seconds", "summary",
+        "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",
+        "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary",
     )  # fmt: skip
     return {"text": f"Nightjar: {line_of(record)}", **{name: record[name] for name in names if name in record}}
