@@ -128,11 +128,8 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:
-        action = f" {options.action}" if options.command in ("ckpt", "models") else ""
-        helped = f" {options.command}{action}" if options.command in STORE_FLAG else ""
-        raise ConfigError(
-            f"nightjar {options.command}{action} does not know {unknown[0]}", hint=f"nightjar{helped} --help"
-        )
+        command = " ".join(filter(None, ("nightjar", options.command, getattr(options, "action", None))))
+        raise ConfigError(f"{command} does not know {unknown[0]}", hint=f"{command} --help")
     return overrides
 
 

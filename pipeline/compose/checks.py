@@ -284,13 +284,13 @@ def _check_nightly(config: Config) -> None:
             "nightly.webhook is no http or https URL: nothing could be delivered",
             hint="nightly.webhook=https://<host>/<path>",
         )
-    if nightly.timezone is not None:
+    for path, zone in (("nightly.timezone", nightly.timezone), ("schedule.time_zone", config.schedule.time_zone)):
         try:
-            ZoneInfo(nightly.timezone)
+            if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed, for what needs none
+                ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ConfigError(
-                f"nightly.timezone is {nightly.timezone!r}, expected the name of a time zone",
-                hint="nightly.timezone=Europe/Berlin",
+                f"{path} is {zone!r}, expected the name of a time zone", hint=f"{path}=Europe/Berlin"
             ) from None
 
 

@@ -78,7 +78,10 @@ def assemble(
     if shrunk:
         result["shrunk"] = [each.to_json() for each in shrunk]
     if error:
-        result["error"] = {"message": message_of(error), "exit_code": exit_code_of(error)}
+        hint = getattr(error, "hint", "")
+        result["error"] = {
+            "message": message_of(error), "exit_code": exit_code_of(error), **({"hint": hint} if hint else {})
+        }  # fmt: skip
     return result
 
 

@@ -144,7 +144,8 @@ def _error(result: Mapping[str, Any]) -> str:
     if not error:
         return ""
     text = f"{error.get('message', '')} (exit code {error.get('exit_code', units.ABSENT)})"
-    return f'<section class="error"><h2>What stopped the run</h2>{escape(text)}</section>'
+    hint = f"<p>What to do: {escape(str(error['hint']))}</p>" if error.get("hint") else ""
+    return f'<section class="error"><h2>What stopped the run</h2>{escape(text)}{hint}</section>'
 
 
 def _figures(result: Mapping[str, Any]) -> str:

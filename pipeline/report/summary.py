@@ -28,6 +28,8 @@ def summary(result: Mapping[str, Any], where: str = "", files: Sequence[str] = (
         lines += _wrapped("hosts", "; ".join(shrunk_lines(result)))
     if "error" in result:
         lines += _wrapped("error", _error_text(result["error"]))
+        if hint := result["error"].get("hint"):
+            lines += _wrapped("hint", hint)
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *_wrapped("", "  ".join(files))]
     return "\n".join(line.rstrip() for line in lines)

@@ -27,7 +27,7 @@ def schedule_config(overrides: Sequence[str]) -> Config:
     given, overrides = taken(overrides, ("date",))
     if given:
         raise ConfigError(
-            f"date={given['date']} is given, but every night of the schedule is that of {NIGHT}",
+            f"date={given['date']} is given, but every night of a schedule has its own: {NIGHT}",
             hint=f"nightjar nightly date={given['date']} with the same overrides, for one night",
         )
     return compose([*overrides, f"data.day={ANY_DAY}"])

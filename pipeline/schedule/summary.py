@@ -27,11 +27,11 @@ def finished_record(store: Store, record: dict[str, Any], error: NightjarError |
     run = run_directory(record["run"])
     record = {**record, "summary": f"{run}/{NIGHT_PAGE}"}
     if error is not None:
-        return {**record, "message": error.message}
+        return {**record, "message": error.message, "hint": error.hint}
     result = store.read_json(f"{run}/result.json") if store.exists(f"{run}/result.json") else {}
     gate, stages = result.get("gate", {}), result.get("stages", {})
     record |= {
-        "message": result.get("error", {}).get("message", ""),
+        "message": result.get("error", {}).get("message", ""), "hint": result.get("error", {}).get("hint", ""),
         "verdict": gate.get("verdict"), "reasons": gate.get("reasons", []), "version": gate.get("version"),
         "incumbent": gate.get("incumbent"), "forced": gate.get("forced"),
         "rows": result.get("ingest", {}).get("rows"),

@@ -70,8 +70,8 @@ def _require_same_incumbent(config: Config, store: Store, train_key: str, record
     now, then = covered_incumbent(config, store, train_key), record["incumbent_version"]
     if now != then:
         raise LaunchError(
-            f"{record['version']} of model {config.model_name!r} passed the gate beside {then or 'nothing'}, but "
-            f"{now or 'nothing'} serves by now: it is not published",
+            f"{record['version']} of model {config.model_name!r} passed the gate beside {then or 'nothing'}, but by "
+            f"now {now or 'nothing'} serves: it is not published",
             hint=f"the same command judges it beside {now or 'nothing'}; nightjar models promote {config.model_name} "
             f"{record['version']} --reason '...' publishes it as it is",
         )

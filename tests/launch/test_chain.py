@@ -169,7 +169,7 @@ def test_a_failed_stage_is_recorded_and_the_next_start_goes_on_there(store: Stor
         run_chain(store, stages)
     result = store.read_json("runs/x/result.json")
     assert result["status"] == "failed"
-    assert result["error"] == {"message": "feature C1 is gone", "exit_code": 3}
+    assert result["error"] == {"message": "feature C1 is gone", "exit_code": 3, "hint": "x=y"}
     assert result["stages"]["partition"]["status"] == "failed"
     assert result["stages"]["partition"]["artifact"] is None
     assert list(result["stages"]) == ["ingest", "plan", "partition"]

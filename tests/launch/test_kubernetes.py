@@ -117,7 +117,20 @@ REFUSED = {
     "+launch.pods.resources.tarin={cpu:1}": "launch.pods.resources names 'tarin'",
     "launch.job=cron": "launch.job is 'cron'",
     "schedule.cron=daily": "expected five fields",
-}
+    "schedule.time_zone=Mars/Base": "schedule.time_zone is 'Mars/Base', expected the name of a time zone",
+    **{
+        f"schedule.cron={cron}": f"expected as {field}"
+        for cron, field in {
+            "99 2 * * *": "minute 0 to 59", "0 24 * * *": "hour 0 to 23", "0 2 0 * *": "day 1 to 31",
+            "0 2 * x *": "month 1 to 12", "0 2 * * 7": "weekday 0 to 6", "0 9-2 * * *": "hour", "*/0 2 * * *": "minute",
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cron", ["*/15 0-6,22 1,15 JAN-jun MON-Fri", "0 2 * * *", "5/10 ? * * 0"])
+def test_schedules_that_a_cluster_takes_are_taken(cron: str) -> None:
+    assert compose([*CLUSTER, "store=s3://b/s", f"schedule.cron='{cron}'"]).schedule.cron == cron
 
 
 @pytest.mark.parametrize(("override", "message"), REFUSED.items(), ids=list(REFUSED))

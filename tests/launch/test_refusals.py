@@ -100,3 +100,8 @@ def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) ->
     assert not (tmp_path / "s/runs/lost/config.yaml").exists()
     assert cli.main([*run, "launch.context=nowhere"]) == 8
     assert "no way into a cluster" in capsys.readouterr().err
+    for broken in ("a: [b", "- x", ""):
+        (tmp_path / "config").write_text(broken)
+        assert cli.main([*run]) == 8
+        said = capsys.readouterr().err
+        assert "no way into a cluster" in said and "Traceback" not in said and said.count("\n") == 2
