@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"models", "embeddings", "towers", "checkpoint"},
     "publishing": {"checkpoint"},
     "compose": set(),
-    "serving": {"ingest", "towers", "models", "training", "evaluation", "publishing", "compose"},
+    "serving": {"ingest", "towers", "models", "training", "evaluation", "publishing", "report", "compose"},
     "stages": {
         "launch",
         "ingest",
