@@ -5,7 +5,7 @@ nightly`, a warm start from the night before and one pass over the day alone. ``
 so far; on the first night they are the same. ``frozen``: the first night's model. All three are published versions
 and score the same rows, each by the id mappings it was trained with: the held-out share of ``--judged`` rows of the
 day, many more than its log has (on the log's own, the standard error of nightly over scratch is 0.27 %, as large as
-the bar). By the hash split no row that is equal to one of them was trained on. Seconds are those of the stages ingest to
+the bar). By the hash split nobody trained on a row equal to one of them. Seconds are those of the stages ingest to
 train, all of them in this process, without the first night's. ``ratio``: the largest NE of nightly over scratch, of all
 nights of all ``--seeds``, each of which draws another world; the bars: at most 1.003, with at most a quarter of the
 seconds, and below frozen on every night after the third.
