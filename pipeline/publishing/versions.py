@@ -24,6 +24,7 @@ FORMAT = 1
 KIND = "model"
 _TABLES = "tables/"  # begins the names of a version's large files
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
+UNFINISHED = "not finished: it is being written, or its writer was killed (models gc removes it then)"
 _LOG_ENTRIES = 200
 
 
@@ -65,6 +66,11 @@ class Listing:
     bytes: int | None
     summary: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether something is wrong with it: one that is not finished may be in the making."""
+        return self.problem not in ("", UNFINISHED)
 
 
 def model_path(model: str) -> str:
@@ -245,15 +251,17 @@ def models(store: Store) -> list[str]:
 
 
 def listing(store: Store, model: str) -> list[Listing]:
-    """Every version of ``model``, oldest first, those that were never finished too. ConfigError where it is unknown."""
+    """Every version of ``model``, oldest first, with those that are not finished and the one that serves, be it gone.
+
+    ConfigError where the model is unknown.
+    """
     if model not in models(store):
         known = ", ".join(models(store)) or "none"
         raise ConfigError(f"no model {model!r} in store {store.url}; there are: {known}", hint="--store <its store>")
     current, found = read_current(store, model), []
-    for name in store.names(model_path(model)):
-        if not NAME.fullmatch(name):
-            continue
-        artifact, problem = None, "never finished: it has no manifest"
+    named = {current.version} if current.version else set()
+    for name in sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model))))):
+        artifact, problem = None, f"it has no manifest, but {CURRENT} names it" if name in named else UNFINISHED
         try:
             artifact = store.find(version_path(model, name))
         except ArtifactError as error:
@@ -285,8 +293,9 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
             path = version_path(model, each.version)
             if each.version in stay or time.time() - _touched(store, path, each) < min_age_seconds:
                 continue
+            problem = "never finished" if each.problem == UNFINISHED else each.problem
             gone.append(
-                {"version": each.version, "bytes": each.bytes, "reason": each.problem or f"not among the newest {keep}"}
+                {"version": each.version, "bytes": each.bytes, "reason": problem or f"not among the newest {keep}"}
             )
             if not dry_run:
                 _remove(store, path)

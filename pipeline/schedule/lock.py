@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from pipeline.artifacts import Store, disk_errors
-from pipeline.errors import LaunchError, NightjarError
+from pipeline.errors import ArtifactError, LaunchError, NightjarError
 
 CHECKS = 6  # of the record, and renewals of it, while a lease lasts
 SETTLE_SECONDS = 1.0  # on an object store, until what two writers wrote at once is one of the two for both
@@ -130,8 +130,16 @@ class _Lease:
         self.store.fs.invalidate_cache(self.store.full(self.path))
         if not self.store.exists(self.path):
             return None
-        record: Record = self.store.read_json(self.path)
-        return record
+        with suppress(ArtifactError):
+            record: Record = self.store.read_json(self.path)
+            if isinstance(record, dict) and {*self.fixed, "renewed", "seconds"} <= record.keys():
+                return record
+        if not self.store.exists(self.path):  # its holder gave it up meanwhile
+            return None
+        raise ArtifactError(
+            f"{self.store.url_of(self.path)} does not say who works on model {self.model!r}",
+            hint="remove that file, if nobody does",
+        )
 
     def _write(self) -> None:
         self.store.write_json(self.path, {**self.fixed, "renewed": time.time(), "seconds": self.seconds})
