@@ -298,29 +298,36 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
                 {"version": each.version, "bytes": each.bytes, "reason": problem or f"not among the newest {keep}"}
             )
             if not dry_run:
-                _remove(store, path)
+                _forget(store, path)
         for name in store.names(model_path(model)):
-            path = f"{model_path(model)}/{name}"
-            if name.startswith(".write-") and not dry_run and time.time() - _written(store, path) >= min_age_seconds:
-                store.fs.rm_file(store.full(path))
-        return gone
+            full = store.full(f"{model_path(model)}/{name}")
+            if name.startswith(".write-") and not dry_run and time.time() - _written(store, full) >= min_age_seconds:
+                store.fs.rm_file(full)
+    for entry in () if dry_run else gone:  # after the lock: a night that publishes does not wait for large files to go
+        full = store.full(version_path(model, str(entry["version"])))
+        if store.fs.exists(full):
+            store.fs.rm(full, recursive=True)
+    return gone
 
 
 def _touched(store: Store, path: str, each: Listing) -> float:
-    """When a version was last written, seconds since 1970; 0 where the store does not say."""
+    """When a version was last written, seconds since 1970; one that is not finished by its newest file."""
     if each.created is not None:
         return each.created
-    return max((_written(store, f"{path}/{name}") for name in store.names(path)), default=0.0)
-
-
-def _written(store: Store, path: str) -> float:
-    """When a file or folder was last written, seconds since 1970; 0 where the store does not say."""
-    mark = store.fs.info(store.full(path)).get("mtime") or 0.0
-    return float(mark) if isinstance(mark, int | float) else float(mark.timestamp())
-
-
-def _remove(store: Store, path: str) -> None:
     full = store.full(path)
-    if store.fs.exists(f"{full}/{MANIFEST}"):
-        store.fs.rm_file(f"{full}/{MANIFEST}")
-    store.fs.rm(full, recursive=True)
+    return max(_written(store, file) for file in store.fs.find(full) or [full])
+
+
+def _written(store: Store, full: str) -> float:
+    """When a file was last written, seconds since 1970; now where the store does not say, for it may be so."""
+    try:
+        return float(store.fs.modified(full).timestamp())
+    except NotImplementedError:
+        return time.time()
+
+
+def _forget(store: Store, path: str) -> None:
+    """From now on there is no version at ``path``, whatever files lie there."""
+    manifest = f"{store.full(path)}/{MANIFEST}"
+    if store.fs.exists(manifest):
+        store.fs.rm_file(manifest)

@@ -107,6 +107,15 @@ def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store)
     assert versions.roll_back(store, "m").version == A
 
 
+def test_gc_leaves_a_version_in_the_making_in_an_object_store() -> None:
+    """Object stores have no times of folders, and call those of files otherwise than a disk does."""
+    store = Store("memory://gc-in-the-making")
+    store.write_bytes(f"models/m/{A}/tables/a.rows", b"half a table")
+    assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == []
+    assert [each["version"] for each in versions.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
+    assert not store.exists(f"models/m/{A}")
+
+
 def test_a_version_in_the_making_is_listed_and_only_damage_is_an_error(store: Store, capsys) -> None:
     """Somebody looks while a night publishes; then what serves is removed by hand."""
     promote(store, A)
