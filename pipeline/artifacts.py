@@ -9,6 +9,7 @@ without rename included.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import io
 import json
@@ -16,7 +17,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -162,6 +163,18 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
         raise
 
 
+def _flock(handle: int, busy: NightjarError | None) -> None:
+    """Lock an open folder, waiting for it; where ``busy`` is given, raise that instead of waiting."""
+    with suppress(OSError):  # a file system without locks
+        if busy is None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+
+
 @contextmanager
 def reachable(where: str) -> Iterator[None]:
     """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
@@ -301,6 +314,25 @@ class Store:
             except BaseException:
                 Path(temporary).unlink(missing_ok=True)
                 raise
+
+    @contextmanager
+    def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:
+        """Hold the folder ``path`` against other processes of this file system; wait for it, or raise ``busy`` at once.
+
+        An advisory lock: it leaves nothing behind but the folder and ends with the process, however that ends. Object
+        stores, and file systems without locks, have none.
+        """
+        if not self.is_local:
+            yield
+            return
+        with disk_errors(path, self.option):
+            self.fs.makedirs(self.full(path), exist_ok=True)
+            handle = os.open(self.full(path), os.O_RDONLY)
+        try:
+            _flock(handle, busy)
+            yield
+        finally:
+            os.close(handle)
 
     def write_manifest(self, artifact: Artifact) -> None:
         """Write ``artifact``'s manifest, atomically and sealed: from now on it is what lies at its path."""

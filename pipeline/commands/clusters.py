@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.console import tell
+from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -140,17 +140,10 @@ def _delete(options: argparse.Namespace) -> int:
 
 def _schedule_config(options: argparse.Namespace) -> Config:
     """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
-    from pipeline.compose import compose
     from pipeline.launch.kubernetes.render import require_cluster
-    from pipeline.schedule.dates import ANY_DAY, taken
-    from pipeline.schedule.manifests import NIGHT
+    from pipeline.schedule.manifests import schedule_config
 
-    if given := taken(options.overrides, ("date",))[0]:
-        raise ConfigError(
-            f"date={given['date']} is given, but every night of a schedule has its own: {NIGHT}",
-            hint=f"leave it out, or nightjar nightly date={given['date']} for that night",
-        )
-    config = compose([*options.overrides, f"data.day={ANY_DAY}"])
+    config = schedule_config(options.overrides)
     require_cluster(config)
     if config.gate.force is not None:
         raise ConfigError(

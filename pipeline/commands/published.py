@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.console import tell
 from pipeline.commands.stores import store_of
-from pipeline.console import tell
 from pipeline.errors import ArtifactError, ConfigError
 
 EPILOG = """\
@@ -159,7 +159,7 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
-    from pipeline.scoring import score_file, score_sink
+    from pipeline.serving.files import score_file, score_sink
 
     store = store_of(options)
     model = _model(options, store)

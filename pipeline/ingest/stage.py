@@ -28,7 +28,7 @@ from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
-from pipeline.ingest.spec import DataSpec, data_spec, require_columns
+from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
 
 QUALITY = "quality.json"
@@ -126,9 +126,13 @@ class _Run:
             self.total.merge(fit)
 
     def _is_test(self, day: date | None) -> bool | None:
-        """Whether ``day`` is one of the last, test ones; None where the split is not by day or no days are named."""
+        """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
         split = self.config.data.split
-        return None if day is None or split.by != "day" else day in self.days[-split.test_days :]
+        if day is None or split.by == "hash":
+            return None
+        if split.by == "hours":
+            return None if day == self.days[-1] else False
+        return day in self.days[-split.test_days :]
 
     def _first_pass(self, engine: Engine, fit: Fit, day: date | None, meter: _Meter) -> None:
         job = CountJob(self.spec, day_rule(self.config.data, day), fit.test)
@@ -152,7 +156,7 @@ class _Run:
         """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
         data = self.config.data
         if data.format == "synthetic":
-            require_columns(self.spec, [*synthetic.COLUMNS, "day"], "the synthetic log", header=False)
+            require_columns(self.spec, [*synthetic.COLUMNS, DAY, TIME], "the synthetic log", header=False)
             return [synthetic.SyntheticSource(self.config, day)]
         files = find_files(days.path_of(data, day))
         self.bytes += files.bytes

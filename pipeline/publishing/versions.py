@@ -7,16 +7,14 @@ the last one serves now: promoting appends, rolling back takes off.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
+from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, UnreachableError
 
 CURRENT = "current.json"
@@ -223,26 +221,16 @@ def _require_whole(store: Store, model: str, version: str, *, tables: bool) -> A
     return artifact
 
 
-@contextmanager
-def _held(store: Store, model: str) -> Iterator[None]:
+def _held(store: Store, model: str) -> AbstractContextManager[None]:
     """One writer of ``current.json`` at a time on this file system; object stores have no locks."""
     path = store.full(model_path(model))
-    if not store.is_local or not store.fs.isdir(path):
-        yield
-        return
-    with disk_errors(model_path(model), store.option):
-        handle = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LaunchError(
-                f"model {model!r} is being changed by another process, which holds {path}",
-                hint="the same command again in a moment",
-            ) from None
-        yield
-    finally:
-        os.close(handle)
+    if store.is_local and not store.fs.isdir(path):
+        return nullcontext()  # no such model: whoever asks says so
+    busy = LaunchError(
+        f"model {model!r} is being changed by another process, which holds {path}",
+        hint="the same command again in a moment",
+    )
+    return store.locked(model_path(model), busy)
 
 
 def models(store: Store) -> list[str]:

@@ -6,6 +6,7 @@ from; a night that was killed goes on from the same model when it is called agai
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -81,7 +82,7 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
         error = None
     except NightjarError as problem:
         code, error = problem.exit_code, problem
-        tools.say(f"nightjar: {problem}")
+        sys.stderr.write(f"nightjar: {problem}\n")
     if code > INTERRUPTED:
         return {**record, "exit_code": code}
     outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.artifacts import Store, artifact_key
-from pipeline.checks import check
+from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.contracts import dataset_path
 from pipeline.errors import ConfigError, DataError

@@ -15,8 +15,8 @@ from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
-from pipeline.publish import _require_same_incumbent
 from pipeline.publishing import versions
+from pipeline.stages.publish import _require_same_incumbent
 from tests.publishing.made import plain
 
 A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))

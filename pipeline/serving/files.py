@@ -123,7 +123,8 @@ def _spec(config: Config, labelled: bool) -> DataSpec:
     spec = data_spec(config.data)
     unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
-    return dataclasses.replace(spec, day_column=None, timestamp=None, true_probability=False, columns=columns)
+    return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
+                               columns=columns)  # fmt: skip
 
 
 def _score(

@@ -129,7 +129,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     from pipeline.publishing.program import write_program
     from pipeline.publishing.served import SERVING, Description
     from pipeline.publishing.writing import write_table
-    from pipeline.serving import dense_part
+    from pipeline.serving.scores import dense_part
     from pipeline.training.parquet import SplitReader
 
     checkpoint = store.get(inputs["train"].summary["final"], "train")
@@ -162,7 +162,7 @@ def _judged(
 ) -> dict[str, Any]:
     """The gate's record of the version at ``path``, whose files are written."""
     from pipeline.evaluation import Scored, judge, measure
-    from pipeline.serving import score_dataset, spread_groups
+    from pipeline.serving.scores import score_dataset, spread_groups
     from pipeline.training.parquet import SplitReader
 
     split = SplitReader(store, inputs["ingest"], "test")

@@ -46,6 +46,7 @@ def check_kubernetes(config: Config) -> None:
         raise ConfigError(
             f"schedule.cron is {config.schedule.cron!r}, expected {problem}", hint="'schedule.cron=0 2 * * *'"
         )
+    _check_hosts(config)
     _check_pods(pods)
     _check_places(config)
 
@@ -87,6 +88,25 @@ def _check_names(config: Config) -> None:
         if not LABEL.fullmatch(name):
             good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63] or "nightjar"
             raise ConfigError(f"{path} is {name!r}, expected up to 63 of a-z, 0-9 and '-'", hint=f"{path}={good}")
+
+
+def _check_hosts(config: Config) -> None:
+    """``launch.min_hosts`` and the time until a run is content with it."""
+    launch, hosts = config.launch, config.hardware.hosts
+    if launch.min_hosts is None:
+        return
+    if launch.min_hosts > hosts:
+        raise ConfigError(
+            f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={config.hardware.name}",
+            hint=f"launch.min_hosts={hosts}, or null",
+        )
+    for name in ("pending_minutes", "rendezvous_minutes"):
+        if launch.shrink_after_minutes >= getattr(launch, name):
+            raise ConfigError(
+                f"launch.shrink_after_minutes is {launch.shrink_after_minutes:g}, expected less than launch.{name}="
+                f"{getattr(launch, name):g}, at which a stage fails",
+                hint=f"launch.{name}={2 * launch.shrink_after_minutes:g}",
+            )
 
 
 def _check_pods(pods: PodConfig) -> None:
