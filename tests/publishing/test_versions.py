@@ -121,10 +121,10 @@ def test_a_version_in_the_making_is_listed_and_only_damage_is_an_error(store: St
     promote(store, A)
     Path(store.full(f"models/m/{D}/tables")).mkdir(parents=True)
     assert main(["models", "ls", "--store", store.url]) == 0
-    assert f"  {D}     not finished: it is being written" in capsys.readouterr().out
+    assert f"  {D}    not finished: it is being written" in capsys.readouterr().out
     shutil.rmtree(store.full(f"models/m/{A}"))
     assert main(["models", "ls", "--store", store.url]) == 7
-    assert f"> {A}     it has no manifest, but current.json names it" in capsys.readouterr().out
+    assert f"> {A}    it has no manifest, but current.json names it" in capsys.readouterr().out
 
 
 def test_a_damaged_current_json_is_said_not_guessed(store: Store) -> None:
