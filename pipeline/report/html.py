@@ -18,7 +18,7 @@ from pipeline.report.page import cards, document
 from pipeline.report.phases import phases_section
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
-from pipeline.report.summary import reachable_gain, total_seconds
+from pipeline.report.summary import reachable_gain, shrunk_lines, total_seconds
 from pipeline.report.tables import config_section, facts, plan_section, stages_section
 from pipeline.report.towers import TOWERS_PAGE
 
@@ -144,7 +144,8 @@ def _error(result: Mapping[str, Any]) -> str:
     if not error:
         return ""
     text = f"{error.get('message', '')} (exit code {error.get('exit_code', units.ABSENT)})"
-    return f'<section class="error"><h2>What stopped the run</h2>{escape(text)}</section>'
+    hint = f"<p>What to do: {escape(str(error['hint']))}</p>" if error.get("hint") else ""
+    return f'<section class="error"><h2>What stopped the run</h2>{escape(text)}{hint}</section>'
 
 
 def _figures(result: Mapping[str, Any]) -> str:
@@ -183,6 +184,7 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Steps before this session", units.count(train.get("resumed", {}).get("step"))),
         ("Training time", units.duration(train.get("seconds"))),
         ("Ranks", units.count(train.get("world_size"))),
+        ("Fewer hosts", "; ".join(shrunk_lines(result)) or units.ABSENT),
         ("Peak memory", units.size(train.get("peak_rss_bytes"))),
         ("Embeddings between hosts, bytes per sample", units.count(sent.get("inter_host"))),
         ("Embeddings within hosts, bytes per sample", units.count(sent.get("intra_host"))),

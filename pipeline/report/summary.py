@@ -24,8 +24,12 @@ def summary(result: Mapping[str, Any], where: str = "", files: Sequence[str] = (
     for name, lines_of in _PARTS.items():
         if result.get(name):
             lines += _block(name, lines_of(result[name]))
+    if result.get("shrunk"):
+        lines += _wrapped("hosts", "; ".join(shrunk_lines(result)))
     if "error" in result:
         lines += _wrapped("error", _error_text(result["error"]))
+        if hint := result["error"].get("hint"):
+            lines += _wrapped("hint", hint)
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *_wrapped("", "  ".join(files))]
     return "\n".join(line.rstrip() for line in lines)
@@ -144,6 +148,14 @@ def _train(part: Mapping[str, Any]) -> list[str]:
         f"peak memory {units.size(part.get('peak_rss_bytes'))}",
         *sent_per_sample(part),
         *phase_lines(part),
+    ]
+
+
+def shrunk_lines(result: Mapping[str, Any]) -> list[str]:
+    """A line for every time that the run went on with fewer hosts."""
+    return [
+        f"{each['stage']} went on with {each['hosts']} of {units.plural(each['from_hosts'], 'host')}: {each['why']}"
+        for each in result.get("shrunk", ())
     ]
 
 
