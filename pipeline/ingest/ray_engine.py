@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,6 +22,7 @@ from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train
 from pipeline.ingest.sources import Source
 from pipeline.ingest.text import Reject
 
+CALL_SECONDS = 10
 PARTS_PER_CORE = 4  # of a wave, after which the driver hears of its rows
 
 
@@ -110,13 +112,22 @@ def _merged(wave: Any, parts: list[Any], lines: dict[str, int]) -> Iterator[Coun
 def _connect(ray: Any, address: str | None) -> None:
     """Start a Ray of this machine, or join the one at ``address``; ConfigError where nothing answers there."""
     try:
+        if address is not None:
+            _call(address)
         ray.init(address=address or "local", include_dashboard=False if not address else None, log_to_driver=False,
                  logging_level="ERROR")  # fmt: skip
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"no Ray answers at ingest.ray.address={address}: {error}",
             hint="ingest.ray.address=null starts one on this machine",
         ) from None
+
+
+def _call(address: str) -> None:
+    """Open a connection to ``host:port`` and close it: Ray itself tries for a minute and a half. OSError if none."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CALL_SECONDS).close()
 
 
 def _renumbered(counted: Counted, before: int) -> Counted:
