@@ -32,9 +32,9 @@ class Coded:
 
     def first_rows(self) -> np.ndarray:
         """A row that has it, for each hash: the first one."""
-        # Codes count up as new hashes turn up, so a first row is one with a higher code than all before it.
-        highest = np.maximum.accumulate(np.where(self.codes < len(self.hashes), self.codes, -1))
-        return np.flatnonzero(np.diff(highest, prepend=-1))
+        first = np.empty(len(self.hashes) + 1, np.int64)
+        first[self.codes[::-1]] = np.arange(len(self.codes) - 1, -1, -1)
+        return first[:-1]
 
     def series(self) -> pl.Series:
         """The hash of every row, null where missing."""

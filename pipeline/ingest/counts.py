@@ -8,7 +8,7 @@ import polars as pl
 from pipeline.contracts import RESERVED_ROWS
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import SparseSpec
-from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, LEAST_KEPT, VocabCounts
+from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE, LEAST_KEPT, VocabCounts
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
 
@@ -79,7 +79,7 @@ Counts = VocabCounts | HashedCounts | BinCounts
 def counts_of(feature: SparseSpec, vocabularies: int = 1) -> Counts:
     """Empty counts as the feature's mapping needs them; ``vocabularies``: features that share the memory for ids."""
     if feature.mapping in ("vocab", "learned"):
-        return VocabCounts(kept_ids(feature), IDS_IN_MEMORY // max(vocabularies, 1))
+        return VocabCounts(kept_ids(feature), min(IDS_IN_MEMORY // max(vocabularies, 1), IDS_OF_A_FEATURE))
     if feature.mapping == "bins":
         return BinCounts()
     return HashedCounts(feature.rows, double=feature.mapping == "double_hash")

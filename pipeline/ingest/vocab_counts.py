@@ -18,7 +18,8 @@ import polars as pl
 from pipeline.ingest.spill import Spill
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
-IDS_IN_MEMORY = 1 << 22  # distinct ids of all features together; about 100 bytes each while they are merged
+IDS_IN_MEMORY = 1 << 23  # distinct ids of all features together, about 64 bytes each
+IDS_OF_A_FEATURE = 1 << 21  # of one feature at most: while they are merged they take several times as much
 LEAST_KEPT = 1 << 18
 _MERGE_ROWS = 1 << 16
 _PARTITION_BITS = 6
@@ -30,7 +31,7 @@ class VocabCounts:
     ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
     """
 
-    def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_IN_MEMORY) -> None:
+    def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
         self.kept, self.limit = kept, limit
         self.pieces: list[pl.DataFrame] = []
         self.merged_rows = 0
