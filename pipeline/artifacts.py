@@ -27,7 +27,7 @@ import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import ArtifactError, ConfigError, NightjarError, UnreachableError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, UnreachableError
 
 SCHEMA_VERSION = 2
 MANIFEST = "manifest.json"
@@ -69,19 +69,30 @@ def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
+def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
+    """Files at ``path``, sorted: itself, or those of a directory or a glob whose names do not begin with . or _.
+
+    Without the empty names with which object stores mark folders. Nothing listed before is believed.
+    """
+    fs.invalidate_cache()
+    if fs.isdir(path):
+        found = fs.find(path)
+    elif fsspec.core.has_magic(path):
+        found = [name for name in fs.glob(path) if not fs.isdir(name)]
+    else:
+        return [path] if fs.exists(path) else []
+    return sorted(name for name in found if name.rsplit("/", 1)[-1][:1] not in ("", ".", "_"))
+
+
 def fingerprint(url: str) -> str:
     """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
 
-    ``url`` is a file, a directory (its hidden files, beginning with . or _, do not count) or a glob on any fsspec URL;
-    "" where nothing matches.
+    ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
     """
     fs, path = fsspec.core.url_to_fs(url)
-    if fs.isdir(path):
-        paths = [name for name in fs.find(path) if name.rsplit("/", 1)[-1][0] not in "._"]
-    else:
-        paths = fs.glob(path) if fsspec.core.has_magic(path) else [path] * fs.exists(path)
+    paths = files_at(fs, path)
     digest = hashlib.sha256()
-    for name in sorted(paths):
+    for name in paths:
         info = fs.info(name)
         mark = info.get("mtime") or info.get("ETag") or info.get("LastModified") or info.get("md5Hash")
         digest.update(f"{name.rsplit('/', 1)[-1]}|{info['size']}|{mark}\n".encode())
@@ -232,11 +243,18 @@ class Draft:
         self.store.write_manifest(artifact)
         return artifact
 
-    def discard(self) -> None:
+    def clear(self) -> None:
         """Remove everything written so far; a manifest goes first, so that no half of an artifact looks committed."""
         full = self.store.full(self.path)
         if self.store.fs.exists(f"{full}/{MANIFEST}"):
             self.store.fs.rm_file(f"{full}/{MANIFEST}")
+        for name in self.store.names(self.path):
+            self.store.fs.rm(f"{full}/{name}", recursive=True)
+
+    def discard(self) -> None:
+        """Remove the artifact, as ``clear``, and its folder."""
+        self.clear()
+        full = self.store.full(self.path)
         if self.store.fs.exists(full):
             self.store.fs.rm(full, recursive=True)
 
@@ -379,16 +397,54 @@ class Store:
     ) -> Iterator[Draft]:
         """Write an artifact at ``path``: remains of an earlier try go first, an exception discards the new one.
 
-        The caller must ``commit``; leaving without it discards too.
+        The caller must ``commit``; leaving without it discards too. LaunchError where another process writes it.
         """
         draft = Draft(self, path, kind, key, config, inputs)
-        draft.discard()
+        with self._alone(path):
+            draft.clear()
+            try:
+                with disk_errors(path, self.option):
+                    yield draft
+            finally:
+                if not self.exists(f"{path}/{MANIFEST}"):
+                    draft.discard()
+
+    @contextmanager
+    def _alone(self, path: str) -> Iterator[None]:
+        """Nobody else writes the artifact at ``path``: two runs of the same data would remove each other's files.
+
+        An advisory lock of its folder, which ends with the process. Object stores, and file systems without locks,
+        have none.
+        """
+        if not self.is_local:
+            yield
+            return
+        handle = self._locked(path)
         try:
-            with disk_errors(path, self.option):
-                yield draft
+            yield
         finally:
-            if not self.exists(f"{path}/{MANIFEST}"):
-                draft.discard()
+            os.close(handle)
+
+    def _locked(self, path: str) -> int:
+        """A handle of the folder at ``path`` that holds its lock."""
+        folder = Path(self.full(path))
+        while True:
+            with disk_errors(path, self.option):
+                folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(folder, os.O_RDONLY)
+            with suppress(OSError):
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    os.close(handle)
+                    raise LaunchError(
+                        f"{path} is being written by another process",
+                        hint="the same command again once that one has ended: it takes what was made",
+                    ) from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), folder.stat()):
+                    return handle
+            os.close(handle)  # another process, failing, removed the folder after it was opened
 
     def verify(self, artifact: Artifact, only: str = "") -> None:
         """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.

@@ -11,6 +11,8 @@ from typing import BinaryIO, cast
 
 import numpy as np
 import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
@@ -25,6 +27,18 @@ PART_BLOCKS = 4  # blocks of a part that another process reads
 COMPRESSED = (".gz", ".zst", ".zstd")
 _SEEN = 1 << 20  # bytes in which a line must end where parts meet
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")
+_UNPACK = "unpack it, or pack it as .gz or .zst"
+# First bytes of what is no text: what it is, and what to do.
+_NO_TEXT = {
+    b"PAR1": ("a Parquet file", "data.format=parquet"),
+    b"\x1f\x8b": ("compressed by gzip", "a name that ends with .gz"),
+    b"\x28\xb5\x2f\xfd": ("compressed by Zstandard", "a name that ends with .zst"),
+    b"PK\x03\x04": ("a ZIP archive", _UNPACK),
+    b"BZh91AY&": ("compressed by bzip2", _UNPACK),
+    b"\xfd7zXZ\x00": ("compressed by xz", _UNPACK),
+    b"\xff\xfe": ("text in UTF-16", "write it in UTF-8"),
+    b"\xfe\xff": ("text in UTF-16", "write it in UTF-8"),
+}
 
 
 @dataclass(frozen=True)
@@ -86,9 +100,10 @@ def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSourc
 def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
     label, data, spec = file.label, file.data, file.spec
     buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
-    start = buffered.peek(4)[:4]
-    if start == b"PAR1":
-        raise DataError(f"{label} is a Parquet file, expected text", hint="data.format=parquet")
+    start = buffered.peek(8)[:8]
+    for mark, (what, hint) in _NO_TEXT.items():
+        if start.startswith(mark):
+            raise DataError(f"{label} is {what}, expected text", hint=hint)
     if start.startswith(b"\xef\xbb\xbf"):
         buffered.read(3)
     has_header = data.format == "csv" and data.header
@@ -96,6 +111,7 @@ def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
     if has_header and not any(layout.names) and not buffered.peek(1 << 20).strip():
         return
     require_columns(spec, layout.names, label, header=has_header)
+    layout = replace(layout, names=_distinct(layout.names))
     rest, first_line = cast(BinaryIO, buffered), 2 if has_header else 1
     if file.is_later:
         buffered.seek(file.start)
@@ -104,6 +120,11 @@ def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
         rest = cast(BinaryIO, _Limited(cast(BinaryIO, buffered), file.stop - buffered.tell()))
     for block, line in text_blocks(rest, file.block_bytes, first_line):
         yield TextBlock(data=block, file=label, first_line=line, layout=layout, columns=tuple(spec.columns))
+
+
+def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
+    """``names``, of which those that are there already (columns that nothing reads) get names of their own."""
+    return tuple(name if name not in names[:at] else f"{name} again, column {at}" for at, name in enumerate(names))
 
 
 class _Limited:
@@ -153,10 +174,28 @@ def text_layout(data: DataConfig, header: bytes | None) -> Layout:
 def _parquet_blocks(source: BinaryIO, label: str, spec: DataSpec, block_bytes: int) -> Iterator[RawBlock]:
     file = pq.ParquetFile(source)
     require_columns(spec, file.schema_arrow.names, label, header=False)
+    _check_types(spec, file.schema_arrow, label)
     size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
     rows = max(1024, block_bytes * file.metadata.num_rows // max(1, size))
     line = 1
     for batch in file.iter_batches(batch_size=rows, columns=list(spec.columns)):
         frame = cast(pl.DataFrame, pl.from_arrow(batch)).select(list(spec.columns))
+        frame = frame.with_columns(cs.array().arr.to_list())
         yield RawBlock(frame=frame, file=label, lines=np.arange(line, line + frame.height))
         line += frame.height
+
+
+def _check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
+    """Raise DataError for a column that holds neither one value a row nor a list of such."""
+    for column, override in spec.columns.items():
+        kind = schema.field(column).type
+        inner = kind.value_type if _is_list(kind) else kind
+        if pa.types.is_nested(inner):
+            raise DataError(
+                f"{label}: column {column!r} ({override}) holds {kind}, expected one value a row or a list of values",
+                hint="write its parts as columns of their own",
+            )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))

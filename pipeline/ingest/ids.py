@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of
 from pipeline.ingest.spec import DataSpec, SparseSpec
-from pipeline.ingest.values import FLOAT32_MAX, Rejected, absent_in, number_of, shown
+from pipeline.ingest.values import FLOAT32_MAX, Rejected, absent_in, number_of, shown, strings_of
 
 CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
 
@@ -114,15 +114,18 @@ def _multi(
     values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: Rejected
 ) -> list[pl.Series]:
     """Lists of ids (and weights) of one row each; empty and missing elements are left out."""
-    lists = values.cast(pl.List(pl.String)) if text is None else text.str.split(feature.separator or ",")
-    if text is not None:
+    if text is None:
+        lists = as_text(values)
+    else:
+        lists = text.str.split(feature.separator or ",")
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
     flat = lists.to_frame("id").with_row_index("row").explode("id")
     if spec.strip:
         flat = flat.with_columns(pl.col("id").str.strip_chars())
-    flat = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing]))
+    some = pl.col("id").is_not_null() & ~pl.col("id").is_in(["", *spec.missing])
+    flat = flat.filter(some)
     if feature.weighted:
-        flat = _split_weights(flat, feature, rejected)
+        flat = _split_weights(flat, feature, spec, rejected).filter(some)
     if feature.max_ids is not None:
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
@@ -136,10 +139,23 @@ def _multi(
     return result
 
 
-def _split_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: Rejected) -> pl.DataFrame:
+def as_text(values: pl.Series) -> pl.Series:
+    """Values, or lists of them, as strings, or lists of strings."""
+    if values.dtype != pl.List:
+        return strings_of(values)
+    if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
+        return values
+    each = strings_of(values.explode(empty_as_null=False, keep_nulls=False))
+    offsets = np.concatenate([[0], np.cumsum(values.list.len().fill_null(0).to_numpy())])
+    return as_lists(each, offsets)
+
+
+def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec, rejected: Rejected) -> pl.DataFrame:
     """``id<sep>weight`` apart; an element without a weight weighs 1."""
     parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
     flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
+    if spec.strip:
+        flat = flat.with_columns(pl.col("id", "text").str.strip_chars())
     weight = pl.col("text").fill_null("1").cast(pl.Float64, strict=False)
     flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
     wrong = flat.filter(pl.col("weight").is_null())

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.artifacts import Draft
 from pipeline.config import IngestConfig
+from pipeline.ingest.ids import as_text
 from pipeline.ingest.text import Reject
 
 
@@ -93,6 +94,12 @@ def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) 
     fields = [pa.field(f.name, pa.string() if pa.types.is_large_string(f.type) else f.type) for f in table.schema]
     with draft.open(name) as sink:
         pq.write_table(table.cast(pa.schema(fields)), sink, compression=compression)
+
+
+def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
+    """Raw rows of several blocks: a column that is of numbers in one and of text in another becomes text."""
+    mixed = [name for name in parts[0].columns if len({part[name].dtype for part in parts}) > 1]
+    return pl.concat([part.with_columns(as_text(part[name]) for name in mixed) for part in parts])
 
 
 class Quarantine:

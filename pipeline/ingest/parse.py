@@ -25,11 +25,15 @@ SECONDS_PER_DAY = 86_400
 
 @dataclass(frozen=True, kw_only=True)
 class DayRule:
-    """Rows of ``day`` (days since 1970) are wanted; ``others``: drop | keep (within ``reach`` days) | quarantine."""
+    """Rows of ``day`` (days since 1970) are wanted; ``others``: drop | keep (within ``reach`` days) | quarantine.
+
+    Where they are kept, those from ``first`` on, whose own day is done already, count among the rows of ``day``.
+    """
 
     day: int
     others: str
     reach: int = 0
+    first: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,9 @@ def _other_days(
     if not other.any():
         return {}, 0
     near = other & (np.abs(days - rule.day) <= rule.reach)
+    if rule.others == "keep" and rule.first is not None:
+        late = near & (days >= rule.first) & (days < rule.day)
+        near, other = near & ~late, other & ~late
     kept: dict[int, pl.DataFrame] = {}
     dropped = 0
     if rule.others == "keep":
@@ -162,12 +169,24 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
         frame = pl.DataFrame({"number": number, "text": text})
         whole = pl.col("number") if spec.day_column else seconds_of(pl.col("number")) / SECONDS_PER_DAY
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
-        day = frame.select(whole.floor().cast(pl.Int32, strict=False).fill_null(date))["number"]
+        packed = pl.when(pl.col("text").str.len_bytes() == 8).then(pl.col("text")).str.to_date("%Y%m%d", strict=False)
+        day = frame.select(
+            packed.cast(pl.Int32).fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day")
+        )["day"]
     bad = day.is_null().to_numpy()
     rejected.add(
         bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,
     )  # fmt: skip
     return day.fill_null(0).alias(DAY)
+
+
+def _seconds(number: pl.Expr) -> pl.Expr:
+    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
+    size = number.abs()
+    return (
+        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
+        .then(number / 1e3).otherwise(number)
+    )  # fmt: skip
 
 
 def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:

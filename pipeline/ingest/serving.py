@@ -34,18 +34,39 @@ class RecordTransform:
         return RecordTransform(spec, read_state(store, path, spec))
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """One row of model inputs for each of ``records``; DataError names the first value that cannot be."""
+        """One row of model inputs for each of ``records``; DataError names the first value that cannot be.
+
+        What comes of a record does not depend on the others of its call.
+        """
+        if all(_alike([record.get(name) for record in records]) for name in self.spec.columns):
+            return self._inputs(records, 0)
+        return pl.concat([self._inputs([record], at) for at, record in enumerate(records)])
+
+    def _inputs(self, records: Sequence[Mapping[str, Any]], first: int) -> pl.DataFrame:
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])
-        parsed = parse(raw, np.arange(len(records)), self.spec)
+        parsed = parse(raw, np.arange(first, first + len(records)), self.spec)
         if parsed.rejects:
-            first = parsed.rejects[0]
-            raise DataError(f"record {first.line}: {first.reason}", hint="a value as it would be in the logs")
+            bad = parsed.rejects[0]
+            raise DataError(f"record {bad.line}: {bad.reason}", hint="a value as it would be in the logs")
         return transform(parsed.frame, self.spec, self.state).drop(LABEL)
 
     def _column(self, name: str, records: Sequence[Mapping[str, Any]]) -> pl.Series:
         if name == self.spec.label:
             return pl.Series(name, [self.spec.positive] * len(records), dtype=pl.String)
         values = [record.get(name) for record in records]
-        if any(isinstance(value, str) for value in values) or all(value is None for value in values):
-            return pl.Series(name, [None if value is None else str(value) for value in values], dtype=pl.String)
-        return pl.Series(name, values, strict=False)
+        text = all(value is None or isinstance(value, str) for value in values)
+        made = pl.Series(name, values, dtype=pl.String) if text else pl.Series(name, values, strict=False)
+        inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
+        if inner.is_nested() or inner == pl.Object:
+            raise DataError(
+                f"a record's {name} holds {inner}, expected a number, a text or a list of such",
+                hint="a value as it would be in the logs",
+            )
+        return made
+
+
+def _alike(values: Sequence[Any]) -> bool:
+    """Whether values, and the elements of lists, are of one type, so that one Series holds all of them as they are."""
+    kinds = {type(value) for value in values if value is not None}
+    inner = {type(each) for value in values if isinstance(value, list) for each in value if each is not None}
+    return len(kinds) <= 1 and len(inner) <= 1

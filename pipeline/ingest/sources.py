@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import lzma
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,9 @@ import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import zstandard
 from fsspec import AbstractFileSystem
 
-from pipeline.artifacts import Store
+from pipeline.artifacts import Store, files_at
 from pipeline.config import Config
 from pipeline.errors import DataError, NightjarError, UnreachableError
 from pipeline.ingest.text import Layout, Reject, read_lines
@@ -109,15 +107,7 @@ def find_files(path: str) -> Files:
         fs, root = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:
         raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
-    fs.invalidate_cache()  # a listing from before the day was delivered
-    if fsspec.core.has_magic(root):
-        paths = [name for name in fs.glob(root) if not fs.isdir(name)]
-    elif fs.isdir(root):
-        paths = fs.find(root)
-    else:
-        paths = [root] if fs.exists(root) else []
-    if len(paths) > 1 or fs.isdir(root):
-        paths = sorted(name for name in paths if name.rsplit("/", 1)[-1][0] not in "._")
+    paths = files_at(fs, root)
     if not paths:
         raise missing_data(path)
     common = _common_folder(paths)
@@ -185,7 +175,7 @@ def readable(label: str) -> Iterator[None]:
     """Turn what a damaged or locked file raises into a DataError that names it."""
     try:
         yield
-    except (EOFError, gzip.BadGzipFile, zlib.error, zstandard.ZstdError, lzma.LZMAError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{label} is damaged or cut off: {error}", hint="fetch the file again") from None
     except pa.ArrowInvalid as error:
         reason = str(error).splitlines()[0]
@@ -194,6 +184,11 @@ def readable(label: str) -> Iterator[None]:
         ) from None
     except PermissionError:
         raise DataError(f"{label} may not be read", hint="grant read permission on data.path") from None
+    except OSError as error:
+        if type(error) is not OSError or error.errno is not None:
+            raise
+        reason = str(error).splitlines()[0]  # Arrow's own, of bytes that it cannot decode: no system call failed
+        raise DataError(f"{label} is damaged or cut off: {reason}", hint="fetch the file again") from None
 
 
 @contextmanager
@@ -203,7 +198,7 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
         with gzip.open(source, "rb") as stream:
             yield cast(BinaryIO, stream)
     elif path.endswith((".zst", ".zstd")):
-        with zstandard.ZstdDecompressor().stream_reader(source, read_across_frames=True) as stream:
+        with pa.CompressedInputStream(source, "zstd") as stream:  # it tells a file that is cut off from one that ends
             yield cast(BinaryIO, stream)
     else:
         yield source

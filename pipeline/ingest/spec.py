@@ -224,9 +224,13 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
             continue
         if count:
             raise DataError(f"{file} has {count} columns called {column!r}, expected one", hint="rename all but one")
-        near = difflib.get_close_matches(column, available, n=1, cutoff=0.4)
+        near = [name for name in available if name.lower() == column.lower()]
+        near = near or difflib.get_close_matches(column, available, n=1, cutoff=0.4)
         hint = f"{override}={near[0] if near else '<one of them>'}"
-        if header:
+        other = next((mark for mark in ";\t|, " if mark in available[0]), "") if len(available) == 1 else ""
+        if header and other:
+            hint = f"data.separator='{other}'".replace("\t", "\\t")
+        elif header:
             hint += "; if the first line is no header: data.header=false data.columns=[<names>]"
         raise DataError(
             f"{file} has no column {column!r} ({override}); nearest: {near[0] if near else 'none'}; "

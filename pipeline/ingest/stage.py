@@ -7,7 +7,7 @@ independent of order, so the dataset's bytes depend on the logs and the configur
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from datetime import date
 from typing import Any
@@ -23,7 +23,7 @@ from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.fit import Fit
-from pipeline.ingest.output import PartWriter, Quarantine, write_frame
+from pipeline.ingest.output import PartWriter, Quarantine, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
@@ -76,7 +76,19 @@ def ingest(config: Config, draft: Draft, progress: Progress) -> dict[str, Any]:
             run.add(day)
     with answering(config, draft.store):
         summary = run.finish()
+        _check_unchanged(config, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
+
+
+def _check_unchanged(config: Config, draft: Draft) -> None:
+    """Raise DataError where the logs are others by now than those that the dataset's key was made of."""
+    raw = draft.config.get("raw")
+    if raw is None or raw == raw_fingerprint(config, draft.store):
+        return
+    raise DataError(
+        f"the logs of {config.data.day or config.data.path} changed while they were read",
+        hint="the same command again once they are all delivered: data.watermark.success=_SUCCESS waits for that",
+    )
 
 
 class _Run:
@@ -135,7 +147,7 @@ class _Run:
         return day in self.days[-split.test_days :]
 
     def _first_pass(self, engine: Engine, fit: Fit, day: date | None, meter: _Meter) -> None:
-        job = CountJob(self.spec, day_rule(self.config.data, day), fit.test)
+        job = CountJob(self.spec, day_rule(self.config.data, day, self.days), fit.test)
         for counted in engine.count(self._sources(day), job):
             self.quarantine.add(counted.file, counted.rejects)
             fit.merge(counted.fit)
@@ -166,6 +178,8 @@ class _Run:
                 with self.draft.store.open(f"{artifact.path}/{name}") as source:
                     rows = pl.read_parquet(source.read()).select(list(self.spec.columns))
                 sources.append(FrameSource(rows, f"late rows in {artifact.path}"))
+            early = self.late.pop(days.day_number(day), [])
+            sources += [FrameSource(rows, f"rows in files of days before {day}") for rows in early]
         return sources
 
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
@@ -187,18 +201,19 @@ class _Run:
         carried_on = bool(self.days) or config.data.mapping_from is not None
         write_state(draft, self.spec, self.state, config.ingest.compression, carried_on=carried_on)
         for day, parts in sorted(self.late.items()):
-            write_frame(draft, days.late_name(days.day_of(day)), pl.concat(parts), config.ingest.compression)
+            write_frame(draft, days.late_name(days.day_of(day)), joined(parts), config.ingest.compression)
         draft.write_json("schema.json", dataset_schema(self.spec, self.state, rows, files, groups).to_json())
         draft.write_json(QUALITY, quality)
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
-        late = {str(days.day_of(day)): sum(part.height for part in parts) for day, parts in sorted(self.late.items())}
+        late = {days.day_of(day): sum(part.height for part in parts) for day, parts in sorted(self.late.items())}
         for other, count in late.items():
-            self.progress(f"{count:,} rows of {other} kept for that day: data.day={other} takes them in")
+            taken = f": data.day={other} takes them in" if len(self.days) == 1 else f" in {days.late_name(other)}"
+            self.progress(f"{count:,} rows of {other} kept for that day{taken}")
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
-            **self._about_days(late),
+            **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 
     def _quality(self) -> dict[str, Any]:
@@ -240,12 +255,16 @@ class _Run:
         }  # fmt: skip
 
 
-def day_rule(data: DataConfig, day: date | None) -> DayRule | None:
-    """What becomes of rows of other days: of files of one day as ``data.late`` says, else they are left out."""
+def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
+    """What becomes of rows of other days: of files of one day as ``data.late`` says, else they are left out.
+
+    ``named``: all days of the dataset. Of these, late rows come with the day that brings them, early ones with theirs.
+    """
     if day is None:
         return None
     others = "drop" if not days.has_pattern(data) else "keep" if data.late == "own_day" else "quarantine"
-    return DayRule(day=days.day_number(day), others=others, reach=data.late_days)
+    first = days.day_number(named[0]) if named else None
+    return DayRule(day=days.day_number(day), others=others, reach=data.late_days, first=first)
 
 
 class _Meter:

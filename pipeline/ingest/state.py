@@ -28,8 +28,9 @@ from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, SparseTransform, State
 
 TRANSFORMS = "transforms.json"
-# What decides the row of an id; carried on only where both sides agree.
-_SAME = ("mapping", "seed", "separator", "weight_separator")
+# The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
+_DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
+_SPARSE = ("column", "mapping", "separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way."""
     dense = {
         f.name: {
-            "column": f.column, "transform": f.transform, "clip": list(f.clip), "bins": f.bins,
-            "min": f.low, "max": f.high, "required": f.required,
+            **{key: getattr(f, name) for key, name in _DENSE.items()},
             "mean": state.dense[f.name].mean, "std": state.dense[f.name].std,
             "missing": None if math.isnan(state.dense[f.name].missing) else 0.0,
             "bounds": _listed(state.dense[f.name].bounds),
@@ -130,11 +130,9 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     }  # fmt: skip
     sparse = {
         f.name: {
-            "column": f.column, "mapping": f.mapping, "rows": state.sparse[f.name].rows,
-            "hash": "xxhash64", "seed": f.seed, "separator": f.separator, "weight_separator": f.weight_separator,
-            "cross": list(f.cross), "bins": f.bins, "max_ids": f.max_ids, "integer": f.integer,
-            "required": f.required, "bounds": _listed(state.sparse[f.name].bounds),
-            "spread": state.sparse[f.name].spread,
+            **{name: getattr(f, name) for name in _SPARSE},
+            "rows": state.sparse[f.name].rows, "hash": "xxhash64", "seed": f.seed,
+            "bounds": _listed(state.sparse[f.name].bounds), "spread": state.sparse[f.name].spread,
             "vocab": f"vocab/{f.name}.parquet" if state.sparse[f.name].mapping is not None else None,
         }
         for f in spec.sparse
@@ -154,35 +152,18 @@ def _bounds(record: dict[str, Any]) -> np.ndarray | None:
 def spec_of(record: dict[str, Any]) -> DataSpec:
     """The features of ``transforms.json``, for records that carry the same columns; no day, no split."""
     dense = tuple(
-        DenseSpec(
-            name=name,
-            column=f["column"],
-            transform=f["transform"],
-            clip=tuple(f["clip"]),
-            bins=f["bins"],
-            low=f["min"],
-            high=f["max"],
-            required=f["required"],
-        )  # fmt: skip
-        for name, f in record["dense"].items()
+        DenseSpec(name=feature, **{name: _as_tuple(f[key]) for key, name in _DENSE.items()})
+        for feature, f in record["dense"].items()
     )
     sparse = tuple(
         SparseSpec(
-            name=name,
-            column=f["column"],
-            mapping=f["mapping"],
+            name=feature,
             rows=f["rows"],
             min_count=1,
             evict_after_days=None,
-            separator=f["separator"],
-            weight_separator=f["weight_separator"],
-            cross=tuple(f["cross"]),
-            bins=f["bins"],
-            max_ids=f["max_ids"],
-            integer=f["integer"],
-            required=f["required"],
+            **{name: _as_tuple(f[name]) for name in _SPARSE},
         )  # fmt: skip
-        for name, f in record["sparse"].items()
+        for feature, f in record["sparse"].items()
     )
     label = record["label"]
     columns = [label["column"], *(f.column for f in dense), *(c for f in sparse for c in (f.cross or (f.column,)))]
@@ -191,6 +172,10 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
         day_column=None, timestamp=None, true_probability=False, missing=tuple(record["missing"]),
         strip=record["strip"], split=SplitConfig(), columns=dict.fromkeys(columns, ""),
     )  # fmt: skip
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *, carried_on: bool) -> None:
@@ -234,12 +219,11 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
 
 
 def _read_sparse(store: Store, dataset: Artifact, feature: SparseSpec, then: dict[str, Any]) -> SparseTransform:
-    now = {"mapping": feature.mapping, "seed": feature.seed, "separator": feature.separator,
-           "weight_separator": feature.weight_separator}  # fmt: skip
+    now = {"mapping": feature.mapping, "seed": feature.seed}
     if feature.mapping not in ("vocab", "learned"):
         now["rows"] = feature.rows
     for name, value in now.items():
-        if then[name] != value and name in (*_SAME[:2], "rows"):
+        if then[name] != value:
             raise ConfigError(
                 f"data.sparse.{feature.name}.{name} is {value!r}, but {dataset.path}, whose mapping is to be carried "
                 f"on, has {then[name]!r}: every id would get another row",

@@ -10,6 +10,8 @@ import polars as pl
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.text import FLOAT32_MAX, Reject
 
+WHOLE = 2.0**53  # floats below this hold every whole number
+
 
 class Rejected:
     """Which rows are out, and why: the first complaint about a row counts."""
@@ -34,16 +36,35 @@ def shown(value: str | None) -> str:
 
 
 def text_of(values: pl.Series, spec: DataSpec, rejected: Rejected) -> pl.Series:
-    """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected)."""
-    if values.dtype.is_float():
-        values = values.fill_nan(None)
-    if values.dtype == pl.Boolean:
-        values = values.cast(pl.Int8)
-    text = values if values.dtype == pl.String else values.cast(pl.String, strict=False)
+    """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected).
+
+    A whole float is written as the whole number it is: a column of ids of which one is missing is often stored so.
+    """
+    text = strings_of(values)
     if values.dtype == pl.Binary:
         undecodable = (text.is_null() & values.is_not_null()).to_numpy()
         rejected.add(undecodable, "invalid UTF-8", lambda _: f"{values.name} is not valid UTF-8", values.name)
     return text.str.strip_chars() if spec.strip else text
+
+
+def strings_of(values: pl.Series) -> pl.Series:
+    """``values``, no lists, as strings, null where there is none."""
+    if values.dtype == pl.Boolean:
+        values = values.cast(pl.Int8)
+    if values.dtype == pl.Binary:
+        return pl.Series(values.name, [_decoded(value) for value in values], dtype=pl.String)
+    if not values.dtype.is_float():
+        return values if values.dtype == pl.String else values.cast(pl.String, strict=False)
+    values = values.fill_nan(None)
+    whole = (values.floor() == values) & (values.abs() < WHOLE)
+    return values.cast(pl.String).zip_with(~whole.fill_null(False), values.cast(pl.Int64, strict=False).cast(pl.String))
+
+
+def _decoded(value: bytes | None) -> str | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 def absent_in(text: pl.Series, spec: DataSpec) -> pl.Series:

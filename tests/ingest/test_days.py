@@ -213,3 +213,21 @@ def test_fingerprints_of_days_differ(tmp_path):
     marks = {raw_fingerprint(config_of(tmp_path, day)) for day in ("2026-01-01", "2026-01-01", "2026-01-02")}
     keys = {artifact_key("i", key_config("ingest", config_of(tmp_path, f"2026-01-0{n}")), {}) for n in (1, 2)}
     assert len(keys) == 2 and len(marks) == 1  # equal bytes and times: the day itself tells them apart
+
+
+def test_rows_beyond_their_day_are_taken_into_a_range(nights, tmp_path):
+    early, late = "1,1,early,2026-01-02 00:00:01", "1,1,late,2026-01-01 23:59:59"
+    write_day(tmp_path, "2026-01-01", [*day_rows("2026-01-01", 20), early, "1,1,soon,2026-01-03"])
+    write_day(tmp_path, "2026-01-02", [*day_rows("2026-01-02", 30), "1,many,c,2026-01-02", late])
+    write_day(tmp_path, "2026-01-02", ["1,1,soon,2026-01-03", "1,few,c,2026-01-02"], name="part-1.csv")
+    dataset = nights.ingest(config_of(tmp_path, "2026-01-01..2026-01-02", late="own_day"))
+    rows = dataset.all_rows
+    assert rows.filter(pl.col("day") == 20_454).height == 21
+    assert rows.filter(pl.col("day") == 20_455).height == 31
+    assert {"early", "late"} < set(dataset.vocab("c")["id"])
+    # Of a day outside the range they wait, whatever the types their blocks were read as.
+    assert dataset.summary["rows_late"] == {"2026-01-03": 2}
+    kept = pl.read_parquet(dataset.bytes("late/2026-01-03.parquet"))
+    assert kept["c"].to_list() == ["soon", "soon"] and kept["x"].cast(float).to_list() == [1, 1]
+    assert dataset.summary["rows"] == 20 + 30 + 2 + 2 + 2
+    assert "2 rows of 2026-01-03 kept for that day in late/2026-01-03.parquet" in nights.said[-1]

@@ -121,6 +121,8 @@ DAYS = (
     ("timestamp", ["1970-01-02 10:00:00", "1970-01-03", "1970-01-04"]),
     ("day_column", ["1970-01-02", "1970-01-03", "1970-01-04"]),
     ("timestamp", [86_400_000_000, 2e12, 3e12]),
+    ("timestamp", [19_700_102, 19_700_103, 19_700_104]),
+    ("day_column", [19_700_102, 19_700_103, 19_700_104]),
 )
 
 
@@ -134,6 +136,14 @@ def test_days_come_from_numbers_dates_and_timestamps(run_ingest, tmp_path, field
     assert dataset.quarantine[0]["reason"].startswith("t is 'tomorrow', expected a number or YYYY-MM-DD")
     if days[0] != 86_400_000_000:
         assert dataset.split("train")["day"].unique().to_list() == [1]
+
+
+@pytest.mark.parametrize("unit", [1, 1_000, 1_000_000, 1_000_000_000])
+def test_timestamps_are_numbers_of_any_unit(run_ingest, tmp_path, unit):
+    lines = [f"{i % 3 % 2},{i},a,{(1_767_225_600 + i % 2 * 86_400) * unit}" for i in range(30)]
+    (tmp_path / "a.csv").write_text("\n".join(["label,x,c,t", *lines]))
+    dataset = run_ingest(csv_config(tmp_path / "a.csv", timestamp="t", split=SplitConfig(by="day")))
+    assert dataset.all_rows["day"].unique().sort().to_list() == [20_454, 20_455]
 
 
 def test_caps_and_rare_ids_share_the_unseen_row(run_ingest, tmp_path):

@@ -50,6 +50,7 @@ def s3(endpoint, monkeypatch, request):
         name = f"{bucket}/logs/part-{number}.csv"
         fs.pipe_file(name + ".gz" if number else name, gzip.compress(text) if number else text)
     fs.pipe_file(f"{bucket}/logs/_SUCCESS", b"")
+    fs.call_s3("put_object", Bucket=bucket, Key="logs/")  # how consoles mark a folder
     yield f"s3://{bucket}"
     endpoint.fault = None
     fs.clear_instance_cache()

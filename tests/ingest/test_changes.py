@@ -1,0 +1,74 @@
+"""What others do meanwhile: logs that change while they are read, and a second run that makes the same dataset."""
+
+import multiprocessing
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.errors import DataError, LaunchError
+from pipeline.ingest import raw_fingerprint, stage
+
+from .conftest import csv_config, write_rows
+from .test_days import Nights, config_of, day_rows, nights, write_day  # noqa: F401
+
+
+@pytest.mark.parametrize("what", ["grows", "gets a file", "loses one"])
+def test_logs_that_change_while_they_are_read_make_no_dataset(nights, tmp_path, monkeypatch, what):  # noqa: F811
+    for name in ("part-0.csv", "part-1.csv"):
+        write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20), name)
+    config, read = config_of(tmp_path, "2026-01-01"), stage.find_files
+
+    def changed(path):
+        files = read(path)
+        if what == "loses one":
+            (tmp_path / "2026-01-01/part-1.csv").rename(tmp_path / "elsewhere.csv")
+            files = read(path)
+        else:
+            name = {"grows": "part-0.csv", "gets a file": "part-2.csv"}[what]
+            write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 30), name)
+        return files
+
+    monkeypatch.setattr(stage, "find_files", changed)
+    with pytest.raises(DataError, match="the logs of 2026-01-01 changed while they were read") as caught:
+        nights.ingest(config)
+    assert "data.watermark.success" in caught.value.hint
+    assert not list((tmp_path / "store").rglob("*.parquet"))
+    monkeypatch.undo()
+    assert nights.ingest(config).summary["rows"] == {"grows": 50, "gets a file": 70, "loses one": 20}[what]
+
+
+def test_the_fingerprint_sees_a_file_that_came_after_a_listing(tmp_path):
+    path = write_rows(tmp_path / "logs.csv")
+    before = raw_fingerprint(csv_config(tmp_path))
+    write_rows(path.with_name("more.csv"))
+    assert raw_fingerprint(csv_config(tmp_path)) != before
+
+
+def _hold(folder, ready, done):
+    with Store(folder).draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
+        draft.write_json("a.json", 1)
+        ready.set()
+        done.wait(30)
+
+
+def test_two_processes_do_not_write_one_artifact(tmp_path):
+    fork = multiprocessing.get_context("fork")
+    ready, done = fork.Event(), fork.Event()
+    other = fork.Process(target=_hold, args=(str(tmp_path), ready, done))
+    other.start()
+    try:
+        assert ready.wait(30)
+        store = Store(str(tmp_path))
+        with (
+            pytest.raises(LaunchError, match="datasets/d/k is being written by another process"),
+            store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}),
+        ):
+            pass
+        assert (tmp_path / "datasets/d/k/a.json").exists()  # the other one's
+    finally:
+        done.set()
+        other.join()
+    assert not (tmp_path / "datasets/d/k").exists()
+    with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
+        draft.commit({})
+    assert store.find("datasets/d/k") is not None

@@ -1,0 +1,146 @@
+"""Files as others write them: cut off, packed otherwise, with columns of other types. Nothing is lost unsaid."""
+
+import bz2
+import gzip
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from pipeline.config import DenseFeature, SparseFeature, SplitConfig
+from pipeline.errors import DataError
+from pipeline.ingest import RecordTransform
+from pipeline.ingest.days import counted_rows
+from pipeline.ingest.sources import find_files
+
+from .conftest import csv_config, write_rows
+from .test_errors import refused
+
+ALL_TRAIN = SplitConfig(test_share=0.0)
+
+
+def parquet_config(path, **columns):
+    """A Parquet file at ``path`` of 20 rows with ``columns`` in place of plain ones, and its configuration."""
+    plain = {"label": [i % 2 for i in range(20)], "x": [float(i // 2) for i in range(20)], "c": ["a", "b"] * 10}
+    pq.write_table(pa.table({**plain, **columns}), path)
+    return csv_config(path, format="parquet", split=ALL_TRAIN)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.999])
+def test_a_zst_file_that_is_cut_off_is_no_shorter_log(run_ingest, tmp_path, share):
+    packed = zstandard.compress(write_rows(tmp_path / "a.csv", 200_000).read_bytes())
+    path = tmp_path / "a.csv.zst"
+    path.write_bytes(packed[: int(share * len(packed))])
+    refused(run_ingest, csv_config(path), "a.csv.zst is damaged or cut off")
+    with pytest.raises(DataError, match="cut off"):
+        counted_rows(csv_config(path).data, find_files(str(path)), 1 << 40)
+    path.write_bytes(packed + zstandard.compress(b"1,1,more\n"))  # frames one after the other are one file
+    assert run_ingest(csv_config(path)).summary["rows"] == 200_001
+
+
+@pytest.mark.parametrize(
+    ("pack", "what", "hint"),
+    [
+        (gzip.compress, "is compressed by gzip, expected text", "a name that ends with .gz"),
+        (zstandard.compress, "is compressed by Zstandard", "a name that ends with .zst"),
+        (bz2.compress, "is compressed by bzip2", "pack it as .gz"),
+        (lambda data: data.decode().encode("utf-16"), "is text in UTF-16", "UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_named(run_ingest, tmp_path, pack, what, hint):
+    (tmp_path / "a.csv").write_bytes(pack(write_rows(tmp_path / "b.csv").read_bytes()))
+    refused(run_ingest, csv_config(tmp_path / "a.csv"), what, hint)
+
+
+@pytest.mark.parametrize(("separator", "shown"), [(";", "';'"), ("\t", r"'\t'"), ("|", "'|'")])
+def test_a_wrong_separator_is_named(run_ingest, tmp_path, separator, shown):
+    path = write_rows(tmp_path / "a.csv")
+    path.write_text(path.read_text().replace(",", separator))
+    refused(run_ingest, csv_config(path), "no column 'label'", f"hint: data.separator={shown}")
+    assert run_ingest(csv_config(path, separator=shown.strip("'"))).summary["rows"] == 300
+
+
+def test_a_column_in_other_letters_is_the_nearest(run_ingest, tmp_path):
+    path = write_rows(tmp_path / "a.csv", header="label,X,c")
+    refused(run_ingest, csv_config(path), "nearest: X", "data.dense.x.column=X")
+
+
+def test_names_that_nothing_reads_may_come_twice(run_ingest, tmp_path):
+    lines = "".join(f"{i % 2},,{i},a,,\n" for i in range(20))
+    (tmp_path / "a.csv").write_text(f"label,,x,c,,\n{lines}")
+    assert run_ingest(csv_config(tmp_path / "a.csv")).summary["rows_quarantined"] == 0
+
+
+def test_a_damaged_page_of_parquet_is_a_data_error(run_ingest, tmp_path):
+    config = parquet_config(tmp_path / "a.parquet")
+    data = bytearray((tmp_path / "a.parquet").read_bytes())
+    data[4:60] = bytes(56)
+    (tmp_path / "a.parquet").write_bytes(data)
+    refused(run_ingest, config, "a.parquet is damaged or cut off")
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (pa.array([{"a": 1}] * 20), "struct<a: int64>"),
+        (pa.array([[("k", 1)]] * 20, pa.map_(pa.string(), pa.int64())), "map<string, int64"),
+        (pa.array([[["a"]]] * 20), "list<element: list<element: string>>"),
+    ],
+)
+def test_nested_columns_are_refused_by_name(run_ingest, tmp_path, values, shown):
+    config = parquet_config(tmp_path / "a.parquet", c=values)
+    refused(run_ingest, config, "column 'c' (data.sparse.c.column) holds", shown, "one value a row or a list of values")
+
+
+def test_an_id_is_the_same_whether_its_column_is_of_whole_numbers_or_of_floats(run_ingest, tmp_path):
+    (tmp_path / "logs").mkdir()
+    parquet_config(tmp_path / "logs/a.parquet", c=[7, 8] * 10)
+    parquet_config(tmp_path / "logs/b.parquet", c=[7.0, None] * 10)  # how pandas stores ids of which one is missing
+    config = parquet_config(tmp_path / "logs/c.parquet", c=["7", "0.5"] * 10)
+    config.data.path = str(tmp_path / "logs")
+    dataset = run_ingest(config)
+    assert dict(dataset.vocab("c").select("id", "count").rows()) == {"7": 30, "8": 10, "0.5": 10}
+
+
+def test_elements_of_lists_that_are_no_ids_are_left_out(run_ingest, tmp_path):
+    config = parquet_config(tmp_path / "a.parquet", c=[[1.0, float("nan"), None, 2.5], []] * 10)
+    config.data.sparse = {"c": SparseFeature(separator="|")}
+    assert set(run_ingest(config).vocab("c")["id"]) == {"1", "2.5"}
+    fixed = pa.array([["a", "b"]] * 20, pa.list_(pa.string(), 2))
+    config = parquet_config(tmp_path / "b.parquet", c=fixed)
+    config.data.sparse = {"c": SparseFeature(separator="|")}
+    assert [len(bag) for bag in run_ingest(config).split("train")["c"]] == [2] * 20
+    config = parquet_config(tmp_path / "c.parquet", c=["a:2|:3| :4|b : 5"] * 20)
+    config.data.sparse, config.data.strip = {"c": SparseFeature(separator="|", weight_separator=":")}, True
+    dataset = run_ingest(config)
+    assert set(dataset.vocab("c")["id"]) == {"a", "b"}
+    assert dataset.split("train")["c__weight"][0].to_list() == [2, 5]
+
+
+def test_bytes_that_are_no_text_quarantine_their_row(run_ingest, tmp_path):
+    config = parquet_config(tmp_path / "a.parquet", c=[b"a", b"\xff"] + [b"b"] * 18)
+    dataset = run_ingest(config)
+    assert dataset.quarantine == [{"file": "a.parquet", "line": 2, "reason": "c is not valid UTF-8"}]
+    assert set(dataset.vocab("c")["id"]) == {"a", "b"}
+
+
+def test_what_comes_of_a_record_does_not_depend_on_the_others(run_ingest, tmp_path):
+    config = parquet_config(tmp_path / "a.parquet", c=[1, 2] * 10, t=[["a", "b"], ["7"]] * 10)
+    config.data.sparse |= {"t": SparseFeature(separator="|")}
+    config.data.dense = {"x": DenseFeature(transform="none")}
+    dataset = run_ingest(config)
+    serve = RecordTransform.read(dataset.store, dataset.artifact.path)
+    records = [{"c": 1, "x": 1, "t": ["a"]}, {"c": 1.0, "x": 2.5, "t": "a|b"}, {"c": "1", "x": "3", "t": [7, 7.0]},
+               {"c": 2**60, "t": []}, {"c": 0.5, "t": None}, {"c": np.int64(2), "x": True}]  # fmt: skip
+    together = serve(records)
+    assert together.equals(pl.concat([serve([record]) for record in records]))
+    one, two = (dict(dataset.vocab("c").select("id", "row").rows())[name] for name in "12")
+    assert together["c"].to_list() == [one, one, one, 1, 1, two]
+    with pytest.raises(DataError, match="record 1: x is 'much'"):
+        serve([{"x": 1}, {"x": "much"}])
+    for wrong in ({"c": {"a": 1}}, {"c": object()}, {"t": [[1]]}):
+        with pytest.raises(DataError, match="a record's . holds .*, expected a number, a text or a list"):
+            serve([wrong])
