@@ -1,12 +1,13 @@
 """``make bench-towers-quality``: test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts.
 
-Towers come from the default partitioner and put out one vector a feature (``--module``), as wide as half of the flat
-model's bytes between hosts allow, ids included (``byte_ratio``; table-wise tables, one rank a host, float32). Seeds
-draw other logs where they are synthetic, other test rows of adult, and other initial values and orders of the rows
-everywhere; flat and towers share all of it, and the settings, which are the flat model's. ``ne_change``: mean over the
-seeds of NE with towers / NE flat - 1 in per cent, with half its 95 % interval beside it. A flat model as narrow as the
-towers' vectors sends about as few bytes (FBGEMM wants a multiple of 4): its change is shown too (``narrow``), but not
-judged. ``ratio``: the largest mean of NE with towers / NE flat; the bar is 1.0005.
+Towers come from the default partitioner and put out one vector a feature (dlrm with c=1 p=0; of flights, where half of
+the width costs 1 %, dcn with two cross layers), as wide as half of the flat model's bytes between hosts allow, ids
+included (``byte_ratio``; table-wise tables, one rank a host, float32). Seeds draw other logs where they are synthetic,
+other test rows of adult, and other initial values and orders of the rows everywhere; flat and towers share all of it,
+and the settings, which are the flat model's. ``ne_change``: mean over the seeds of NE with towers / NE flat - 1 in per
+cent, with half its 95 % interval beside it. A flat model as narrow as the towers' vectors sends about as few bytes
+(FBGEMM wants a multiple of 4): its change is shown too (``narrow``), but not judged. ``ratio``: the largest mean of NE
+with towers / NE flat; the bar is 1.0005.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ from pipeline.stages import read_dataset, steps
 
 FP32 = 8  # bytes of a value there and its gradient back
 ADULT = Path("../shared/data/adult.data")
-SEEDS = {"synthetic": 10, "adult": 20, "flights": 10}
+SEEDS = {"synthetic": 10, "adult": 20, "flights": 8}
+DLRM, DCN = ["partition.module=dlrm"], ["partition.module=dcn", "partition.cross_layers=2"]
+MODULES = {"synthetic": DLRM, "adult": DLRM, "flights": DCN}
 Settings = Callable[[str, int], list[str]]  # of a folder to write to and a seed
 
 
 def main() -> None:
     """Run the benchmark and print its JSON line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, help="of each log; 10 of synthetic and flights, 20 of adult")
+    options.add_argument("--seeds", type=int, help="of each log; else 10 of synthetic, 20 of adult, 8 of flights")
     options.add_argument("--first", type=int, default=1, help="the first seed")
     options.add_argument("--towers", type=int, nargs="+", default=[2, 4])
     options.add_argument("--rows", type=int, default=450_000, help="of the synthetic logs, a fifth of them to test on")
-    options.add_argument("--logs", nargs="+", default=["synthetic", "adult"], choices=["synthetic", "adult", "flights"])
+    options.add_argument("--logs", nargs="+", default=list(SEEDS), choices=list(SEEDS))
     options.add_argument("--adult", type=Path, default=ADULT, help="adult.data, for --logs adult")
-    options.add_argument("--module", default="dlrm", choices=["dlrm", "dcn"], help="of the towers; dlrm with c=1 p=0")
     options.add_argument("--bytes", type=float, default=2.0, help="flat bytes between hosts by those with towers")
     options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
     given = options.parse_args()
@@ -94,7 +96,7 @@ def _compare(given: argparse.Namespace, name: str, settings_of: Settings) -> dic
             flat = compose([*base, f"run=flat{seed}"])
             flat_ne = test_ne(flat, store)
             shown = [f"flat {flat_ne:.5f}"]
-            for what, settings in _rivals(given, flat, store, ratios).items():
+            for what, settings in _rivals(given, MODULES[name], flat, store, ratios).items():
                 ne = test_ne(compose([*base, *settings, f"run={what}-{seed}"]), store)
                 changes.setdefault(what, []).append(100 * (ne / flat_ne - 1))
                 shown.append(f"{what} {ne:.5f} ({changes[what][-1]:+.3f} %)")
@@ -106,15 +108,14 @@ def _compare(given: argparse.Namespace, name: str, settings_of: Settings) -> dic
 
 
 def _rivals(
-    given: argparse.Namespace, flat: Config, store: Store, ratios: dict[str, tuple[int, float]]
+    given: argparse.Namespace, module: list[str], flat: Config, store: Store, ratios: dict[str, tuple[int, float]]
 ) -> dict[str, list[str]]:
     """Settings of what is held against ``flat``, by name; ``ratios`` gets width and byte ratio of those with towers."""
     features, width = _features(flat, store), flat.model.embedding_dim
     found, dim = {}, 0
     for count in given.towers:
         dim, ratio = ratios[str(count)] = narrowed(features, width, count, given.bytes)
-        module = f"partition.module={given.module}"
-        found[str(count)] = ["partition=dmt", f"partition.towers={count}", module, f"partition.dim={dim}"]
+        found[str(count)] = ["partition=dmt", f"partition.towers={count}", *module, f"partition.dim={dim}"]
     return {**found, "narrow": [f"model.embedding_dim={-(-dim // 4) * 4}"]}
 
 
