@@ -12,8 +12,12 @@ _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 
 def seconds_of(number: pl.Expr) -> pl.Expr:
-    """Seconds since 1970 of a number of them or of milliseconds: 1e11 seconds lie in the year 5138."""
-    return pl.when(number.abs() > 1e11).then(number / 1000).otherwise(number)
+    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
+    size = number.abs()
+    return (
+        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
+        .then(number / 1e3).otherwise(number)
+    )  # fmt: skip
 
 
 def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl.Series:

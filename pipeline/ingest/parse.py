@@ -180,15 +180,6 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
     return day.fill_null(0).alias(DAY)
 
 
-def _seconds(number: pl.Expr) -> pl.Expr:
-    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
-    size = number.abs()
-    return (
-        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
-        .then(number / 1e3).otherwise(number)
-    )  # fmt: skip
-
-
 def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
     """Stable hash (uint64) of each typed row's features.
 

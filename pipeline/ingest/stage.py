@@ -195,6 +195,9 @@ class _Run:
         """Write everything but the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
         config, draft, rows = self.config, self.draft, self.total.rows
+        self.total.train.settle(
+            {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
+        )
         files = {split: writer.files for split, writer in self.writers.items()}
         groups = {split: writer.groups for split, writer in self.writers.items()}
         quality = self._quality()
