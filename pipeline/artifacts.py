@@ -174,6 +174,18 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
         raise
 
 
+def _flock(handle: int, busy: NightjarError | None) -> None:
+    """Lock an open folder, waiting for it; where ``busy`` is given, raise that instead of waiting."""
+    with suppress(OSError):  # a file system without locks
+        if busy is None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+
+
 @contextmanager
 def reachable(where: str) -> Iterator[None]:
     """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
@@ -321,6 +333,25 @@ class Store:
                 Path(temporary).unlink(missing_ok=True)
                 raise
 
+    @contextmanager
+    def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:
+        """Hold the folder ``path`` against other processes of this file system; wait for it, or raise ``busy`` at once.
+
+        An advisory lock: it leaves nothing behind but the folder and ends with the process, however that ends. Object
+        stores, and file systems without locks, have none.
+        """
+        if not self.is_local:
+            yield
+            return
+        with disk_errors(path, self.option):
+            self.fs.makedirs(self.full(path), exist_ok=True)
+            handle = os.open(self.full(path), os.O_RDONLY)
+        try:
+            _flock(handle, busy)
+            yield
+        finally:
+            os.close(handle)
+
     def write_manifest(self, artifact: Artifact) -> None:
         """Write ``artifact``'s manifest, atomically and sealed: from now on it is what lies at its path."""
         self.write_bytes(f"{artifact.path}/{MANIFEST}", _sealed(artifact.to_json()))
@@ -369,7 +400,8 @@ class Store:
         The caller must ``commit``; leaving without it discards too. LaunchError where another process writes it.
         """
         draft = Draft(self, path, kind, key, config, inputs)
-        with self._alone(path):
+        hint = "the same command again once that one has ended: it takes what was made"
+        with self.locked(path, LaunchError(f"{path} is being written by another process", hint=hint)):
             draft.clear()
             try:
                 with disk_errors(path, self.option):
@@ -377,43 +409,6 @@ class Store:
             finally:
                 if not self.exists(f"{path}/{MANIFEST}"):
                     draft.discard()
-
-    @contextmanager
-    def _alone(self, path: str) -> Iterator[None]:
-        """Nobody else writes the artifact at ``path``: two runs of the same data would remove each other's files.
-
-        An advisory lock of its folder, which ends with the process. Object stores, and file systems without locks,
-        have none.
-        """
-        if not self.is_local:
-            yield
-            return
-        handle = self._locked(path)
-        try:
-            yield
-        finally:
-            os.close(handle)
-
-    def _locked(self, path: str) -> int:
-        """A handle of the folder at ``path`` that holds its lock."""
-        folder = Path(self.full(path))
-        while True:
-            with disk_errors(path, self.option):
-                folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os.close(handle)
-                    raise LaunchError(
-                        f"{path} is being written by another process",
-                        hint="the same command again once that one has ended: it takes what was made",
-                    ) from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), folder.stat()):
-                    return handle
-            os.close(handle)  # another process, failing, removed the folder after it was opened
 
     def verify(self, artifact: Artifact, only: str = "") -> None:
         """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.

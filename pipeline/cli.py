@@ -128,11 +128,8 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in COMPOSING else overrides)
     if unknown:
-        action = f" {options.action}" if options.command in ("ckpt", "models") else ""
-        helped = f" {options.command}{action}" if options.command in STORE_FLAG else ""
-        raise ConfigError(
-            f"nightjar {options.command}{action} does not know {unknown[0]}", hint=f"nightjar{helped} --help"
-        )
+        command = " ".join(filter(None, ("nightjar", options.command, getattr(options, "action", None))))
+        raise ConfigError(f"{command} does not know {unknown[0]}", hint=f"{command} --help")
     return overrides
 
 
@@ -166,21 +163,26 @@ def _run(options: argparse.Namespace) -> int:
 
 def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
-    from pipeline.artifacts import Store
-    from pipeline.launch.schedulers import only_launcher
-
-    store = Store(config.store)
     try:
-        store.answers()
-        with only_launcher(config, store, _say):
-            return _held_run(config, store)
+        return _alone(config)
     except NightjarError as error:
         return _complain(str(error), error.exit_code), {}
 
 
+def _alone(config: Config) -> tuple[int, dict[str, Any]]:
+    """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
+    from pipeline.artifacts import Store
+    from pipeline.launch.schedulers import only_launcher
+
+    store = Store(config.store)
+    store.answers()
+    with only_launcher(config, store, _say):
+        return _held_run(config, store)
+
+
 def _code(config: Config) -> int:
-    """Run ``config``; the exit code alone."""
-    return _one_run(config)[0]
+    """Run ``config``; the exit code alone. NightjarError where the run cannot be held: the night records that."""
+    return _alone(config)[0]
 
 
 def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
@@ -201,7 +203,11 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
         return _complain(str(error), error.exit_code), {}
     try:
         io = _stage_io(config, store, console.columns)
-        result = Chain(config, store, steps, lambda step: run_stage(step, config, store, io), console).run()
+        chain = Chain(
+            config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
+            lambda smaller: prepare(smaller, store),
+        )  # fmt: skip
+        result = chain.run()
     except (NightjarError, StageError) as error:
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
             write_report(store, str(config.run))
@@ -240,7 +246,7 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
 
 
 def _worker(options: argparse.Namespace) -> int:
-    from pipeline.worker import work
+    from pipeline.stages.worker import work
 
     return work(
         options.stage,

@@ -90,11 +90,16 @@ class SparseDefaults:
 
 @dataclass(kw_only=True)
 class SplitConfig:
-    """How rows fall into train and test. ``by``: hash (of the row's content) or day (the last ones test)."""
+    """How rows fall into train and test. ``by``: hash (of the row's content, ``test_share`` of them), day or hours.
+
+    By day the last ``test_days`` are test; by hours the last ``test_hours`` of ``data.day`` (of a range: of its last
+    day), as ``data.timestamp`` tells: the model is trained on the hours before and evaluated on those that follow.
+    """
 
     by: str = "hash"
     test_share: float = 0.2
     test_days: int = 1
+    test_hours: int = 2
 
 
 @dataclass(kw_only=True)
@@ -108,7 +113,8 @@ class SyntheticConfig:
 
     With ``data.day`` the log is of that day alone, ``rows`` of them: ``first_day`` is the first there is; every day,
     a share ``new_ids`` of a feature's ids gives way to new ones and a share ``popularity_drift`` changes places in
-    popularity. ``id_groups``: 0, or that many groups a feature has; ids of one have the same effects.
+    popularity. ``id_groups``: 0, or that many groups a feature has; ids of one have the same effects. ``hourly``: the
+    effects turn from hour to hour, by as much a day. Rows lie evenly over a day, in the order of their times.
     """
 
     rows: int = 1_000_000
@@ -127,6 +133,7 @@ class SyntheticConfig:
     new_ids: float = 0.0
     popularity_drift: float = 0.0
     id_groups: int = 0
+    hourly: bool = False
 
 
 @dataclass(kw_only=True)
@@ -184,13 +191,14 @@ class DriftLimits:
 class ChecksConfig:
     """What of a dataset is reported (``warn``) and what stops the stage (``hold``).
 
+    The label rate holds nothing by itself: the gate judges such a day against the model that serves.
     ``leak``: what becomes of a feature that alone predicts the label with an AUC above ``leak_auc``: hold | warn | off.
     """
 
     warn: DriftLimits = field(
         default_factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25)
     )
-    hold: DriftLimits = field(default_factory=lambda: DriftLimits(label_rate=1.0, missing_share=0.5))
+    hold: DriftLimits = field(default_factory=lambda: DriftLimits(missing_share=0.5))
     leak: str = "hold"
     leak_auc: float = 0.99
 
@@ -399,8 +407,9 @@ class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
 
     ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
-    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``shuffle_window_groups``: row groups
-    that are mixed at a time.
+    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``schedule`` of both learning rates after
+    the warm-up: constant | linear | cosine, the latter to ``min_lr_share`` of them at the last step.
+    ``shuffle_window_groups``: row groups that are mixed at a time.
     """
 
     global_batch: int = 4096
@@ -411,6 +420,8 @@ class TrainConfig:
     sparse_optimizer: str = "rowwise_adagrad"
     weight_decay: float = 0.0
     warmup_steps: int = 100
+    schedule: str = "constant"
+    min_lr_share: float = 0.0
     precision: str = "auto"
     compile: bool = False
     pipeline: str = "sparse_dist"

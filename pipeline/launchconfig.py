@@ -78,6 +78,8 @@ class LaunchConfig:
     the current one. ``pending_minutes``: until a pod that does not start is an error; ``rendezvous_minutes``: until
     the pods of a stage must have met, at ``port`` of the first; ``first_step_minutes``: until training must have taken
     one. ``lease_seconds``: after which a dead launcher's run may be taken over. ``keep_hours``: of finished jobs.
+    ``min_hosts``: with so many at least, a stage whose pods have found no place for ``shrink_after_minutes`` goes on
+    where the cluster has no room for all of ``hardware.hosts`` (null: it waits, and fails after ``pending_minutes``).
     """
 
     name: str = "local"
@@ -90,6 +92,8 @@ class LaunchConfig:
     namespace: str = "nightjar"
     queue: str = "default"
     priority_class: str | None = None
+    min_hosts: int | None = None
+    shrink_after_minutes: float = 5.0
     pending_minutes: float = 15.0
     rendezvous_minutes: float = 10.0
     first_step_minutes: float = 30.0

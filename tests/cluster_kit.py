@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from pipeline.launch.kubernetes.api import Api
 
 ROOT = Path(__file__).parents[1]
+JOBS = "/apis/batch/v1/namespaces/training/jobs"
+PODS = "/api/v1/namespaces/training/pods"
+VOLCANO = "/apis/batch.volcano.sh/v1alpha1/namespaces/training/jobs"
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager")
 
 
@@ -34,6 +39,31 @@ class TestCluster:
     def api(self, account: str = "launcher") -> Api:
         """The API server as ``account`` (admin | launcher) reaches it."""
         return _api(getattr(self, account))
+
+
+def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
+    """Look until ``check`` says something."""
+    last = time.monotonic() + seconds
+    while not (found := check()):
+        assert time.monotonic() < last, "timed out"
+        time.sleep(0.2)
+    return found
+
+
+def start_job(
+    api: Api, cron: dict[str, Any], name: str, command: Callable[[list[str]], list[str]], retries: int = 0
+) -> None:
+    """Start a job of CronJob ``cron``, as kubectl create job --from=cronjob/.. does, with another ``command``."""
+    from pipeline.schedule.cluster import collection
+
+    owner = api.get(f"{collection(cron)}/{cron['metadata']['name']}")["metadata"]
+    reference = {"apiVersion": cron["apiVersion"], "kind": "CronJob", "name": owner["name"], "uid": owner["uid"]}
+    job = copy.deepcopy(cron["spec"]["jobTemplate"])
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    container["command"] = command(container["command"])
+    job["spec"]["backoffLimit"] = retries
+    metadata = {"name": name, "ownerReferences": [reference], **job["metadata"]}
+    api.create(JOBS, {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]})
 
 
 def _api(kubeconfig: Path) -> Api:
@@ -57,6 +87,8 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         kit = importlib.import_module("cluster")
     finally:
         sys.path.remove(str(folder))
+    if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
+        kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
     from pipeline.schedule.cluster import apply
     from pipeline.schedule.manifests import access, accounts
     from tests.launch.cluster_cases import config_for

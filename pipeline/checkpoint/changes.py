@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact
 from pipeline.checkpoint.commands import config_changes
-from pipeline.config import CheckpointConfig, Config
+from pipeline.config import CheckpointConfig, Config, TrainConfig
 from pipeline.errors import ConfigError
 
 # The first pattern that matches a setting decides; what none matches is safe.
@@ -21,8 +21,9 @@ _REFUSED_TABLES = ("model.embedding_dim", "data.sparse_defaults.mapping", "data.
 _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
-    "train.weight_decay", "train.warmup_steps", "train.shuffle", "train.shuffle_window_groups", "train.precision",
-    "data.label.*", "data.dense_transform", "data.dense.*", "data.missing", "dataset",
+    "train.weight_decay", "train.warmup_steps", "train.schedule", "train.min_lr_share", "train.shuffle",
+    "train.shuffle_window_groups", "train.precision", "data.label.*", "data.dense_transform", "data.dense.*",
+    "data.missing", "dataset",
 )  # fmt: skip
 _HASHED = ("hash", "double_hash")
 _HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")
@@ -36,7 +37,7 @@ def check_changes(artifact: Artifact, config: Config, dataset: str) -> list[str]
     values and the override that lets it pass.
     """
     checkpoint = config.checkpoint
-    changes = config_changes(*_common_tables(artifact.config, asdict(config), checkpoint.rename))
+    changes = config_changes(*_common_tables(_with_schedule(artifact.config), asdict(config), checkpoint.rename))
     then = artifact.inputs.get(DATASET)
     if then != dataset and _has_vocab(config) and config.data.mapping_from is None:
         # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
@@ -70,6 +71,13 @@ def _common_tables(
         chosen = {name: sparse[name] for name in sparse if name in both}
         sides.append({**config, "data": {**config["data"], "sparse": chosen}})
     return sides[0], sides[1]
+
+
+def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
+    """``then``, its learning rates constant where it is older than the settings that say so."""
+    default = TrainConfig()
+    schedule = {"schedule": default.schedule, "min_lr_share": default.min_lr_share}
+    return {**then, "train": {**schedule, **then["train"]}}
 
 
 def classify(path: str, config: Config, tables_only: bool) -> str:

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import store_of
-from pipeline.console import progress, tell
 from pipeline.errors import ArtifactError
 
 EPILOG = """\

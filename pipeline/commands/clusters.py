@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.console import tell
+from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def add_schedule(parser: argparse.ArgumentParser) -> None:
 
 def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.set_defaults(function=function, config_dir=None)  # the CronJob's image has the built-in one alone
+    parser.set_defaults(function=function)
     return parser
 
 
@@ -65,11 +65,12 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.artifacts import Store
+    from pipeline.compose import compose
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
     from pipeline.launch.step import run_directory
     from pipeline.stages import steps, with_possible_stages
 
-    config = with_possible_stages(_composed(options))
+    config = with_possible_stages(compose(options.overrides, options.config_dir))
     require_cluster(config)
     store = Store(config.store)
     url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
@@ -77,7 +78,7 @@ def _render_launch(options: argparse.Namespace) -> int:
 
 
 def _render_schedule(options: argparse.Namespace) -> int:
-    return _emit(_schedule_objects(options), options.out)
+    return _emit(_schedule_objects(_schedule_config(options), options), options.out)
 
 
 def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
@@ -101,8 +102,9 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
 def _apply(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import apply
 
-    objects = _schedule_objects(options)
-    _say("\n".join(apply(_api(options), objects)))
+    config = _schedule_config(options)
+    objects = _schedule_objects(config, options)
+    _say("\n".join(apply(_api(config), objects)))
     return 0
 
 
@@ -111,7 +113,8 @@ def _status(options: argparse.Namespace) -> int:
 
     from pipeline.schedule.cluster import status
 
-    found = status(_api(options), _schedule_objects(options)[-1])
+    config = _schedule_config(options)
+    found = status(_api(config), _schedule_objects(config, options)[-1])
     tell(options.json, asdict(found), lambda _: "\n".join(found.lines()))
     return 0
 
@@ -119,8 +122,9 @@ def _status(options: argparse.Namespace) -> int:
 def _suspend(options: argparse.Namespace, suspended: bool) -> int:
     from pipeline.schedule.cluster import suspend
 
-    cron = _schedule_objects(options)[-1]
-    suspend(_api(options), cron, suspended)
+    config = _schedule_config(options)
+    cron = _schedule_objects(config, options)[-1]
+    suspend(_api(config), cron, suspended)
     _say(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
     return 0
 
@@ -128,31 +132,33 @@ def _suspend(options: argparse.Namespace, suspended: bool) -> int:
 def _delete(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import delete
 
-    objects = _schedule_objects(options)
-    _say("\n".join(delete(_api(options), objects)))
+    config = _schedule_config(options)
+    objects = _schedule_objects(config, options)
+    _say("\n".join(delete(_api(config), objects)))
     return 0
 
 
-def _schedule_objects(options: argparse.Namespace) -> list[dict[str, Any]]:
+def _schedule_config(options: argparse.Namespace) -> Config:
+    """What every night is composed of, its day apart; ConfigError for what no night of the CronJob would take."""
     from pipeline.launch.kubernetes.render import require_cluster
+    from pipeline.schedule.manifests import schedule_config
+
+    config = schedule_config(options.overrides)
+    require_cluster(config)
+    return config
+
+
+def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[str, Any]]:
     from pipeline.schedule.manifests import schedule_objects
 
-    config = _composed(options)
-    require_cluster(config)
     return schedule_objects(config, options.overrides)
 
 
-def _composed(options: argparse.Namespace) -> Config:
-    from pipeline.compose import compose
-
-    return compose(options.overrides, options.config_dir)
-
-
-def _api(options: argparse.Namespace) -> Api:
+def _api(config: Config) -> Api:
     from pipeline.launch.kubernetes.api import Api
     from pipeline.launch.kubernetes.credentials import api_client
 
-    return Api(api_client(_composed(options).launch.context))
+    return Api(api_client(config.launch.context))
 
 
 def _say(text: str) -> None:

@@ -84,13 +84,14 @@ def _locked(
     from pipeline.compose import compose
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.schedule.backfill import missed_nights, run_nights
+    from pipeline.schedule.dates import ANY_DAY
     from pipeline.schedule.lock import held
     from pipeline.schedule.nightly import Tools
 
     def composed(day: date) -> Config:
         return compose([*overrides, f"data.day={day}"], options.config_dir)
 
-    config = composed(date(2000, 1, 1))  # whatever the day: the days depend on its time zone
+    config = composed(ANY_DAY)  # the days depend on its time zone
     settings, model, store = config.nightly, config.model_name, Store(config.store)
     days = wanted(settings.timezone or config.schedule.time_zone)
     tools = Tools(run=run, say=_say)

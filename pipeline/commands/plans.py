@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.console import progress, tell
+from pipeline.commands.console import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
 if TYPE_CHECKING:

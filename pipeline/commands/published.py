@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.console import tell
 from pipeline.commands.stores import store_of
-from pipeline.console import tell
 from pipeline.errors import ArtifactError, ConfigError
 
 EPILOG = """\
@@ -44,7 +45,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     gc = _common(commands.add_parser("gc", help="remove old versions, never the one that serves nor its former"), _gc,
                  model=True)  # fmt: skip
     gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
-    gc.add_argument("--min-age", type=float, default=60.0, help="minutes that versions must be old (default: 60)")
+    gc.add_argument("--min-age", type=_amount, default=60.0, help="minutes that versions must be old (default: 60)")
     gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
 
 
@@ -62,7 +63,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the model's name (default: the store's only one)")
     parser.add_argument("--version", help="default: the version that serves")
     parser.add_argument("--out", default="-", help="Parquet by its name, else CSV (default: -, standard output)")
-    parser.add_argument("--cache-mib", type=float, default=1024.0, help="memory for rows of tables (default: 1024)")
+    parser.add_argument("--cache-mib", type=_amount, default=1024.0, help="memory for rows of tables (default: 1024)")
     parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
 
 
@@ -78,9 +79,18 @@ def _common(
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count, expected 0 or more")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount, expected a number from 0 on")
     return value
 
 
@@ -149,17 +159,15 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
-    from pipeline.scoring import score_file, score_sink
+    from pipeline.serving.files import score_file, score_sink
 
     store = store_of(options)
     model = _model(options, store)
-    with score_sink(options.out) as write:
+    with score_sink(options.out, options.path) as write:
         done = score_file(
             store, model, options.version, options.path, write, cache_mib=options.cache_mib,
             labelled=not options.no_label,
         )  # fmt: skip
-    if options.out == "-":  # the scores have standard output for themselves
-        sys.stderr.write(f"{text.predicted(done)}\n")
-    else:
-        tell(options.json, done, text.predicted)
+    to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
+    tell(options.json, done, text.predicted, to)
     return 0

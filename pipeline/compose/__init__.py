@@ -24,8 +24,8 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipeline.checks import check
 from pipeline.compose import overrides as complaints
+from pipeline.compose.checks import check
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 

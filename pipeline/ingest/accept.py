@@ -8,6 +8,7 @@ from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
+from pipeline.ingest.hours import test_hours_from
 from pipeline.ingest.output import Quarantine
 from pipeline.ingest.quality import Verdict
 
@@ -34,11 +35,11 @@ def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None
     if fit.test:
         return
     if not rows["train"]:
-        by_day = config.data.split.by == "day"
+        raise _no_train_rows(fit, config)
+    if config.data.split.by == "hours" and fit.test is None and not rows["test"]:
         raise DataError(
-            f"all {rows['test']:,} rows fall into the test split, expected some train rows"
-            + (f" (there are {len(fit.days)} days, the last {config.data.split.test_days} test)" if by_day else ""),
-            hint="data.split.by=hash" if by_day else "data.split.test_share=0.2, or more rows",
+            f"none of the {rows['train']:,} rows of {day} falls into the test split, which is {_hours(config)}",
+            hint="data.split.test_hours=<more>, or data.split.by=hash",
         )
     if clicks in (0, rows["train"]):
         raise DataError(
@@ -46,6 +47,25 @@ def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None
             f"{config.data.label.positive if clicks else config.data.label.negative!r}",
             hint="data.label.positive=<value that counts as a click>, or logs that hold both",
         )
+
+
+def _no_train_rows(fit: Fit, config: Config) -> DataError:
+    split = config.data.split
+    why, hint = {
+        "hash": ("", "data.split.test_share=0.2, or more rows"),
+        "day": (f" (there are {len(fit.days)} days, the last {split.test_days} test)", "data.split.by=hash"),
+        "hours": (f" ({_hours(config)})", "data.split.test_hours=<fewer>, or data.split.by=hash"),
+    }[split.by]
+    return DataError(
+        f"all {fit.rows['test']:,} rows fall into the test split, expected some train rows{why}", hint=hint
+    )
+
+
+def _hours(config: Config) -> str:
+    """The test rows of a split by hours, in words."""
+    hours = config.data.split.test_hours
+    what = "hour" if hours == 1 else f"{hours} hours"
+    return f"the last {what} of the day, from {test_hours_from(hours)}:00 as data.timestamp tells"
 
 
 def _check_share(quarantine: Quarantine, config: Config, quarantined: int, rows: int) -> None:
@@ -84,6 +104,12 @@ def mend(kind: str, config: Config) -> str:
         return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
     if kind.startswith(f"{config.data.label.column} is neither"):
         return "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
+    if "; data.sparse." in kind:  # a list: its kind says how it is read
+        return kind.partition("; ")[2].partition(" makes")[0]
+    if kind == "invalid UTF-8":
+        return "logs in UTF-8"
+    if kind == "row of another day" or kind.endswith(" is no day"):
+        return "data.timestamp=<the column that tells a row's day>, or data.day=<the day of these rows>"
     if kind.endswith("finite number"):
         return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
     return "data.format, data.columns and data.separator must describe the file"

@@ -13,6 +13,7 @@ from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL
 from pipeline.ingest.coded import Coded, without_hashes
 from pipeline.ingest.counts import BinCounts, counts_of
+from pipeline.ingest.hours import HOUR, test_hours_from
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
 from pipeline.ingest.parse import row_hashes
@@ -136,15 +137,17 @@ class Fit:
         if self.split.by == "day" and self.test is None:
             self._add_days(frame, coded)
             return None
-        if self.test is None:
-            test = hash_split(row_hashes(frame, self.spec), self.split.test_share)
-        else:
-            test = pl.Series([self.test]).new_from_index(0, frame.height)
+        test = self._test_rows(frame) if self.test is None else pl.Series([self.test]).new_from_index(0, frame.height)
         self.test_rows += int(test.sum())
         self.test_positives += int(frame[LABEL].filter(test).sum())
         if not self.test:
             self.train.add(frame, coded, (~test).to_numpy())
         return test
+
+    def _test_rows(self, frame: pl.DataFrame) -> pl.Series:
+        if self.split.by == "hours":
+            return frame[HOUR] >= test_hours_from(self.split.test_hours)
+        return hash_split(row_hashes(frame, self.spec), self.split.test_share)
 
     def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded]) -> None:
         """Only the last ``test_days`` days seen so far can be test days: all before them are train."""

@@ -13,6 +13,7 @@ from pipeline.contracts import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_co
 from pipeline.errors import ConfigError, DataError
 
 DAY = "day"
+TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
 CRITEO_COLUMNS = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
 
 
@@ -81,7 +82,10 @@ class SparseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """The whole schema of a log. ``columns``: raw column -> the override that names it."""
+    """The whole schema of a log. ``columns``: raw column -> the override that names it.
+
+    ``hour_column``: where a row's hour is read, None where none is asked for.
+    """
 
     label: str
     positive: str
@@ -95,6 +99,7 @@ class DataSpec:
     strip: bool
     split: SplitConfig
     columns: dict[str, str]
+    hour_column: str | None = None
 
     @property
     def has_day(self) -> bool:
@@ -111,7 +116,7 @@ class DataSpec:
         """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
         if "" not in self.missing or self.number_is_missing:
             return frozenset()
-        read = {self.label, self.day_column, self.timestamp}
+        read = {self.label, self.day_column, self.timestamp, self.hour_column}
         read |= {name for feature in self.sparse for name in (feature.column, *feature.cross)}
         return frozenset(feature.column for feature in self.dense) - read
 
@@ -142,11 +147,12 @@ def data_spec(data: DataConfig) -> DataSpec:
     )
     sparse = tuple(_sparse_spec(data, name) for name in data.sparse)
     day = data.day_column or (DAY if synthetic else None)
+    hour = (data.timestamp or (TIME if synthetic else None)) if data.split.by == "hours" else None
     spec = DataSpec(
         label=data.label.column, positive=data.label.positive, negative=data.label.negative,
         dense=dense, sparse=sparse, day_column=day, timestamp=None if day else data.timestamp,
         true_probability=synthetic, missing=tuple(data.missing), strip=data.strip, split=data.split,
-        columns=_columns(data, dense, sparse, day),
+        columns=_columns(data, dense, sparse, day, hour), hour_column=hour,
     )  # fmt: skip
     _check_names(spec)
     return spec
@@ -172,7 +178,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
 
 
 def _columns(
-    data: DataConfig, dense: Sequence[DenseSpec], sparse: Sequence[SparseSpec], day: str | None
+    data: DataConfig, dense: Sequence[DenseSpec], sparse: Sequence[SparseSpec], day: str | None, hour: str | None
 ) -> dict[str, str]:
     columns = {data.label.column: "data.label.column"}
     for group, features in (("dense", dense), ("sparse", sparse)):
@@ -185,6 +191,8 @@ def _columns(
         columns.setdefault(day, "data.day_column")
     elif data.timestamp:
         columns.setdefault(data.timestamp, "data.timestamp")
+    if hour:
+        columns.setdefault(hour, "data.timestamp")
     return columns
 
 

@@ -28,7 +28,7 @@ from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
-from pipeline.ingest.spec import DataSpec, data_spec, require_columns
+from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
 
 QUALITY = "quality.json"
@@ -97,6 +97,11 @@ class _Run:
     def __init__(self, config: Config, draft: Draft, spec: DataSpec, progress: Progress, stack: ExitStack) -> None:
         self.config, self.draft, self.spec, self.progress = config, draft, spec, progress
         self.days = days.days_of(config.data.day)
+        if self.days and self._is_test(self.days[0]):
+            raise DataError(
+                f"all {len(self.days)} days of data.day={config.data.day} are test days, expected train days before",
+                hint="data.split.test_days=1, or a longer data.day",
+            )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.writers = {
             split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test")
@@ -138,9 +143,13 @@ class _Run:
             self.total.merge(fit)
 
     def _is_test(self, day: date | None) -> bool | None:
-        """Whether ``day`` is one of the last, test ones; None where the split is not by day or no days are named."""
+        """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
         split = self.config.data.split
-        return None if day is None or split.by != "day" else day in self.days[-split.test_days :]
+        if day is None or split.by == "hash":
+            return None
+        if split.by == "hours":
+            return None if day == self.days[-1] else False
+        return day in self.days[-split.test_days :]
 
     def _first_pass(self, engine: Engine, fit: Fit, day: date | None, meter: _Meter) -> None:
         job = CountJob(self.spec, day_rule(self.config.data, day, self.days), fit.test)
@@ -164,7 +173,7 @@ class _Run:
         """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
         data = self.config.data
         if data.format == "synthetic":
-            require_columns(self.spec, [*synthetic.COLUMNS, "day"], "the synthetic log", header=False)
+            require_columns(self.spec, [*synthetic.COLUMNS, DAY, TIME], "the synthetic log", header=False)
             return [synthetic.SyntheticSource(self.config, day)]
         files = find_files(days.path_of(data, day))
         self.bytes += files.bytes
@@ -180,8 +189,7 @@ class _Run:
 
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
-        if self.state is None:
-            raise DataError("the first day is a test day, and no day before it was fitted", hint="a longer data.day")
+        assert self.state is not None
         for train, test in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
             self.writers["train"].add(train)
             self.writers["test"].add(test)
@@ -209,6 +217,7 @@ class _Run:
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
+            "reasons": dict(self.quarantine.kinds.most_common(3)),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 

@@ -21,8 +21,10 @@ import polars as pl
 from pipeline.config import Config, SyntheticConfig
 from pipeline.contracts import TRUE_PROBABILITY
 from pipeline.errors import ConfigError
+from pipeline.ingest.hours import SECONDS_PER_HOUR
+from pipeline.ingest.parse import SECONDS_PER_DAY
 from pipeline.ingest.sources import RawBlock, WholePart
-from pipeline.ingest.spec import CRITEO_COLUMNS, DAY
+from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
 
 VERSION = "synthetic-1"
 COLUMNS = CRITEO_COLUMNS
@@ -180,16 +182,16 @@ class _Grower:
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Drawn values of some rows: places in the id lists (-1 missing), counts, missing counts, day."""
+    """Drawn values of some rows: places in the id lists (-1 missing), counts, missing counts; seconds since day 0."""
 
     places: np.ndarray
     counts: np.ndarray
     absent: np.ndarray
-    day: np.ndarray
+    time: np.ndarray
 
 
-def _draw_chunk(truth: _Truth, rng: np.random.Generator, day: np.ndarray) -> _Chunk:
-    rows = len(day)
+def _draw_chunk(truth: _Truth, rng: np.random.Generator, time: np.ndarray) -> _Chunk:
+    rows = len(time)
     places = np.empty((SPARSE, rows), np.int64)
     for i in range(SPARSE):
         places[i] = np.searchsorted(truth.odds[i], rng.random(rows, dtype=np.float32)).clip(0, len(truth.odds[i]) - 1)
@@ -203,15 +205,17 @@ def _draw_chunk(truth: _Truth, rng: np.random.Generator, day: np.ndarray) -> _Ch
     counts[1] = np.where(negative, -1 - counts[1] % 3, counts[1])
     absent = np.zeros((DENSE, rows), bool)
     absent[1::2] = rng.random((DENSE // 2, rows), dtype=np.float32) < MISSING_SHARE
-    return _Chunk(places, counts, absent, day)
+    return _Chunk(places, counts, absent, time)
 
 
-def _logits(truth: _Truth, chunk: _Chunk, drift: float) -> np.ndarray:
-    """Log odds without the bias; effects turn by ``drift`` radians a day."""
-    logits = np.zeros(len(chunk.day), np.float64)
-    for day in np.unique(chunk.day):
-        rows = np.flatnonzero(chunk.day == day)
-        angle = drift * float(day)
+def _logits(truth: _Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
+    """Log odds without the bias; effects turn by ``drift`` radians a day, at midnight or every hour."""
+    logits = np.zeros(len(chunk.time), np.float64)
+    step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
+    turns = chunk.time // step
+    for turn in np.unique(turns):
+        rows = np.flatnonzero(turns == turn)
+        angle = config.drift * (float(turn) * step / SECONDS_PER_DAY)
         places = chunk.places[:, rows]
         # A dense effect is linear in the standardised signed logarithm; a missing count has none.
         logs = np.sign(chunk.counts[:, rows]) * np.log1p(np.abs(chunk.counts[:, rows]))
@@ -232,14 +236,19 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 def _bias(truth: _Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
     """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
     rng = np.random.default_rng([seed, 1])
-    index = np.arange(CHUNK_ROWS)
-    days = index * config.days // CHUNK_ROWS if day is None else np.full_like(index, day)
-    logits = _logits(truth, _draw_chunk(truth, rng, days), config.drift)
+    times = _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day)
+    logits = _logits(truth, _draw_chunk(truth, rng, times), config)
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _sigmoid(logits + middle).mean() < config.base_rate else (low, middle)
     return (low + high) / 2
+
+
+def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
+    """Seconds since day 0 of rows ``index`` of ``rows``: evenly over all days, or over ``day``."""
+    seconds = index * ((config.days if day is None else 1) * SECONDS_PER_DAY) // rows
+    return seconds + (day or 0) * SECONDS_PER_DAY
 
 
 def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
@@ -251,7 +260,8 @@ def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndar
         pool = pl.concat([truth.ids[i], pl.Series([""])])
         places = np.where(chunk.places[i] < 0, len(pool) - 1, chunk.places[i])
         columns.append(pool.gather(places).alias(f"C{i + 1}"))
-    columns.append(pl.Series(DAY, (chunk.day + first_day).astype(np.int32)))
+    columns.append(pl.Series(DAY, (chunk.time // SECONDS_PER_DAY + first_day).astype(np.int32)))
+    columns.append(pl.Series(TIME, chunk.time + first_day * SECONDS_PER_DAY))
     columns.append(pl.Series(TRUE_PROBABILITY, probability.astype(np.float32)))
     return pl.DataFrame(columns)
 
@@ -274,9 +284,9 @@ def days_after_first(config: SyntheticConfig, day: date) -> int:
 
 
 def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Iterator[pl.DataFrame]:
-    """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day`` and ``true_probability``.
+    """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day``, ``time`` (s), ``true_probability``.
 
-    Of one ``day`` of the changing world, where it is given; ``day`` then counts from 1970-01-01, else from 0.
+    Of one ``day`` of the changing world, where it is given; both then count from 1970-01-01, else from 0.
     """
     truth, number, first_day = _truth(config, seed), None, 0
     if day is not None:
@@ -287,9 +297,8 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
         rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])
         index = np.arange(start, min(start + CHUNK_ROWS, config.rows))
-        days = index * config.days // config.rows if number is None else np.full_like(index, number)
-        chunk = _draw_chunk(truth, rng, days)
-        probability = _sigmoid(_logits(truth, chunk, config.drift) + bias)
+        chunk = _draw_chunk(truth, rng, _times(index, config.rows, config, number))
+        probability = _sigmoid(_logits(truth, chunk, config) + bias)
         label = rng.random(len(index)) < probability
         yield _frame(truth, chunk, label, probability, first_day)
 
@@ -299,8 +308,9 @@ def blocks(config: Config, day: date | None = None) -> Iterator[RawBlock]:
     per_block = max(1, (config.ingest.block_mib << 20) // (_ROW_BYTES * CHUNK_ROWS))
     held: list[pl.DataFrame] = []
     line = 1
+    unread = () if config.data.split.by == "hours" else (TIME,)
     for frame in chunks(config.data.synthetic, config.seed, day):
-        held.append(frame)
+        held.append(frame.drop(unread))
         if len(held) == per_block:
             yield _block(held, line)
             line += sum(part.height for part in held)

@@ -6,19 +6,21 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PlanError
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import StageJob, StageRunner
 from pipeline.launch.result import Outcome, assemble, refuse_held
 from pipeline.launch.schedulers import scheduler
+from pipeline.launch.shrink import NoRoomError, Shrunk, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
@@ -52,6 +54,7 @@ class Chain:
     """One run's steps over a store.
 
     ``run_inline(step) -> Artifact`` does a stage in this process; the others are submitted to TorchX.
+    ``remake(config)``: the steps of the run on fewer hosts, written down for the ranks; None: it never has fewer.
     """
 
     def __init__(
@@ -61,8 +64,11 @@ class Chain:
         steps: list[Step],
         run_inline: Callable[[Step], Artifact | None],
         console: Console,
+        remake: Callable[[Config], list[Step]] | None = None,
     ) -> None:
         self.config, self.store, self.run_inline, self.console = config, store, run_inline, console
+        self.remake = remake
+        self.shrunk: list[Shrunk] = []
         self.all = {step.name: step for step in steps}
         self.selected = [step for step in steps if step.name in config.stages]
         self.outcomes: dict[str, Outcome] = {}
@@ -80,8 +86,8 @@ class Chain:
                 self._forget_result()
                 self._require_one_machine()
                 self._find_upstream()
-                for step in self.selected:
-                    self._run_step(step)
+                for name in [step.name for step in self.selected]:
+                    self._run_step(self.all[name])
                 refuse_held(self.artifacts)
         except BaseException as error:
             with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
@@ -94,7 +100,7 @@ class Chain:
         return self._write(None)
 
     def _write(self, error: BaseException | None) -> dict[str, Any]:
-        result = assemble(str(self.config.run), self.outcomes, self.artifacts, error)
+        result = assemble(str(self.config.run), self.outcomes, self.artifacts, error, self.shrunk)
         self.store.write_json(f"{run_directory(str(self.config.run))}/result.json", result)
         return result
 
@@ -178,7 +184,10 @@ class Chain:
             former = self._scheduler().find(step)  # it would write on into what is removed
             if former is not None:
                 former.stop(seconds_to_end(step.name, self.config))
-        for path in (step.path, *step.scratch):
+        self._remove((step.path, *step.scratch))
+
+    def _remove(self, paths: Iterable[str]) -> None:
+        for path in paths:
             if self.store.exists(path):
                 self.store.fs.rm(self.store.full(path), recursive=True)
 
@@ -190,15 +199,38 @@ class Chain:
 
     def _launched(self, step: Step) -> Artifact:
         """Submit the stage, again after an unexplained death, up to ``launch.attempts`` times."""
-        attempts = self.config.launch.attempts
-        for attempt in range(1, attempts + 1):
+        attempt, attempts = 1, self.config.launch.attempts
+        while True:
             try:
                 return self._attempt(step)
+            except NoRoomError as full:
+                step = self._shrink(step, full)
             except StageError as fault:
                 if attempt == attempts:
                     raise
-                self.console.say(f"{step.name:<10} {fault.message}; attempt {attempt + 1} of {attempts}")
-        raise AssertionError("launch.attempts is at least 1")
+                attempt += 1
+                self.console.say(f"{step.name:<10} {fault.message}; attempt {attempt} of {attempts}")
+
+    def _shrink(self, step: Step, full: NoRoomError) -> Step:
+        """Plan for fewer hosts and give ``step`` as it is on them; ``full`` where it may not have fewer."""
+        config, before = with_fewer_hosts(self.config, full.running), self.config.hardware.hosts
+        if config is None or self.remake is None:
+            raise full
+        hosts = config.hardware.hosts
+        self.console.say(f"{step.name:<10} {full.message}; going on with {hosts} of {before} hosts")
+        self.shrunk.append(Shrunk(stage=step.name, from_hosts=before, hosts=hosts, why=full.message))
+        former, forced = self.all, self.config.force
+        self.config = self._scheduler().config = config
+        self.all = {made.name: made for made in self.remake(config)}
+        if forced:
+            made = [self.all[each.name] for each in self.selected]
+            self._remove(each.path for each in made if each.path != former[each.name].path)
+        for name in takewhile(lambda name: name != step.name, self.all):
+            try:
+                self._run_step(self.all[name])
+            except PlanError as error:
+                raise LaunchError(f"{full.message}; with {hosts} hosts: {error.message}", hint=full.hint) from error
+        return self.all[step.name]
 
     def _attempt(self, step: Step) -> Artifact:
         """Follow the job of an earlier launcher, or submit one, to its end; StageError where that is an unclear one."""
@@ -230,20 +262,17 @@ class Chain:
         return self._runner
 
     def _end(self, step: Step, job: StageJob, stop: Interrupted) -> None:
-        """Give a stage time to end by itself after a signal; raises what it said last, if it said something.
+        """Give a stage time to end by itself after a signal, whose exit code stays, with what the stage said last.
 
-        A second signal does not wait. Ctrl-C keeps its own exit code, with the stage's words.
+        A second signal does not wait.
         """
         seconds = seconds_to_end(step.name, self.config)
         self.console.say(f"{step.name:<10} {stop}: waiting up to {seconds} s for it to end; again to end at once")
         job.stop(seconds)
         report = read_report(self.store, str(self.config.run), step.name, job.logs())
         error = report.exception() if report else None
-        if error is None:
-            return
-        if stop.number == signal.SIGINT:
+        if error is not None:
             raise Interrupted(stop.number, error.message) from error
-        raise error from stop
 
     def _follow(self, step: Step, job: StageJob) -> str:
         """Pass the stage's output on until it ends; returns its last state. LaunchError at the deadline."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pipeline.config import Config
 from pipeline.launch.step import Step
 
 
@@ -13,7 +14,10 @@ class StageJob(Protocol):
     name: str
 
     def state(self) -> str:
-        """running | succeeded | failed | cancelled | lost. LaunchError where it cannot start, or nobody can say."""
+        """running | succeeded | failed | cancelled | lost. LaunchError where it cannot start, or nobody can say.
+
+        NoRoomError where there is no place for all of its processes, for longer than it may take.
+        """
 
     def output(self) -> bytes:
         """What the stage wrote since the last call. After an end that ``state`` told, all the rest."""
@@ -32,8 +36,12 @@ class StageJob(Protocol):
 
 
 class StageRunner(Protocol):
-    """A scheduler. ``outlasts``: stages go on when the launcher ends; ``poll_seconds``: between two looks at one."""
+    """A scheduler. ``outlasts``: stages go on when the launcher ends; ``poll_seconds``: between two looks at one.
 
+    ``config``: of the stages that are submitted from now on.
+    """
+
+    config: Config
     outlasts: bool
     poll_seconds: float
 

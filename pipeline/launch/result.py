@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES
 from pipeline.errors import GateHeldError, NightjarError
+from pipeline.launch.shrink import Shrunk
 from pipeline.launch.step import run_directory
 
 # stage -> part of result.json -> its keys; None: the whole summary is that part.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "ingest": {"ingest": ("rows", "rows_quarantined", "bytes_in", "rows_per_s")},
+    "ingest": {
+        "ingest": (
+            "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
+            "day", "rows_late", "rows_other_days", "rows_freed", "replaces",
+        ),
+    },
     "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
     "train": {
         "train": (
@@ -44,9 +50,16 @@ class Outcome:
 
 
 def assemble(
-    run: str, outcomes: Mapping[str, Outcome], artifacts: Mapping[str, Artifact], error: BaseException | None
+    run: str,
+    outcomes: Mapping[str, Outcome],
+    artifacts: Mapping[str, Artifact],
+    error: BaseException | None,
+    shrunk: Sequence[Shrunk] = (),
 ) -> dict[str, Any]:
-    """The content of ``result.json``; a part whose stage has no artifact is absent."""
+    """The content of ``result.json``; a part whose stage has no artifact is absent.
+
+    ``shrunk``: how often the run went on with fewer hosts.
+    """
     result: dict[str, Any] = {
         "run": run,
         "status": "failed" if error else "done",
@@ -67,8 +80,13 @@ def assemble(
         # The plan that keeps to the towers' hosts is the one that is trained by.
         result["plan"] = {key: artifacts["partition"].summary[key] for key in PARTS["plan"]["plan"]}
         result["towers"] = shape
+    if shrunk:
+        result["shrunk"] = [each.to_json() for each in shrunk]
     if error:
-        result["error"] = {"message": message_of(error), "exit_code": exit_code_of(error)}
+        hint = getattr(error, "hint", "")
+        result["error"] = {
+            "message": message_of(error), "exit_code": exit_code_of(error), **({"hint": hint} if hint else {})
+        }  # fmt: skip
     return result
 
 

@@ -12,7 +12,7 @@ from pipeline.launch.protocol import StageRunner
 
 
 def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> StageRunner:
-    """The scheduler of ``config.launch``; LaunchError where its cluster cannot be used.
+    """The scheduler of ``config.launch``; LaunchError where there are no credentials for its cluster.
 
     ``say`` takes a line; ``columns``: the terminal's width, 0 where there is none.
     """
@@ -35,17 +35,23 @@ def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> S
 
 @contextmanager
 def only_launcher(config: Config, store: Store, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the run: a lock of its folder, and on a cluster a lease. LaunchError where another launcher does."""
+    """Hold the run: a lock of its folder, and on a cluster a lease. LaunchError where another launcher does.
+
+    On a cluster LaunchError, before anything is written, where it is out of reach, clocks differ or a right is missing.
+    """
     with holding(store, str(config.run)):
         if config.launch.name == "local":
             yield
             return
-        from pipeline.launch.kubernetes.api import Api
+        from pipeline.launch.kubernetes.api import Api, check_clock
         from pipeline.launch.kubernetes.credentials import api_client
         from pipeline.launch.kubernetes.lease import held
         from pipeline.launch.kubernetes.names import run_label
+        from pipeline.launch.kubernetes.rights import check_rights
 
         api = Api(api_client(config.launch.context))
+        check_clock(api)
+        check_rights(api, config)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
         with held(api, config.launch.namespace, lease, config.launch.lease_seconds, say):
             yield

@@ -106,6 +106,10 @@ class ServedModel:
         places = torch.arange(high - low)
         return functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
 
+    def files_in_memory(self) -> list[str]:
+        """Tables that were read whole, by their file's name in the version."""
+        return [table.layout.file for table in self.tables.values() if not table.on_disk]
+
     def cache_figures(self) -> dict[str, float]:
         """``hits`` and ``misses`` of the row caches, a row asked for once a batch; ``tables_on_disk``."""
         caches = [table.cache for table in self.tables.values() if table.cache is not None]

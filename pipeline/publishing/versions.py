@@ -7,21 +7,20 @@ the last one serves now: promoting appends, rolling back takes off.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
-from pipeline.errors import ArtifactError, ConfigError, LaunchError
+from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.errors import ArtifactError, ConfigError, LaunchError, UnreachableError
 
 CURRENT = "current.json"
 FORMAT = 1
 KIND = "model"
+_TABLES = "tables/"  # begins the names of a version's large files
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
 _LOG_ENTRIES = 200
 
@@ -123,17 +122,22 @@ def incumbent(store: Store, model: str) -> Artifact | None:
     return found
 
 
-def promote(store: Store, model: str, version: str, *, by: str, reason: str = "") -> Current:
+def promote(
+    store: Store, model: str, version: str, *, by: str, reason: str = "", check: Callable[[], None] | None = None
+) -> Current:
     """Let ``version`` serve from now on; nothing changes where it does already.
 
-    ``by``: publish | promote. ArtifactError for a version that is not there whole, ConfigError for one that the gate
-    held where no ``reason`` is given.
+    ``by``: publish (its tables were scored just now) | promote (they are read again). ``check`` may refuse, while
+    nobody else can change what serves. ArtifactError for a version that is not there whole, ConfigError for one that
+    the gate held where no ``reason`` is given.
     """
     with _held(store, model):
         current = read_current(store, model)
         if version == current.version:
             return current
-        held = _require_whole(store, model, version).summary.get("verdict") == "HOLD"
+        if check is not None:
+            check()
+        held = _require_whole(store, model, version, tables=by != "publish").summary.get("verdict") == "HOLD"
         if held and not reason.strip():
             raise ConfigError(
                 f"the gate held {version} of model {model!r}: publishing it all the same needs a reason, which is kept",
@@ -152,7 +156,7 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
                 f"model {model!r} has no former version to go back to: {known}",
                 hint=f"nightjar models ls {model} shows the versions there are",
             )
-        _require_whole(store, model, current.previous)
+        _require_whole(store, model, current.previous, tables=False)
         return _swap(store, current, current.line[:-1], "rollback", current.previous, reason)
 
 
@@ -175,40 +179,52 @@ def find_version(store: Store, model: str, version: str) -> Artifact:
     return artifact
 
 
-def _require_whole(store: Store, model: str, version: str) -> Artifact:
-    """The version; ArtifactError unless it is committed and its files have their sizes."""
+def small_files(artifact: Artifact) -> list[str]:
+    """The files of a version but its tables."""
+    return [name for name in artifact.files if not name.startswith(_TABLES)]
+
+
+def require_intact(store: Store, model: str, artifact: Artifact, names: Iterable[str]) -> None:
+    """Read the files ``names`` of a version; ArtifactError naming the first that is not what was written."""
+    try:
+        for name in names:
+            store.verify(artifact, name)
+    except UnreachableError:
+        raise
+    except ArtifactError as error:
+        raise ArtifactError(error.message, hint=_other(model)) from None
+
+
+def _other(model: str) -> str:
+    return f"another version: nightjar models ls {model}"
+
+
+def _require_whole(store: Store, model: str, version: str, *, tables: bool) -> Artifact:
+    """The version; ArtifactError unless it is committed and its files are as written.
+
+    Of tables only the sizes are looked at where not ``tables``: a rollback takes no longer for larger ones.
+    """
     artifact, path = find_version(store, model, version), version_path(model, version)
     for name, entry in artifact.files.items():
         file = f"{path}/{name}"
         size = store.fs.info(store.full(file))["size"] if store.exists(file) else None
         if size != entry.bytes:
             state = "missing" if size is None else f"{size} bytes"
-            raise ArtifactError(
-                f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint="another version"
-            )
+            raise ArtifactError(f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_other(model))
+    require_intact(store, model, artifact, artifact.files if tables else small_files(artifact))
     return artifact
 
 
-@contextmanager
-def _held(store: Store, model: str) -> Iterator[None]:
+def _held(store: Store, model: str) -> AbstractContextManager[None]:
     """One writer of ``current.json`` at a time on this file system; object stores have no locks."""
     path = store.full(model_path(model))
-    if not store.is_local or not store.fs.isdir(path):
-        yield
-        return
-    with disk_errors(model_path(model), store.option):
-        handle = os.open(path, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LaunchError(
-                f"model {model!r} is being changed by another process, which holds {path}",
-                hint="the same command again in a moment",
-            ) from None
-        yield
-    finally:
-        os.close(handle)
+    if store.is_local and not store.fs.isdir(path):
+        return nullcontext()  # no such model: whoever asks says so
+    busy = LaunchError(
+        f"model {model!r} is being changed by another process, which holds {path}",
+        hint="the same command again in a moment",
+    )
+    return store.locked(model_path(model), busy)
 
 
 def models(store: Store) -> list[str]:

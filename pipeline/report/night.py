@@ -32,6 +32,7 @@ def night_markdown(record: Mapping[str, Any]) -> str:
     """The same as Markdown, for a ticket or a chat."""
     lines = [f"# {record['model']}, night of {record['date']}: {record['outcome']}", "", _sentence(record), ""]
     lines += [*(f"- {reason}" for reason in _why(record)), ""] if _why(record) else []
+    lines += [f"What to do: {record['hint']}", ""] if record.get("hint") else []
     found = _cards(record)
     if found:
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in found), ""]
@@ -52,7 +53,7 @@ def _sentence(record: Mapping[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.get("finished")))
     serving = {
         "published": f"{record.get('version')} serves",
-        "held": f"{record.get('incumbent') or 'nothing'} goes on serving",
+        "held": f"{record['incumbent']} goes on serving" if record.get("incumbent") else "nothing serves yet",
     }.get(record["outcome"], "what served goes on serving")
     return f"{serving} · exit code {record['exit_code']} · finished {when} UTC"
 
@@ -72,7 +73,8 @@ def _reasons(record: Mapping[str, Any]) -> str:
         return ""
     title = {"published": "What was overridden", "held": "Why it is held"}.get(record["outcome"], "What stopped it")
     kind = "" if record["outcome"] == "published" else "error"
-    return f'<section class="{kind}"><h2>{title}</h2>{_items(why)}</section>'
+    hint = f"<p>What to do: {escape(str(record['hint']))}</p>" if record.get("hint") else ""
+    return f'<section class="{kind}"><h2>{title}</h2>{_items(why)}{hint}</section>'
 
 
 def _items(lines: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ WIDTH = 80
 RULE = "-" * WIDTH
 NAME = 12
 TIERS = ("hbm", "ddr", "ssd")
+MOST_WARNINGS = 5
 
 
 def summary(result: Mapping[str, Any], where: str = "", files: Sequence[str] = ()) -> str:
@@ -24,8 +25,12 @@ def summary(result: Mapping[str, Any], where: str = "", files: Sequence[str] = (
     for name, lines_of in _PARTS.items():
         if result.get(name):
             lines += _block(name, lines_of(result[name]))
+    if result.get("shrunk"):
+        lines += _wrapped("hosts", "; ".join(shrunk_lines(result)))
     if "error" in result:
         lines += _wrapped("error", _error_text(result["error"]))
+        if hint := result["error"].get("hint"):
+            lines += _wrapped("hint", hint)
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *_wrapped("", "  ".join(files))]
     return "\n".join(line.rstrip() for line in lines)
@@ -107,10 +112,16 @@ def _short_path(path: str, width: int) -> str:
 
 
 def _ingest(part: Mapping[str, Any]) -> list[str]:
-    return [
+    reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in part.get("reasons", {}).items())
+    lines = [
         f"{units.count(part.get('rows'))} rows, {units.count(part.get('rows_quarantined'))} of them in quarantine",
         f"{units.size(part.get('bytes_in'))} read, {units.count(part.get('rows_per_s'))} rows/s",
+        f"quarantined: {reasons}" if reasons else "",
+        f"in the place of {_short_path(part['replaces'], WIDTH - NAME - 16)}" if part.get("replaces") else "",
+        *(f"warning: {line}" for line in part.get("warnings", [])[:MOST_WARNINGS]),
     ]
+    more = len(part.get("warnings", [])) - MOST_WARNINGS
+    return [line for line in lines if line] + [f"and {more} more warnings"] * (more > 0)
 
 
 def _plan(part: Mapping[str, Any]) -> list[str]:
@@ -144,6 +155,14 @@ def _train(part: Mapping[str, Any]) -> list[str]:
         f"peak memory {units.size(part.get('peak_rss_bytes'))}",
         *sent_per_sample(part),
         *phase_lines(part),
+    ]
+
+
+def shrunk_lines(result: Mapping[str, Any]) -> list[str]:
+    """A line for every time that the run went on with fewer hosts."""
+    return [
+        f"{each['stage']} went on with {each['hosts']} of {units.plural(each['from_hosts'], 'host')}: {each['why']}"
+        for each in result.get("shrunk", ())
     ]
 
 

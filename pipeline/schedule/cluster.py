@@ -27,7 +27,13 @@ def collection(item: Object) -> str:
 
 
 def apply(api: Api, objects: Sequence[Object]) -> list[str]:
-    """Create ``objects``, or replace them where they are; a line for each. LaunchError as the server refuses one."""
+    """Create ``objects``, or replace them where they are; a line for each.
+
+    LaunchError as the server refuses one; it is asked about all of them first, so that none is left without the others.
+    """
+    for item in objects:
+        if item["kind"] != "RoleBinding":  # without its role, which is not there yet, only some may try that
+            _try_out(api, item)
     lines = []
     for item in objects:
         name, path = item["metadata"]["name"], collection(item)
@@ -41,6 +47,15 @@ def apply(api: Api, objects: Sequence[Object]) -> list[str]:
             done = "replaced"
         lines.append(f"{item['kind'].lower()} {name} {done}")
     return lines
+
+
+def _try_out(api: Api, item: Object) -> None:
+    """RefusedError where the server would not create ``item``; one of that name is none of its reasons."""
+    try:
+        api.create(collection(item), item, dryRun="All")
+    except RefusedError as error:
+        if error.status != 409:
+            raise
 
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:

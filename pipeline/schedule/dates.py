@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 
 from pipeline.errors import ConfigError
 
+ANY_DAY = date(2000, 1, 1)  # where a configuration is composed before its day is known: a path may hold {day}
 WORDS = {"today": 0, "yesterday": 1}
 # Overrides that a night decides itself, and what to type instead.
 DECIDED = {

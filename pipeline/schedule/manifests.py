@@ -5,15 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pipeline.compose import compose
 from pipeline.config import Config
+from pipeline.errors import ConfigError
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
 from pipeline.launch.kubernetes.rights import rules
+from pipeline.schedule.dates import ANY_DAY, taken
 
 NIGHT = "date=yesterday"  # the last whole day, in schedule.time_zone
 # Exit codes that the same command would end with again: settings, data, plan, guard, gate, artifact.
 FINAL_CODES = [2, 3, 4, 5, 6, 7]
 LAUNCHER_GRACE_SECONDS = 30
 RBAC = "rbac.authorization.k8s.io"
+
+
+def schedule_config(overrides: Sequence[str]) -> Config:
+    """The configuration of nights with ``overrides``, as `nightjar nightly` composes it; ConfigError as it would be.
+
+    Its day stands for any: a path may hold {day}.
+    """
+    given, overrides = taken(overrides, ("date",))
+    if given:
+        raise ConfigError(
+            f"date={given['date']} is given, but every night of a schedule has its own: {NIGHT}",
+            hint=f"nightjar nightly date={given['date']} with the same overrides, for one night",
+        )
+    return compose([*overrides, f"data.day={ANY_DAY}"])
 
 
 def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:

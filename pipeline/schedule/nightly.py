@@ -6,6 +6,7 @@ from; a night that was killed goes on from the same model when it is called agai
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -67,7 +68,10 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
         again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
         tools.say(f"night      {line_of(record)}; {again}force=true does it again")
         return record
-    record = _begun(config, store, day, record)
+    try:
+        record = _begun(config, store, day, record)
+    except NightjarError as problem:
+        return _refused(config, day, problem, tools)
     tools.say(f"night      {day} of model {config.model_name}: run {record['run']}, {_from(record)}")
     try:
         record["seconds_waited"] = round(wait_for(config, day, wait_minutes, tools.say), 1)
@@ -78,7 +82,7 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
         error = None
     except NightjarError as problem:
         code, error = problem.exit_code, problem
-        tools.say(f"nightjar: {problem}")
+        sys.stderr.write(f"nightjar: {problem}\n")
     if code > INTERRUPTED:
         return {**record, "exit_code": code}
     outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
@@ -88,9 +92,24 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
     write_summary(store, record)
     tools.say(f"night      {line_of(record)}")
     tools.say(f"summary    {store.url_of(record['summary'])}")
+    _tell(config, record, tools)
+    return record
+
+
+def _refused(config: Config, day: date, problem: NightjarError, tools: Tools) -> dict[str, Any]:
+    """The record of a night that could not begin. It is told, not written: the date may have its verdict already."""
+    tools.say(f"nightjar: {problem}")
+    record = {
+        "model": config.model_name, "date": str(day), "run": run_name(config.model_name, day), "outcome": FAILED,
+        "exit_code": problem.exit_code, "message": problem.message, "hint": problem.hint,
+    }  # fmt: skip
+    _tell(config, record, tools)
+    return record
+
+
+def _tell(config: Config, record: dict[str, Any], tools: Tools) -> None:
     if config.nightly.webhook:
         deliver(config.nightly.webhook, _told(record), tools.say)
-    return record
 
 
 def _settings(config: Config) -> str:
@@ -139,7 +158,7 @@ def _from(record: dict[str, Any]) -> str:
 def _told(record: dict[str, Any]) -> dict[str, Any]:
     """What the webhook is posted."""
     names = (
-        "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "version", "incumbent", "ne",
-        "incumbent_ne", "rows", "seconds", "summary",
+        "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",
+        "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary",
     )  # fmt: skip
     return {"text": f"Nightjar: {line_of(record)}", **{name: record[name] for name in names if name in record}}

@@ -10,6 +10,7 @@ from pipeline.checkpoint.commands import config_changes
 from pipeline.errors import ArtifactError, NightjarError
 from pipeline.launch.step import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
+from pipeline.report.summary import shrunk_lines
 from pipeline.report.units import decimal, plural
 
 # Settings that differ from night to night by themselves, or say where and how things run.
@@ -26,17 +27,17 @@ def finished_record(store: Store, record: dict[str, Any], error: NightjarError |
     run = run_directory(record["run"])
     record = {**record, "summary": f"{run}/{NIGHT_PAGE}"}
     if error is not None:
-        return {**record, "message": error.message}
+        return {**record, "message": error.message, "hint": error.hint}
     result = store.read_json(f"{run}/result.json") if store.exists(f"{run}/result.json") else {}
     gate, stages = result.get("gate", {}), result.get("stages", {})
     record |= {
-        "message": result.get("error", {}).get("message", ""),
+        "message": result.get("error", {}).get("message", ""), "hint": result.get("error", {}).get("hint", ""),
         "verdict": gate.get("verdict"), "reasons": gate.get("reasons", []), "version": gate.get("version"),
         "incumbent": gate.get("incumbent"), "forced": gate.get("forced"),
         "rows": result.get("ingest", {}).get("rows"),
         "rows_quarantined": result.get("ingest", {}).get("rows_quarantined"),
         "seconds": {name: stage["seconds"] for name, stage in stages.items() if stage["status"] != "skipped"},
-        "stages": stages,
+        "stages": stages, "shrunk": result.get("shrunk", []),
     }  # fmt: skip
     record |= _figures(store, stages.get("publish", {}).get("artifact"))
     return {**record, "changed": _changes(store, record, stages)}
@@ -58,13 +59,13 @@ def _figures(store: Store, published: str | None) -> dict[str, Any]:
 
 def _changes(store: Store, record: Mapping[str, Any], stages: Mapping[str, Any]) -> list[str]:
     """What is not as it was when the model this night started from was trained, in words."""
-    base = record["base"]
+    base, smaller = record["base"], shrunk_lines(record)
     if base is None:
-        return ["the first model: it was trained from scratch, with id mappings of its own"]
+        return ["the first model: it was trained from scratch, with id mappings of its own", *smaller]
     lines = [f"started from {base['version']}, which learnt from {base['day'] or base['run']}"]
     lines += _rows(store, base["dataset"], stages.get("ingest", {}).get("artifact"))
     lines += _plan(store, base["plan"], stages.get("plan", {}).get("artifact"))
-    return lines + _settings(store, record)
+    return lines + smaller + _settings(store, record)
 
 
 def _rows(store: Store, before: str, now: str | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import time
 import urllib.error
@@ -25,9 +26,10 @@ def deliver(
 ) -> bool:
     """POST ``verdict`` to ``url``; whether it was taken. A failure is said, without the URL's secret part.
 
-    ``timeout`` and ``pause`` (between tries, twice as long after each) in seconds.
+    A redirection is a failure: what it leads to would be asked without the verdict. ``timeout`` and ``pause`` (between
+    tries, twice as long after each) in seconds.
     """
-    host, problem = urlsplit(url).hostname, ""
+    opener, problem = urllib.request.build_opener(_NoRedirection), ""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(pause * 2 ** (attempt - 1))
@@ -36,11 +38,28 @@ def deliver(
                 url, data=json.dumps(verdict).encode(), method="POST",
                 headers={"Content-Type": "application/json", "User-Agent": "nightjar"},
             )  # fmt: skip
-            with urllib.request.urlopen(request, timeout=timeout):
+            with opener.open(request, timeout=timeout):
                 return True
         except urllib.error.HTTPError as error:
             problem = f"it answers {error.code} {error.reason}"
-        except (OSError, ValueError) as error:
+        except (ValueError, http.client.InvalidURL):  # their words quote the URL
+            say(f"warning: nightly.webhook{_host(url)} was not told: it is no URL that can be asked")
+            return False
+        except (OSError, http.client.HTTPException) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
-    say(f"warning: nightly.webhook at {host} was not told, in {TRIES} tries: {problem}")
+    say(f"warning: nightly.webhook{_host(url)} was not told, in {TRIES} tries: {problem}")
     return False
+
+
+def _host(url: str) -> str:
+    """Where the webhook is, for people; "" where the URL does not say."""
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        return ""
+    return f" at {host}" if host else ""
+
+
+class _NoRedirection(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        """None: the answer is an error like any other."""

@@ -22,6 +22,9 @@ from pipeline.training.metrics import Meter
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.trainer import Trainer
 
+# What a step's learning rates are a function of, beside the number of steps.
+SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "min_lr_share")
+
 
 class Checkpoints:
     """The checkpoints of one training: ``resume`` from the newest, ``save`` where one is due and at the end."""
@@ -118,7 +121,7 @@ class Checkpoints:
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
         train = self.config.train
-        schedule = {"lr": train.lr, "sparse_lr": train.sparse_lr, "warmup_steps": train.warmup_steps}
+        schedule = {name: getattr(train, name) for name in SCHEDULE}
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),

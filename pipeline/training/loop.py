@@ -27,6 +27,7 @@ from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
+from pipeline.training.schedule import planned_steps
 from pipeline.training.signals import STOP, Agreement
 from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store
 from pipeline.training.trainer import Trainer
@@ -67,7 +68,10 @@ def train(
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(config, store, plan) as ssd:
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
-        trainer = Trainer(config, split.schema, plan, device, towers, ssd)
+        total = planned_steps(config.train, split.rows)
+        if config.train.schedule != "constant" and total <= config.train.warmup_steps and dist.get_rank() == 0:
+            say(f"the {total:,} steps are all train.warmup_steps={config.train.warmup_steps}: no learning rate falls")
+        trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
@@ -77,7 +81,7 @@ def train(
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
         budget = MemoryBudget(config, plan, say)
-        run = _Run(config, trainer, saver, meter, order, split, on_interval, on_phase, budget)
+        run = _Run(config, trainer, saver, meter, order, split, total, on_interval, on_phase, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             run.loop(reader, after_step, agreement)
@@ -96,6 +100,7 @@ class _Run:
     meter: Meter
     order: Order
     split: SplitReader
+    total: int
     on_interval: OnInterval
     on_phase: OnPhase
     budget: MemoryBudget
@@ -112,9 +117,6 @@ class _Run:
 
     def open_reader(self) -> BatchReader:
         """The batches from the trainer's position on."""
-        self.total = self.config.train.epochs * self.per_epoch
-        if self.config.train.max_steps is not None:
-            self.total = min(self.total, self.config.train.max_steps)
         self.first = self.trainer.steps
         return BatchReader(
             self.split,

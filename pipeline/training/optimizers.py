@@ -1,4 +1,4 @@
-"""All optimizers of a model as one, with the linear warm-up of both learning rates."""
+"""All optimizers of a model as one, with the schedule of both learning rates."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config import TrainConfig
 from pipeline.embeddings import dense_parameters, dense_table_optimizer, set_sparse_lr
+from pipeline.training.schedule import lr_factor
 
 
 class Optimizers:
     """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
 
     The fused table optimizer works inside the backward pass; Adam(W) or Adagrad for the dense part (``dense``) and the
-    data-parallel tables' Adagrad (``tables``, None where there are none) work in ``step``.
+    data-parallel tables' Adagrad (``tables``, None where there are none) work in ``step``. ``total``: steps planned,
+    at whose last the learning rates' schedule ends.
     """
 
-    def __init__(self, dmp: DistributedModelParallel, config: TrainConfig) -> None:
-        self._dmp, self._config = dmp, config
+    def __init__(self, dmp: DistributedModelParallel, config: TrainConfig, total: int) -> None:
+        self._dmp, self._config, self._total = dmp, config, total
         self.dense = _dense_optimizer(list(dense_parameters(dmp).values()), config)
         self._factor = 0.0
         self.tables = dense_table_optimizer(dmp)
@@ -25,8 +27,7 @@ class Optimizers:
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns the dense one."""
-        warmup = self._config.warmup_steps
-        factor = min(1.0, (step + 1) / warmup) if warmup else 1.0
+        factor = lr_factor(self._config, step, self._total)
         for group in self.dense.param_groups:
             group["lr"] = self._config.lr * factor
         if factor != self._factor:

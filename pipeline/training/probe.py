@@ -106,6 +106,7 @@ def _alone(config: Config) -> Config:
         compile=False,
         global_batch=min(config.train.global_batch, LARGEST_BATCH),
         warmup_steps=min(config.train.warmup_steps, steps // 10),
+        schedule="constant",
         epochs=1,
         max_steps=steps,
     )

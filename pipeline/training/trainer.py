@@ -22,7 +22,7 @@ from pipeline.training.towers import TowerPipeline, gather_towers
 
 class Trainer:
     """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters,
-    ``clock`` knows where the time of its steps went.
+    ``clock`` knows where the time of its steps went. ``total``: steps planned, which ``train.schedule`` counts on.
 
     Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks. ``ssd``: the files of the
     plan's tables on tier ssd.
@@ -36,13 +36,14 @@ class Trainer:
         device: torch.device,
         towers: Towers | None = None,
         ssd: SsdStore | None = None,
+        total: int = 0,
     ) -> None:
         sharded = assemble(config, schema, plan, towers, device, trained=True, ssd=ssd)
         self.model, self.head, self.rows, self._towers = sharded.model, sharded.head, sharded.rows, sharded.towers
         self.ssd = ssd
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
-        self.optimizers = Optimizers(self.model, config.train)
+        self.optimizers = Optimizers(self.model, config.train, total)
         self.links = Links(config.hardware.ranks_per_host)
         self._reductions = _reductions(sharded, self.dense)
         self.steps = 0

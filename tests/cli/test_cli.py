@@ -72,7 +72,7 @@ def test_unknown_commands_flags_and_leftovers_are_refused(nightjar) -> None:
     done = nightjar("run", "--nonsense")
     assert (done.returncode, done.stderr) == (
         2,
-        "nightjar: nightjar run does not know --nonsense\n  hint: nightjar --help\n",
+        "nightjar: nightjar run does not know --nonsense\n  hint: nightjar run --help\n",
     )
     assert nightjar("doctor", "extra").returncode == 2
 

@@ -74,6 +74,13 @@ MISTAKES = [
     ),
     ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] (of texts)", "launch.inline=[train]"),
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
+    ("train.schedule=cosin", "train.schedule is 'cosin', expected one of: constant, linear, cosine", "train.schedule="),
+    ("train.min_lr_share=0.1", "train.min_lr_share is 0.1, but train.schedule=constant never", "train.schedule=cosine"),
+    (
+        "train={schedule: linear, max_steps: 50}",
+        "training ends after train.max_steps=50 steps, within its train.warmup_steps=100",
+        "train.warmup_steps=5, or train.schedule=constant",
+    ),
     ("train.lr=1,2", "train.lr=1,2 gives several values, expected one", "-m train.lr=1,2"),
     ("stages=[ingest,planx]", "stages names 'planx', expected some of: ingest", "stages=[ingest,plan]"),
     ("gate.slices=[nope]", "gate.slices names 'nope', expected sparse features or day", "gate.slices=[C1]"),

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.checks import check
+from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
 from pipeline.contracts import DatasetSchema
 from pipeline.ingest import ingest

@@ -73,6 +73,14 @@ def test_thresholds_hold_a_day(nights, tmp_path):
     assert not nights.store.names("datasets/d/2026-01-02")
 
 
+def test_a_label_rate_that_trebles_is_the_gates_question_unless_it_is_told_to_hold(nights, tmp_path):
+    dataset = two_days(nights, tmp_path, rate=0.9)
+    assert [line for line in dataset.summary["warnings"] if line.startswith("label rate 0.")]
+    checks = ChecksConfig(hold=DriftLimits(label_rate=1.0))
+    with pytest.raises(DataError, match="hold the logs of 2026-01-02: label rate 0.*is now 0.9"):
+        two_days(Nights(tmp_path / "held"), tmp_path, checks=checks, rate=0.9)
+
+
 def test_population_stability_index():
     assert psi(np.array([0.5, 0.5]), np.array([0.5, 0.5])) == 0
     assert psi(np.array([0.5, 0.5]), np.array([0.2, 0.8])) == pytest.approx(0.3 * np.log(2.5) + 0.3 * np.log(1.6))

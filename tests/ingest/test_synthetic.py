@@ -116,7 +116,7 @@ def test_the_pairs_of_blocks_add_the_asked_spread_to_the_log_odds():
     for seed in range(3):
         truth = synthetic._truth(config, seed)
         chunk = synthetic._draw_chunk(truth, np.random.default_rng(seed), np.zeros(8192, int))
-        spreads.append(synthetic._logits(truth, chunk, 0.0).std())
+        spreads.append(synthetic._logits(truth, chunk, config).std())
     assert np.mean(spreads) == pytest.approx(1.5, rel=0.25)
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from pipeline.config import DEFAULT_STAGES, Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
 from pipeline.launch import Chain, Console, Interrupted, Step
 from pipeline.launch.signals import deadline
+from pipeline.launch.status import Report, write_report
 from pipeline.stages import INPUTS
 
 SUMMARIES = {
@@ -113,7 +115,7 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
     assert list(result["stages"]) == list(DEFAULT_STAGES)
     assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact")}
     assert {part: list(result[part]) for part in ("ingest", "plan", "train", "checkpoint", "eval")} == {
-        "ingest": ["rows", "rows_quarantined", "bytes_in", "rows_per_s"],
+        "ingest": ["rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s"],
         "plan": ["tiers", "predicted_step_ms", "tables"],
         "train": [
             "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
@@ -167,7 +169,7 @@ def test_a_failed_stage_is_recorded_and_the_next_start_goes_on_there(store: Stor
         run_chain(store, stages)
     result = store.read_json("runs/x/result.json")
     assert result["status"] == "failed"
-    assert result["error"] == {"message": "feature C1 is gone", "exit_code": 3}
+    assert result["error"] == {"message": "feature C1 is gone", "exit_code": 3, "hint": "x=y"}
     assert result["stages"]["partition"]["status"] == "failed"
     assert result["stages"]["partition"]["artifact"] is None
     assert list(result["stages"]) == ["ingest", "plan", "partition"]
@@ -237,6 +239,52 @@ def test_a_signal_ends_the_chain_with_its_exit_code(store: Store, stages: Stages
     assert caught.value.exit_code == 128 + number
     assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 128 + number
     assert signal.getsignal(number) is former
+
+
+class Stoppable:
+    """A scheduler of this machine and its one job: a signal reaches the launcher, the stage says that it stopped."""
+
+    name, outlasts, poll_seconds = "job", False, 0.0
+
+    def __init__(self, store: Store, number: int) -> None:
+        self.store, self.number = store, number
+
+    def find(self, step: Step) -> None:
+        """No earlier launcher's."""
+
+    def submit(self, step: Step, config_url: str) -> "Stoppable":
+        return self
+
+    def state(self) -> str:
+        os.kill(os.getpid(), self.number)
+        return "running"
+
+    def output(self) -> bytes:
+        return b""
+
+    def logs(self) -> str:
+        return ""
+
+    def stop(self, seconds: float) -> None:
+        write_report(self.store, "x", "train", Report.of(LaunchError("told to stop after step 3")))
+
+    def cancel(self) -> None:
+        """Nothing is left to end."""
+
+    close = cancel
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stage_that_a_signal_stopped_leaves_the_signal_its_exit_code(store: Store, number: int) -> None:
+    chain = Chain(
+        compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, console=Console(str, bytes)
+    )
+    chain.selected[0] = replace(chain.selected[0], inputs={})
+    chain._runner = Stoppable(store, number)
+    with pytest.raises(Interrupted, match="told to stop after step 3") as caught:
+        chain.run()
+    assert caught.value.exit_code == 128 + number
+    assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 128 + number
 
 
 def test_a_deadline_stops_a_stage_in_the_launchers_own_process() -> None:

@@ -5,14 +5,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
 from pipeline.artifacts import Store
+from pipeline.checkpoint.container import read_tensors
+from pipeline.checkpoint.naming import find_checkpoint
+from pipeline.checkpoint.reader import read_verified
+from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.writer import DENSE
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch import Step
@@ -25,21 +28,12 @@ from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_objects
+from tests.cluster_kit import PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
 
 pytestmark = pytest.mark.k8s
-VOLCANO = "/apis/batch.volcano.sh/v1alpha1/namespaces/training/jobs"
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
-
-
-def wait_for(check: Callable[[], Any], seconds: float = 60) -> Any:
-    """Look until ``check`` says something."""
-    last = time.monotonic() + seconds
-    while not (found := check()):
-        assert time.monotonic() < last, "timed out"
-        time.sleep(0.2)
-    return found
 
 
 def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
@@ -57,15 +51,6 @@ def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
     with pytest.raises(RefusedError, match="the API server denies it: secrets is forbidden") as caught:
         api.get("/api/v1/namespaces/training/secrets")
     assert caught.value.exit_code == 8 and "nightjar schedule render" in caught.value.hint
-
-
-def test_a_missing_right_is_named_before_anything_is_submitted(cluster) -> None:
-    with pytest.raises(LaunchError) as caught:
-        IndexedRunner(config_for("launch.job=indexed"), cluster.api(), print)
-    assert caught.value.message == (
-        "these credentials may not, in namespace training: create, get, list, delete jobs.batch; create services"
-    )
-    assert "Role" in caught.value.hint
 
 
 def test_the_server_takes_all_manifests(cluster) -> None:
@@ -171,6 +156,16 @@ def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> Non
         status(api, cron)
 
 
+def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> None:
+    api, config = cluster.api("admin"), config_for("schedule.name=new", "launch.pods.launcher_account=newcomer")
+    with pytest.raises(
+        LaunchError, match="the cluster knows no such objects: POST /apis/batch/v1/.*/cronjobs: "
+    ) as caught:
+        apply(api, schedule_objects(config, []))  # the server is older than batch/v1
+    assert "1.27 or newer" in caught.value.hint
+    assert api.find("/api/v1/namespaces/training/serviceaccounts/newcomer") is None
+
+
 def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
     overrides = [
         *CLUSTER, "launch.namespace=training", "run=scheduled", "stages=[ingest]", "data.synthetic.rows=2000",
@@ -180,16 +175,13 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
     api, config = cluster.api("admin"), compose(overrides)
     cron = cluster.module.as_v1beta1(cron_job(config, overrides))
     apply(api, [cron])
-    owner = api.get(f"{collection(cron)}/{config.schedule.name}")["metadata"]
-    job = cron["spec"]["jobTemplate"]  # as kubectl create job --from=cronjob has it
-    reference = {"apiVersion": cron["apiVersion"], "kind": "CronJob", "name": owner["name"], "uid": owner["uid"]}
-    container = job["spec"]["template"]["spec"]["containers"][0]
-    place = container["command"].index("nightly")
-    assert container["command"][place + 1] == "date=yesterday"
-    container["command"][place : place + 2] = ["run"]
-    metadata = {"name": "tonight", "ownerReferences": [reference], **job["metadata"]}
-    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": job["spec"]}
-    api.create("/apis/batch/v1/namespaces/training/jobs", body)
+
+    def run_once(command: list[str]) -> list[str]:
+        place = command.index("nightly")
+        assert command[place + 1] == "date=yesterday"
+        return [*command[:place], "run", *command[place + 2 :]]
+
+    start_job(api, cron, "tonight", run_once)
     (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
     assert (night.job, night.state, night.exit_code) == ("tonight", "succeeded", 0)
     assert Store(str(tmp_path)).read_json("runs/scheduled/result.json")["stages"]["ingest"]["status"] == "done"
@@ -197,13 +189,25 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
     assert [job["status"]["state"]["phase"] for job in jobs] == ["Completed"]
 
 
-SETTINGS = [
-    *CLUSTER, "launch.namespace=training", "run=nightly", "data.synthetic.rows=12000",
-    "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[32]",
-    "train.global_batch=512", "train.epochs=40", "train.guard.collapse=false", "train.precision=fp32",
-    "train.log_every_steps=2", "train.threads_per_rank=1", "hardware.hosts=2", "checkpoint.every_steps=50",
-    "checkpoint.quantise=fp32", "launch.lease_seconds=3",
-]  # fmt: skip
+TRAINING = [
+    "run=nightly",
+    "data.synthetic.rows=12000",
+    "data.synthetic.ids_per_feature=200",
+    "model.embedding_dim=8",
+    "model.bottom_mlp=[32]",
+    "model.top_mlp=[32]",
+    "train.global_batch=512",
+    "train.epochs=40",
+    "train.guard.collapse=false",
+    "train.precision=fp32",
+    "train.log_every_steps=2",
+    "train.threads_per_rank=1",
+    "hardware.hosts=2",
+    "checkpoint.every_steps=50",
+    "checkpoint.quantise=fp32",
+    "plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
+]
+SETTINGS = [*CLUSTER, *TRAINING, "launch.namespace=training", "launch.lease_seconds=3"]  # fmt: skip
 
 
 def start(cluster, store: Path) -> subprocess.Popen:
@@ -230,16 +234,17 @@ def read_until(launcher: subprocess.Popen, pattern: str) -> str:
 def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path: Path) -> None:
     launcher = start(cluster, tmp_path)
     text = read_until(launcher, r"^step ")
-    launcher.kill()  # after the submission of train; its pods go on
+    folder = tmp_path / "runs/nightly/checkpoints"
+    wait_for(lambda: list(folder.glob("*/step-*/manifest.json")))
+    (victim,) = (pod for pod in train_pods(cluster) if pod.endswith("train-1-0"))
+    assert cluster.kit.kill_pod(victim, signal.SIGSTOP)  # training stands still, however slow the next launcher is
+    launcher.kill()
     launcher.wait()
     assert text.count("train      job ") == 1
 
     launcher = start(cluster, tmp_path)
     text = read_until(launcher, r"attached to job \S+-train-\S+-a1")
     assert text.count("skipped") == 3
-    folder = tmp_path / "runs/nightly/checkpoints"
-    wait_for(lambda: list(folder.glob("*/step-*/manifest.json")))
-    victim = wait_for(lambda: [pod for pod in train_pods(cluster) if pod.endswith("train-1-0")])[0]
     assert cluster.kit.kill_pod(victim, signal.SIGKILL)
     text += launcher.communicate(timeout=240)[0]
     assert launcher.returncode == 0, text
@@ -261,10 +266,37 @@ def test_a_run_in_pods_outlives_its_launcher_and_a_trainer_pod(cluster, tmp_path
         "nightly-ingest-a1": "Completed", "nightly-plan-a1": "Completed", "nightly-partition-a1": "Completed",
         "nightly-train-a1": "Terminated", "nightly-train-a2": "Completed", "nightly-evaluate-a1": "Completed",
     }  # fmt: skip
+    assert_as_undisturbed(store, tmp_path / "undisturbed")
+
+
+def assert_as_undisturbed(store: Store, other: Path) -> None:
+    """The last checkpoint is, bit for bit, that of a training on this machine that nothing happened to."""
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli",
+        "run",
+        *TRAINING,
+        f"store={other}",
+        "stages=[ingest,plan,partition,train]",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "resumed" not in Store(str(other)).read_json("runs/nightly/result.json")["train"]
+    sides = [(place, find_checkpoint(place, "nightly")) for place in (store, Store(str(other)))]
+    one, two = (ChainReader(*side) for side in sides)
+    assert one.tables == two.tables and len(one.tables) == 26
+    for table in one.tables:
+        for mine, theirs in zip(one.windows(table), two.windows(table), strict=True):
+            assert torch.equal(mine.weight, theirs.weight), table
+            assert torch.equal(mine.state["adagrad_sum"], theirs.state["adagrad_sum"]), table
+    dense = [read_tensors(read_verified(*side, DENSE), side[1].path)[0] for side in sides]  # and its optimizer's state
+    assert dense[0].keys() == dense[1].keys() and len(dense[0]) > 16
+    for name, value in dense[0].items():
+        assert torch.equal(value, dense[1][name]), name
 
 
 def train_pods(cluster) -> list[str]:
     """Names of the running pods of the train stage."""
-    path = "/api/v1/namespaces/training/pods"
-    pods = cluster.api().get(path, labelSelector="nightjar/run=nightly,nightjar/stage=train")["items"]
+    pods = cluster.api().get(PODS, labelSelector="nightjar/run=nightly,nightjar/stage=train")["items"]
     return [pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running"]

@@ -7,8 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import kubernetes_validate
 import pytest
@@ -19,11 +17,11 @@ from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.launch import Step
 from pipeline.launch.appdefs import pod_command
-from pipeline.launch.kubernetes.api import Api, check_clock, refusal
+from pipeline.launch.kubernetes.api import refusal
 from pipeline.launch.kubernetes.diagnosis import death, pending_problem
 from pipeline.launch.kubernetes.names import job_name
 from pipeline.launch.logs import never_met
-from pipeline.worker import first_step_in_time
+from pipeline.stages.worker import first_step_in_time
 from tests.launch.cluster_cases import CLUSTER, GOLDEN, GOLDEN_FILES, IMAGE, golden, rendered
 
 VERSION = kubernetes_validate.latest_version()
@@ -119,7 +117,20 @@ REFUSED = {
     "+launch.pods.resources.tarin={cpu:1}": "launch.pods.resources names 'tarin'",
     "launch.job=cron": "launch.job is 'cron'",
     "schedule.cron=daily": "expected five fields",
-}
+    "schedule.time_zone=Mars/Base": "schedule.time_zone is 'Mars/Base', expected the name of a time zone",
+    **{
+        f"schedule.cron={cron}": f"expected as {field}"
+        for cron, field in {
+            "99 2 * * *": "minute 0 to 59", "0 24 * * *": "hour 0 to 23", "0 2 0 * *": "day 1 to 31",
+            "0 2 * x *": "month 1 to 12", "0 2 * * 7": "weekday 0 to 6", "0 9-2 * * *": "hour", "*/0 2 * * *": "minute",
+        }.items()
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cron", ["*/15 0-6,22 1,15 JAN-jun MON-Fri", "0 2 * * *", "5/10 ? * * 0"])
+def test_schedules_that_a_cluster_takes_are_taken(cron: str) -> None:
+    assert compose([*CLUSTER, "store=s3://b/s", f"schedule.cron='{cron}'"]).schedule.cron == cron
 
 
 @pytest.mark.parametrize(("override", "message"), REFUSED.items(), ids=list(REFUSED))
@@ -193,68 +204,32 @@ def test_what_the_servers_refusals_mean(status: int, request_: str, says: str, h
     assert says in error.message and "words of the server" in error.message and hint in error.hint
 
 
-class Clock(BaseHTTPRequestHandler):
-    """A server whose clock says what ``stated`` says."""
-
-    stated = ""
-
-    def do_GET(self) -> None:
-        self.send_response_only(200)
-        self.send_header("Date", self.stated)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *arguments: object) -> None:
-        """Quiet."""
-
-
-def test_a_wrong_clock_is_named_and_a_right_one_passes() -> None:
-    from kubernetes.client import ApiClient, Configuration
-
-    with HTTPServer(("127.0.0.1", 0), Clock) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        configuration = Configuration(host=f"http://127.0.0.1:{server.server_address[1]}")
-        api = Api(ApiClient(configuration))
-        Clock.stated = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
-        check_clock(api)
-        Clock.stated = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() - 3600))
-        with pytest.raises(LaunchError, match=r"clock is 3,\d\d\d s ahead of the API server's") as caught:
-            check_clock(api)
-        assert "NTP" in caught.value.hint
-        server.shutdown()
-
-
-def test_an_unreachable_cluster_is_one_message(tmp_path, monkeypatch, capsys) -> None:
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "c", "users": [{"name": "u", "user": {"token": "t"}}],
-        "clusters": [{"name": "k", "cluster": {"server": "https://127.0.0.1:1"}}],
-        "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
-    }  # fmt: skip
-    (tmp_path / "config").write_text(json.dumps(config))
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
-    volume = f"launch.pods.volumes={{store:{{claim:c,path:{tmp_path}}}}}"
-    run = ["run", *CLUSTER, "run=lost", f"store={tmp_path}/s", volume, "data.synthetic.rows=2000"]
-    assert cli.main(run) == 8
-    said = capsys.readouterr().err
-    assert said.startswith("nightjar: the Kubernetes API server https://127.0.0.1:1 does not answer: ")
-    assert said.count("nightjar:") == 1 and "Traceback" not in said and "launch.context" in said
-    assert not (tmp_path / "s/runs/lost/config.yaml").exists()
-    assert cli.main([*run, "launch.context=nowhere"]) == 8
-    assert "no way into a cluster" in capsys.readouterr().err
-
-
 def test_rendering_needs_a_cluster_configuration_and_writes_a_file_for_each_object(tmp_path, capsys) -> None:
     assert cli.main(["launch", "render"]) == 2
     assert "launch=kubernetes" in capsys.readouterr().err
-    settings = [*CLUSTER, "run=r", "store=s3://b/s", "stages=[ingest,plan]"]
-    assert cli.main(["launch", "render", *settings]) == 0
+    settings = [*CLUSTER, "store=s3://b/s"]
+    assert cli.main(["launch", "render", *settings, "run=r", "stages=[ingest,plan]"]) == 0
     jobs = list(yaml.safe_load_all(capsys.readouterr().out))
     assert [job["metadata"]["labels"]["nightjar/stage"] for job in jobs] == ["ingest", "plan"]
     assert cli.main(["schedule", "render", *settings, "--out", str(tmp_path / "m")]) == 0
     assert sorted(path.name.partition("-")[0] for path in (tmp_path / "m").iterdir()) == [
         "cronjob", "role", "rolebinding", "serviceaccount", "serviceaccount",
     ]  # fmt: skip
+
+
+def test_a_schedule_is_of_nights_whose_logs_have_a_file_a_day(capsys) -> None:
+    overrides = [*CLUSTER, "store=s3://b/s", "data=criteo", "data.path='s3://logs/{day}/*.tsv'"]
+    assert cli.main(["schedule", "render", *overrides]) == 0
+    cron = list(yaml.safe_load_all(capsys.readouterr().out))[-1]
+    (container,) = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert container["command"][3:] == ["nightly", "date=yesterday", *overrides]
+
+
+@pytest.mark.parametrize("override", ["date=2026-01-31", "run=r", "stages=[train]", "data.day=2026-01-31"])
+def test_a_schedule_refuses_what_its_nights_would_refuse(override: str, capsys) -> None:
+    assert cli.main(["schedule", "render", *CLUSTER, "store=s3://b/s", override]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith(f"nightjar: {override} is given, but ") and "hint:" in said.err and not said.out
 
 
 def test_a_pod_that_waits_for_another_in_vain_ends_in_time_and_says_so() -> None:

@@ -76,12 +76,12 @@ def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Pat
     assert "Traceback" not in output
     assert not peer.is_running()
 
-    # The launcher is told to stop: an emergency checkpoint, exit code 8, and its name.
+    # The launcher is told to stop: an emergency checkpoint, the signal's exit code, and its name.
     launcher = start(tmp_path, "stormy")
     output = wait_for_steps(launcher, 5)
     launcher.send_signal(signal.SIGTERM)
     output += launcher.communicate(timeout=60)[0]
-    assert launcher.returncode == 8, output
+    assert launcher.returncode == 143, output
     assert re.search(r"resumed from runs/stormy/checkpoints/\w+/step-\d+ after step", output)
     found = re.search(r"told to stop \(SIGTERM\) after step (\d+); its checkpoint (\S+) is committed", output)
     assert found, output

@@ -17,8 +17,6 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "config": set(),
     "launchconfig": set(),
-    "checks": {"podchecks"},
-    "podchecks": set(),
     "contracts": set(),
     "artifacts": set(),
     "ingest": set(),
@@ -33,7 +31,21 @@ ALLOWED: dict[str, set[str]] = {
     "checkpoint": {"embeddings"},
     "training": {"models", "embeddings", "towers", "checkpoint"},
     "publishing": {"checkpoint"},
-    "compose": {"checks"},
+    "compose": set(),
+    "serving": {"ingest", "towers", "models", "training", "evaluation", "publishing", "report", "compose"},
+    "stages": {
+        "launch",
+        "ingest",
+        "planning",
+        "towers",
+        "training",
+        "checkpoint",
+        "evaluation",
+        "publishing",
+        "serving",
+        "report",
+        "compose",
+    },
 }
 
 

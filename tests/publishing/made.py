@@ -37,7 +37,7 @@ def tables(step: int = 1) -> dict[str, torch.Tensor]:
 
 def dense_part(seed: int = 3):
     from pipeline.models import build_model
-    from pipeline.serving import DensePart
+    from pipeline.serving.scores import DensePart
 
     return DensePart(build_model(MODEL, 2, 3, seed), [], []).eval()
 

@@ -123,6 +123,56 @@ def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
     assert with_labels[8][1] == "9", "line numbers are those of the file"
 
 
+def test_predict_writes_a_whole_file_or_none_and_never_over_what_it_reads(
+    store: Store, logs: Path, tmp_path: Path, capfd
+) -> None:
+    flags = ["--store", store.url, "--out"]
+    empty, wrong, out = tmp_path / "empty.tsv", tmp_path / "wrong.tsv", tmp_path / "scores.parquet"
+    empty.write_text("")
+    assert main(["predict", str(empty), *flags, str(out)]) == 0
+    assert pl.read_parquet(out).columns == ["file", "line", "probability", "label"]
+    out.unlink()
+    wrong.write_text("one\ntwo\n")
+    assert main(["predict", str(wrong), *flags, str(out)]) == 3
+    said = capfd.readouterr().err
+    assert "none of 2 rows parses, the first: wrong.tsv line 1: 1 fields" in said and "config.yaml" in said
+    assert main(["predict", str(wrong), *flags, str(wrong)]) == 2
+    assert f"--out {wrong} is one of the files that are read" in capfd.readouterr().err
+    assert wrong.read_text() == "one\ntwo\n" and sorted(tmp_path.iterdir()) == [empty, wrong]
+
+
+def test_predict_takes_parquet_and_tells_programs_on_the_error_stream(
+    store: Store, logs: Path, tmp_path: Path, capfd
+) -> None:
+    lines = (logs / "mon.tsv").read_text().splitlines()[:50]
+    (tmp_path / "few.tsv").write_text("\n".join(lines) + "\n")
+    names = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))]
+    fields = [[field or None for field in line.split("\t")] for line in lines]
+    pl.DataFrame(fields, schema=dict.fromkeys(names, pl.String), orient="row").write_parquet(tmp_path / "few.parquet")
+    scores = []
+    for name in ("few.tsv", "few.parquet"):
+        assert main(["predict", str(tmp_path / name), "--store", store.url, "--json"]) == 0
+        said = capfd.readouterr()
+        assert json.loads(said.err)["rows"] == 50
+        scores.append([line.split(",")[2:] for line in said.out.splitlines()])
+    assert scores[0] == scores[1]
+
+
+@pytest.mark.parametrize("file", ["tables/C1.rows", "vocab/C2.parquet", "transforms.json", "config.yaml"])
+def test_predict_scores_nothing_with_a_flipped_byte(store: Store, logs: Path, capfd, file: str) -> None:
+    version = result(store, "mon")["model"]["uri"]
+    path = Path(store.full(f"{version}/{file}"))
+    sound = path.read_bytes()
+    path.write_bytes(sound[:40] + bytes([sound[40] ^ 1]) + sound[41:])
+    try:
+        assert main(["predict", f"{logs}/mon.tsv", "--store", store.url]) == 7
+        said = capfd.readouterr()
+        assert said.out == "" and f"{path} is corrupt" in said.err
+        assert "hint: another version: nightjar models ls clicks" in said.err
+    finally:
+        path.write_bytes(sound)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -140,6 +190,16 @@ def test_mistakes_are_one_message(store: Store, capfd, arguments: list[str], cod
     assert main([*arguments, "--store", store.url]) == code
     said = capfd.readouterr()
     assert words in said.err and "hint:" in said.err and "Traceback" not in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["predict", "x", "--cache-mib", "-5"], ["predict", "x", "--cache-mib", "nan"],
+                  ["models", "gc", "--min-age", "-1"], ["models", "gc", "--keep", "-1"]]
+)  # fmt: skip
+def test_amounts_are_checked(capfd, arguments: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert f"argument {arguments[-2]}: {arguments[-1]!r} is no " in capfd.readouterr().err
 
 
 def test_models_are_listed_and_shown(store: Store, capfd) -> None:

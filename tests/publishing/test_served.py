@@ -71,7 +71,7 @@ def test_rows_are_scored_alike_one_by_one_and_many_at_once(tmp_path: Path, monke
 def test_towers_are_part_of_the_program(module: str) -> None:
     """The dense part of a model with towers: outputs come in the order training gave them."""
     from pipeline.models import build_model
-    from pipeline.serving import dense_part
+    from pipeline.serving.scores import dense_part
     from pipeline.towers.modules import build_tower
 
     spec = TowerModuleSpec(name=module, c=1, p=0, dim=4 if module != "pass_through" else 0)
@@ -98,7 +98,7 @@ def test_towers_are_part_of_the_program(module: str) -> None:
 
 def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     """What training normalises in the model, missing values (NaN) among it, the exported program does too."""
-    from pipeline.serving import dense_part
+    from pipeline.serving.scores import dense_part
 
     dense = {"x": DenseFeature(transform="max_norm"), "y": DenseFeature()}
     settings = made.config()
@@ -155,7 +155,7 @@ def test_a_description_of_another_format_is_refused(tmp_path: Path) -> None:
 
 def test_serving_needs_neither_torchrec_nor_fbgemm(root: Path) -> None:
     code = (
-        "import sys, pipeline.scoring, pipeline.publishing.served; "
+        "import sys, pipeline.serving.files, pipeline.publishing.served; "
         "print([m for m in ('torchrec', 'fbgemm_gpu') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Store
+from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import versions
+from pipeline.stages.publish import _require_same_incumbent
 from tests.publishing.made import plain
 
 A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))
@@ -115,6 +117,53 @@ def test_an_incumbent_that_was_removed_is_said(store: Store) -> None:
     Path(store.full(f"models/m/{A}/manifest.json")).unlink()
     with pytest.raises(ArtifactError, match=f"names {A}, which is not there"):
         versions.incumbent(store, "m")
+
+
+def flip(store: Store, file: str) -> None:
+    """Change one byte; the size stays."""
+    path = Path(store.full(file))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_flipped_byte_does_not_serve(store: Store) -> None:
+    with store.draft(f"models/m/{D}", kind="model", key="k" * 32, config={}, inputs={}) as draft:
+        for name in ("serving.json", "tables/a.rows"):
+            with draft.open(name) as sink:
+                sink.write(b"0123456789")
+        draft.commit({"verdict": "PASS"})
+    promote(store, D, A)
+    flip(store, f"models/m/{D}/tables/a.rows")
+    with pytest.raises(ArtifactError, match=r"a\.rows is corrupt") as caught:
+        versions.promote(store, "m", D, by="promote")
+    assert "nightjar models ls m" in caught.value.hint
+    flip(store, f"models/m/{D}/serving.json")
+    with pytest.raises(ArtifactError, match=r"serving\.json is corrupt"):
+        versions.roll_back(store, "m")
+    assert versions.read_current(store, "m").version == A
+
+
+def test_what_serves_by_now_may_refuse_a_promotion(store: Store) -> None:
+    def refuse() -> None:
+        raise LaunchError("another one serves by now")
+
+    promote(store, A)
+    with pytest.raises(LaunchError, match="another one serves by now"):
+        versions.promote(store, "m", B, by="publish", check=refuse)
+    assert versions.read_current(store, "m").version == A
+    assert versions.promote(store, "m", A, by="publish", check=refuse).line == (A,)
+
+
+def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> None:
+    """Somebody promotes or rolls back while a night trains."""
+    config, record = compose(["publish.model=m"]), {"version": C, "incumbent_version": A}
+    promote(store, A)
+    _require_same_incumbent(config, store, "k", record)
+    promote(store, B)
+    with pytest.raises(LaunchError, match=f"{C} .* passed the gate beside {A}, but by now {B} serves") as caught:
+        _require_same_incumbent(config, store, "k", record)
+    assert f"nightjar models promote m {C}" in caught.value.hint
 
 
 def test_two_writers_at_once_is_a_message(store: Store) -> None:

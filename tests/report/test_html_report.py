@@ -100,7 +100,7 @@ def test_everything_from_the_run_is_escaped():
     stages = {evil: {"status": evil, "seconds": 1.0, "artifact": evil}}
     tables = {evil: {"tier": evil, "sharding": evil, "ranks": [0]}}
     result = make_result(run=evil, status=evil, stages=stages, plan={"tables": tables, "tiers": {}},
-                         error={"message": evil, "exit_code": evil}, model={"version": evil, "uri": evil},
+                         error={"message": evil, "exit_code": evil, "hint": evil}, model={"version": evil, "uri": evil},
                          gate={"verdict": evil, "reasons": [evil]})  # fmt: skip
     page = render(ReportData(result=result, config=f"seed: {evil}\nmodel:\n  name: {evil}\n"))
     assert "<script" not in page

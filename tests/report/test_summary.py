@@ -68,9 +68,11 @@ def test_skipped_and_failed_stages_and_the_error_are_shown():
         "train": {"status": "failed", "seconds": 3.21, "artifact": None},
     }
     error = {"message": "loss is not finite at step 12: the first bad value is in table C7 " * 3, "exit_code": 5}
+    error["hint"] = "train.lr=0.0005"
     text = summary({"run": "r", "status": "failed", "stages": stages, "error": error})
     assert "ingest      skipped          -  datasets/a/k" in text
     assert "train       failed         3.2  -" in text
+    assert "\nhint        train.lr=0.0005" in text
     assert "(exit code 5)" in text and "error       loss is not finite" in text
     assert max(map(len, text.splitlines())) <= 80
 

@@ -1,6 +1,9 @@
 """What a night starts from, on a store whose versions are only manifests."""
 
+import json
+import threading
 from datetime import date
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -93,3 +96,29 @@ def test_a_night_that_was_killed_goes_on_from_the_model_it_began_with(tmp_path: 
     assert [str(start).split("/")[1] for start in starts] == [
         "clicks-2026-01-02", "clicks-2026-01-02", "clicks-2026-01-01",
     ]  # fmt: skip
+
+
+def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(tmp_path: Path) -> None:
+    """Nobody is awake: a damaged current.json, or a day before the one that serves, must reach the webhook too."""
+    store, said, told = Store(str(tmp_path)), list[str](), list[bytes]()
+    publish(store, 2)
+
+    class Hook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(204)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Hook) as server:
+        for code, words in ((2, "nights go forwards"), (7, "does not say which version serves")):
+            thread = threading.Thread(target=server.handle_request)
+            thread.start()
+            url = f"nightly.webhook=http://127.0.0.1:{server.server_port}/secret"
+            config = compose(["publish.model=clicks", "data.day=2026-01-01", url])
+            record = run_night(config, store, date(2026, 1, 1), Tools(run=lambda config: 0, say=said.append), 0.0)
+            thread.join()
+            assert (record["outcome"], record["exit_code"]) == ("failed", code)
+            assert words in said[-1] and "hint" in said[-1]
+            assert words in json.loads(told[-1])["text"]
+            store.write_json("models/clicks/current.json", {})
+    assert read_record(store, "clicks", date(2026, 1, 1)) is None

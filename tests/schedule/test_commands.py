@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from pipeline import cli
 from pipeline.artifacts import Store
@@ -19,6 +20,9 @@ MISTAKES = [
     (["nightly", "nightly.timezone=Mars/Base"], "nightly.timezone is 'Mars/Base', expected the name of a time zone"),
     (["nightly", "nightly.wait_minutes=-1"], "nightly.wait_minutes is -1"),
     (["nightly", "--date", "2026-01-01"], "nightjar nightly does not know --date"),
+    (["schedule", "render", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
+    (["schedule", "apply", "date=2026-01-01"], "date=2026-01-01 is given, but every night of a schedule has its own"),
+    (["schedule", "status", "-cd", "my"], "nightjar schedule status does not know -cd"),
 ]
 
 
@@ -32,6 +36,16 @@ def test_a_mistake_is_one_clear_message_and_nothing_is_left_behind(
     assert "hint:" in said
     assert "Traceback" not in said
     assert not (tmp_path / "s").exists()
+
+
+def test_a_schedule_of_logs_that_lie_by_day_leaves_the_day_to_its_nights(capsys) -> None:
+    image = f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}"
+    logs = 'data.path="s3://logs/{day}/*.tsv.gz"'
+    assert cli.main(["schedule", "render", "launch=kubernetes", image, "store=s3://b/s", "data=criteo", logs]) == 0
+    (cron,) = (each for each in yaml.safe_load_all(capsys.readouterr().out) if each["kind"] == "CronJob")
+    command = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert "date=yesterday" in command and logs in command
+    assert not any("data.day" in part for part in command)
 
 
 def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: Path, capsys) -> None:

@@ -160,6 +160,7 @@ def test_the_summary_says_it_on_one_page(nights: Nights) -> None:
     folder = nights.folder / "store" / "runs"
     held = (folder / "clicks-2026-01-03" / "nightly.html").read_text()
     assert "Why it is held" in held
+    assert "What to do: " in held and "nightjar models promote clicks" in held
     assert "goes on serving" in held
     text = (folder / "clicks-2026-01-02" / "nightly.md").read_text()
     record = nights.record("02")
@@ -167,3 +168,4 @@ def test_the_summary_says_it_on_one_page(nights: Nights) -> None:
         assert figure in text
     missing = (folder / "clicks-2026-01-04" / "nightly.md").read_text()
     assert "there are no files at" in missing
+    assert "What to do: nightjar nightly date=2026-01-04 with the same overrides once it is delivered" in missing

@@ -1,10 +1,13 @@
 """The webhook against a real server: what it gets, how often it is asked, what is said when it cannot be told."""
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
 
 from pipeline.schedule.webhook import deliver
 
@@ -19,6 +22,7 @@ class Hook(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         self.bodies.append({"type": self.headers["Content-Type"], **json.loads(body)})
         self.send_response(self.codes.pop(0))
+        self.send_header("Location", "/elsewhere")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -63,3 +67,39 @@ def test_a_failure_is_said_without_the_secret_in_the_url() -> None:
     assert "nightly.webhook at 127.0.0.1 was not told, in 3 tries: it answers 503" in said[0]
     assert "refused" in said[1]
     assert not any("secret" in text for text in said)
+
+
+def test_a_redirection_has_not_taken_the_verdict() -> None:
+    said: list[str] = []
+    with serving(301, 302, 307) as url:
+        assert not deliver(url, {}, said.append, pause=0.0)
+    assert len(Hook.bodies) == 3
+    assert "it answers 307" in said[0]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1/secret", "https://host/a secret", "http://host:secret/", "http://?secret"]
+)
+def test_no_url_breaks_the_night_or_is_quoted(url: str) -> None:
+    said: list[str] = []
+    assert not deliver(url, {}, said.append, pause=0.0)
+    assert "was not told" in said[0]
+    assert "secret" not in said[0]
+
+
+def test_a_server_that_speaks_no_http_is_only_a_warning() -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def babble() -> None:
+            for _ in range(3):
+                peer, _address = server.accept()
+                peer.recv(1 << 16)
+                peer.sendall(b"hello\r\n\r\n")
+                peer.close()
+
+        thread = threading.Thread(target=babble)
+        thread.start()
+        assert not deliver(f"http://127.0.0.1:{server.getsockname()[1]}/secret", {}, said.append, pause=0.0)
+        thread.join()
+    assert "was not told, in 3 tries" in said[0]

@@ -35,6 +35,7 @@ def config(hosts, ranks, **partition):
         train=TrainConfig(
             global_batch=BATCH, lr=0.02, sparse_lr=0.1, warmup_steps=2, precision="fp32", threads_per_rank=1,
             dense_optimizer="adagrad", weight_decay=0.1,  # added to the gradient: Adagrad alone forgives any factor
+            schedule="linear", min_lr_share=0.1,
         ),
     )  # fmt: skip
 
@@ -122,7 +123,7 @@ def flat(folder, references):
     for name, (kinds, settings) in references.items():
         shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
         plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
-        trainer = Trainer(trained(config(1, world), settings), split.schema, plan, torch.device("cpu"))
+        trainer = Trainer(trained(config(1, world), settings), split.schema, plan, torch.device("cpu"), total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -134,7 +135,7 @@ def with_towers(folder, cases):
         towers = towers_on(assigned, module)
         made = trained(config(hosts, world // hosts, name="dmt"), settings)
         plan = tower_plan(towers, hosts, world // hosts, kinds)
-        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
+        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers, total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -145,7 +146,8 @@ def with_towers_on_ssd(folder, hosts, assigned, kinds):
     towers = towers_on(assigned)
     plan = on_tier(tower_plan(towers, hosts, world // hosts, kinds), "ssd", cache_rows=3)
     ssd = SsdStore(plan, [str(folder)], dist.get_rank())
-    trainer = Trainer(config(hosts, world // hosts, name="dmt"), split.schema, plan, torch.device("cpu"), towers, ssd)
+    made = config(hosts, world // hosts, name="dmt")
+    trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS)
     leave(folder, "ssd", trainer, steps(trainer, split))
     ssd.close()
 
@@ -165,7 +167,7 @@ def count_bytes(folder, hosts, cases):
             plan = tower_plan(towers, hosts, world // hosts, {}, SINGLE)
         else:
             plan = plan_for(kinds, world, rows={c.name: c.rows for c in SINGLE}, dim=DIM)
-        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers)
+        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers, total=STEPS)
         outputs = steps(trainer, split, 2)
         away = towers is not None and [n for n in trainer.dense if n.startswith("towers.")]
         record = {

@@ -12,7 +12,7 @@ from pipeline.checkpoint import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
 from pipeline.contracts import TowerModuleSpec
 from pipeline.errors import ArtifactError
-from pipeline.partition import kept_towers
+from pipeline.stages.partition import kept_towers
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import COLUMNS, DIM, config, data, tower_plan, towers_on
@@ -30,6 +30,7 @@ def settings(hosts, ranks, module, assigned=ASSIGNED, **changes):
     made.checkpoint = CheckpointConfig()
     made.evaluate = EvaluateConfig(global_batch=30)
     made.train.dense_optimizer = "adam"
+    made.train.schedule, made.train.min_lr_share = "constant", 0.0  # max_steps stops these runs, and they go on
     for name, value in changes.items():
         setattr(made.train, name, value)
     if module is None:

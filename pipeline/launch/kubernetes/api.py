@@ -154,6 +154,11 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
             status, f"the cluster knows no Volcano jobs, or not this one: {message}",
             hint="install Volcano, or launch.job=indexed",
         )  # fmt: skip
+    if status == 404 and "requested resource" in message:
+        return RefusedError(
+            status, f"the cluster knows no such objects: {request}: {message}",
+            hint="a cluster of version 1.27 or newer (docs/kubernetes.md)",
+        )  # fmt: skip
     if status == 404 and "namespaces" in message:
         return RefusedError(status, message, hint="kubectl create namespace, or launch.namespace=<one that exists>")
     return RefusedError(status, f"the API server refuses it ({status}): {message}", hint="nightjar launch render")

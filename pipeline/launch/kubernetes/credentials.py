@@ -30,9 +30,10 @@ def api_client(context: str | None = None) -> ApiClient:
             pass  # not in a pod
     try:
         load_kube_config(context=context, client_configuration=configuration)
-    except (ConfigException, OSError, ValueError) as error:
+    except Exception as error:  # a kubeconfig may be no YAML, or any other YAML; the client has no class for that
         raise LaunchError(
-            f"no way into a cluster: neither a pod's service account nor a kubeconfig that fits: {error}",
+            "no way into a cluster: neither a pod's service account nor a kubeconfig that fits: "
+            f"{' '.join(str(error).split())}",
             hint="run it in the cluster, or set KUBECONFIG, or launch.context=<a context of it>",
         ) from None
     return ApiClient(configuration)

@@ -16,11 +16,12 @@ SIGTERM, SIGKILL = 143, 137
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a pod does not run yet. ``hopeless``: waiting does not help."""
+    """Why a pod does not run yet. ``hopeless``: waiting does not help; ``no_room``: the cluster has no place for it."""
 
     message: str
     hint: str
     hopeless: bool = False
+    no_room: bool = False
 
 
 def pending_problem(pod: Object) -> Problem | None:
@@ -49,18 +50,21 @@ def pending_problem(pod: Object) -> Problem | None:
             return Problem(
                 f"pod {name} finds no node: {text.strip(': ')}",
                 "launch.pods.resources.<stage>, launch.pods.node_selector, launch.pods.tolerations, or more nodes",
+                no_room=True,
             )
     return Problem(f"pod {name} is pending", f"kubectl describe pod {name}")
 
 
-def job_problem(job: Object, queue: str) -> Problem:
-    """Why a job has no pods yet."""
+def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1) -> Problem:
+    """Why a job has no pods yet, or ``pods`` where it should have one for each of ``hosts``."""
     state = job.get("status", {}).get("state") or {}
     words = [str(state.get("message") or "")]
     words += [str(c.get("message") or "") for c in job.get("status", {}).get("conditions") or []]
     text = next((word for word in words if word), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]
-    return Problem(f"job {name} has no pods: {text}", f"kubectl describe {job.get('kind', 'job').lower()} {name}")
+    has = f"{pods} of {hosts} pods" if pods else "no pods"
+    hint = f"kubectl describe {job.get('kind', 'job').lower()} {name}"
+    return Problem(f"job {name} has {has}: {text}", hint, no_room=True)
 
 
 def death(pods: Sequence[Object], hosts: int, stage: str) -> str:

@@ -10,11 +10,11 @@ from contextlib import suppress
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.appdefs import hosts_of
-from pipeline.launch.kubernetes.api import Api, Object, RefusedError, UnansweredError, check_clock
+from pipeline.launch.kubernetes.api import Api, Object, RefusedError, UnansweredError
 from pipeline.launch.kubernetes.diagnosis import Problem, death, job_problem, pending_problem
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
-from pipeline.launch.kubernetes.rights import check_rights
+from pipeline.launch.shrink import NoRoomError, patience
 from pipeline.launch.step import Step
 
 OUTAGE_SECONDS = 600.0  # that the API server may be silent while a stage runs
@@ -24,7 +24,7 @@ MOST_ATTEMPTS = 999
 class ClusterRunner(ABC):
     """Submits stages as jobs; how a job looks and is made is a subclass's business.
 
-    ``say`` takes a line. LaunchError where the cluster is out of reach, a right is missing or the clocks differ.
+    ``say`` takes a line. Clocks and rights were looked at when the run was taken hold of (``schedulers.py``).
     """
 
     outlasts = True
@@ -36,8 +36,6 @@ class ClusterRunner(ABC):
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
-        check_clock(api)
-        check_rights(api, config)
 
     @abstractmethod
     def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
@@ -144,23 +142,38 @@ class ClusterJob:
         return state
 
     def _check_pending(self) -> None:
-        """LaunchError for a pod that never starts, or has not for ``launch.pending_minutes``."""
+        """LaunchError for a pod that never starts, or has not for ``launch.pending_minutes``.
+
+        NoRoomError where there is no place for it; earlier, where the stage may go on with fewer hosts.
+        """
+        config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = [problem for pod in self._pods if (problem := pending_problem(pod)) is not None]
-        if not problems and self._pods:
+        if not problems and len(self._pods) >= hosts:
             self._pending_since = time.monotonic()
             return
-        minutes = self.runner.config.launch.pending_minutes
+        short = len(self._pods) < hosts
+        no_room = short or any(problem.no_room for problem in problems)
+        minutes = patience(config, hosts) if no_room else config.launch.pending_minutes
         late = time.monotonic() - self._pending_since > 60 * minutes
         if not late and not any(problem.hopeless for problem in problems):
             return
-        problem = max(problems or [self._no_pods()], key=lambda problem: problem.hopeless)
-        waited = "" if problem.hopeless else f" (after launch.pending_minutes={minutes:g})"
+        if short:
+            problems.append(self._short_of_pods(hosts))
+        problem = max(problems, key=lambda problem: (problem.hopeless, problem.no_room))
         hint = problem.hint.replace("<stage>", self.step.name)
-        raise LaunchError(f"the {self.step.name} stage does not start: {problem.message}{waited}", hint=hint)
+        message = f"the {self.step.name} stage does not start: {problem.message}"
+        if problem.hopeless:
+            raise LaunchError(message, hint=hint)
+        name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
+        waited = f"{message} (after launch.{name}={minutes:g})"
+        if not no_room:
+            raise LaunchError(waited, hint=hint)
+        running = sum(pod.get("status", {}).get("phase") == "Running" for pod in self._pods)
+        raise NoRoomError(waited, hint=hint, running=running)
 
-    def _no_pods(self) -> Problem:
+    def _short_of_pods(self, hosts: int) -> Problem:
         job = self.runner.api.find(f"{self.runner.jobs}/{self.name}") or {"metadata": {"name": self.name}}
-        return job_problem(job, self.runner.config.launch.queue)
+        return job_problem(job, self.runner.config.launch.queue, len(self._pods), hosts)
 
     def output(self) -> bytes:
         """Lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""

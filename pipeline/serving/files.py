@@ -21,7 +21,9 @@ import polars as pl
 from pipeline.artifacts import Store, disk_errors
 from pipeline.config import Config, DataConfig
 from pipeline.contracts import LABEL, weight_column
-from pipeline.errors import ArtifactError, DataError
+from pipeline.errors import ArtifactError, ConfigError, DataError
+from pipeline.evaluation import evaluate
+from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.parse import parse
 from pipeline.ingest.sources import RawBlock, find_files
@@ -30,6 +32,7 @@ from pipeline.ingest.state import read_state
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import versions
 from pipeline.publishing.served import ServedModel, local_version
+from pipeline.report.units import plural
 
 _MIB = 1 << 20
 Scored = pl.DataFrame  # columns file, line, probability; label where the rows have one
@@ -56,26 +59,29 @@ def score_file(
         raise ArtifactError(f"model {model!r} has no version that serves", hint="nightjar models ls")
     place = versions.version_path(model, name)
     artifact = versions.find_version(store, model, name)
+    versions.require_intact(store, model, artifact, versions.small_files(artifact))
     config = _config(store, place, path, labelled)
     spec = _spec(config, labelled)
     state = read_state(store, place, spec)
-    for file in ("serving.json", "dense.pt2", "config.yaml"):
-        store.verify(artifact, file)
-    began, rows, rejected = time.monotonic(), 0, list[str]()
+    began, rows, rejected, written = time.monotonic(), 0, list[str](), False
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * _MIB))
+        versions.require_intact(store, model, artifact, served.files_in_memory())
         sources = file_sources(config, spec, find_files(path))
         for block in (block.read() for source in sources for block in source.blocks()):
             labels, logits, lines, why = _score(block, spec, state, served, labelled)
             rejected += why
             rows += len(lines)
-            scores = 1 / (1 + np.exp(-logits.astype(np.float64)))
-            columns: dict[str, Any] = {"file": [block.file] * len(lines), "line": lines, "probability": scores}
+            written = True
             if labelled:
-                columns["label"] = labels
                 kept.append((labels, logits))
-            write(pl.DataFrame(columns))
+            write(_scores(block.file, lines, logits, labels if labelled else None))
+        if rejected and not rows:
+            raise DataError(f"none of {plural(len(rejected), 'row')} parses, the first: {rejected[0]}")
+        if not written:  # a file of scores has its columns even where it has no rows
+            none = np.zeros(0, np.float32)
+            write(_scores("", np.zeros(0, np.int64), none, none if labelled else None))
         cache = served.cache_figures()
     seconds = time.monotonic() - began
     done: dict[str, Any] = {
@@ -83,6 +89,12 @@ def score_file(
         "seconds": round(seconds, 3), "rows_per_s": round(rows / max(seconds, 1e-9), 1), "cache": cache,
     }  # fmt: skip
     return done | _figures(kept)
+
+
+def _scores(file: str, lines: np.ndarray, logits: np.ndarray, labels: np.ndarray | None) -> Scored:
+    """What is written of a block: its ``file``, and of each row number in it, probability and label, if it has one."""
+    columns = {"file": pl.Series([file] * len(lines), dtype=pl.String), "line": lines, "probability": sigmoid(logits)}
+    return pl.DataFrame(columns if labels is None else columns | {"label": labels})
 
 
 def _config(store: Store, place: str, path: str, labelled: bool) -> Config:
@@ -94,6 +106,8 @@ def _config(store: Store, place: str, path: str, labelled: bool) -> Config:
     data = dataclasses.replace(config.data, path=path)
     if data.format == "synthetic":  # a synthetic log is saved as a Criteo TSV
         data = dataclasses.replace(data, format="criteo")
+    if path.endswith(".parquet"):  # its columns by name, whatever the training's logs were written as
+        data = dataclasses.replace(data, format="parquet")
     if not labelled:
         data = dataclasses.replace(data, columns=_without_label(data))
     return dataclasses.replace(config, data=data)
@@ -109,7 +123,8 @@ def _spec(config: Config, labelled: bool) -> DataSpec:
     spec = data_spec(config.data)
     unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
-    return dataclasses.replace(spec, day_column=None, timestamp=None, true_probability=False, columns=columns)
+    return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,
+                               columns=columns)  # fmt: skip
 
 
 def _score(
@@ -153,8 +168,6 @@ def _ids(columns: pl.DataFrame, name: str, multi: bool) -> Any:
 
 def _figures(kept: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """``eval``: NE, AUC, ... of labelled rows of both classes; {} else."""
-    from pipeline.evaluation import evaluate
-
     labels = np.concatenate([np.zeros(0, np.float32), *(labels for labels, _ in kept)])
     logits = np.concatenate([np.zeros(0, np.float32), *(logits for _, logits in kept)])
     if not 0 < labels.sum() < len(labels):
@@ -164,26 +177,33 @@ def _figures(kept: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Complaints about the rows name the command's argument, not the setting of an ingestion."""
+    """Complaints about the rows name the command's argument and flags, not the settings of an ingestion."""
     try:
         yield
     except DataError as error:
-        message = error.message.replace(f"data.path={path}", path)
-        hint = error.hint if "no-label" in error.hint else f"{error.hint}; --no-label where rows have no label column"
-        raise DataError(message, hint=hint) from None
+        raise DataError(
+            error.message.replace(f"data.path={path}", path),
+            hint="rows as the version's config.yaml says under data: its format, header and columns; Parquet by its "
+            "name (*.parquet); --no-label where rows have no label column",
+        ) from None
 
 
 @contextmanager
-def score_sink(out: str) -> Iterator[Callable[[Scored], None]]:
+def score_sink(out: str, path: str) -> Iterator[Callable[[Scored], None]]:
     """Takes scores block by block and writes them to ``out`` (any fsspec URL): Parquet by its name, else CSV.
 
-    ``-`` is standard output. A file has its name only once it is whole.
+    ``-`` is standard output. A file has its name only once it is whole. ConfigError where the rows at ``path`` would be
+    overwritten.
     """
     if out == "-":
         yield _csv(sys.stdout.buffer)
         sys.stdout.flush()
         return
     fs, full = fsspec.core.url_to_fs(out)
+    with _named(path):
+        read = find_files(path).paths
+    if full in read:
+        raise ConfigError(f"--out {out} is one of the files that are read", hint="--out <another name>")
     partial = f"{full}.partial"
     with disk_errors(out, "--out "):
         fs.makedirs(full.rpartition("/")[0] or ".", exist_ok=True)

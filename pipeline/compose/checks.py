@@ -9,9 +9,9 @@ import math
 import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig
+from pipeline.compose.podchecks import check_kubernetes
+from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.podchecks import check_kubernetes
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
@@ -23,7 +23,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "data.sparse_defaults.mapping": MAPPINGS,
     "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
-    "data.split.by": ("hash", "day"),
+    "data.split.by": ("hash", "day", "hours"),
     "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
     "partition.name": ("flat", "dmt"),
@@ -32,6 +32,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "partition.exchange": ("fp32", "fp16", "bf16", "int8"),
     "train.dense_optimizer": ("adam", "adagrad"),
     "train.sparse_optimizer": ("rowwise_adagrad", "sgd"),
+    "train.schedule": ("constant", "linear", "cosine"),
     "train.precision": ("auto", "bf16", "fp32"),
     "train.pipeline": ("sparse_dist", "base"),
     "checkpoint.policy": ("intermittent", "one_shot", "consecutive", "full"),
@@ -60,6 +61,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("seed", 0, 2**63 - 1),
     ("data.split.test_share", 0.0, 0.9),
     ("data.split.test_days", 1, None),
+    ("data.split.test_hours", 1, 23),
     ("data.sparse_defaults.rows", 3, 2**31 - 1),
     ("data.sparse_defaults.min_count", 1, None),
     ("data.synthetic.rows", 1, None),
@@ -119,6 +121,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("train.sparse_lr", 0.0, None),
     ("train.weight_decay", 0.0, None),
     ("train.warmup_steps", 0, None),
+    ("train.min_lr_share", 0.0, 1.0),
     ("train.max_steps", 1, None),
     ("train.threads_per_rank", 1, None),
     ("train.guard.window_steps", 1, None),
@@ -154,6 +157,8 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("publish.cache_mib", 0.0, None),
     ("launch.attempts", 1, 100),
     ("launch.deadline_minutes", 0.01, None),
+    ("launch.min_hosts", 1, None),
+    ("launch.shrink_after_minutes", 0.01, None),
     ("launch.pending_minutes", 0.01, None),
     ("launch.rendezvous_minutes", 0.01, None),
     ("launch.first_step_minutes", 0.01, None),
@@ -208,6 +213,7 @@ def check(config: Config) -> None:
     _check_stages(config)
     _check_data(config.data)
     _check_model(config)
+    _check_schedule(config.train)
     _check_checkpoint(config)
     _check_publish(config)
     _check_nightly(config)
@@ -278,13 +284,13 @@ def _check_nightly(config: Config) -> None:
             "nightly.webhook is no http or https URL: nothing could be delivered",
             hint="nightly.webhook=https://<host>/<path>",
         )
-    if nightly.timezone is not None:
+    for path, zone in (("nightly.timezone", nightly.timezone), ("schedule.time_zone", config.schedule.time_zone)):
         try:
-            ZoneInfo(nightly.timezone)
+            if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed, for what needs none
+                ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ConfigError(
-                f"nightly.timezone is {nightly.timezone!r}, expected the name of a time zone",
-                hint="nightly.timezone=Europe/Berlin",
+                f"{path} is {zone!r}, expected the name of a time zone", hint=f"{path}=Europe/Berlin"
             ) from None
 
 
@@ -412,6 +418,16 @@ def _check_days(data: DataConfig) -> None:
             "data.split.by is 'day', but neither data.day_column nor data.timestamp names a column",
             hint="data.day_column=<column> or data.split.by=hash",
         )
+    if data.split.by == "hours" and data.day is None:
+        raise ConfigError(
+            "data.split.by is 'hours', the last ones of data.day, but data.day is null",
+            hint="data.day=2026-01-31, or data.split.by=day for the last days of a log",
+        )
+    if data.split.by == "hours" and data.format != "synthetic" and data.timestamp is None:
+        raise ConfigError(
+            "data.split.by is 'hours', but data.timestamp names no column that tells a row's hour",
+            hint="data.timestamp=<column> or data.split.by=hash",
+        )
 
 
 def _check_model(config: Config) -> None:
@@ -425,4 +441,18 @@ def _check_model(config: Config) -> None:
             f"train.global_batch is {config.train.global_batch}, expected at least one sample for each of the "
             f"{config.world_size} ranks",
             hint=f"train.global_batch={1024 * config.world_size}",
+        )
+
+
+def _check_schedule(train: TrainConfig) -> None:
+    if train.schedule == "constant" and train.min_lr_share:
+        raise ConfigError(
+            f"train.min_lr_share is {train.min_lr_share:g}, but train.schedule=constant never falls to it",
+            hint="train.schedule=cosine",
+        )
+    if train.schedule != "constant" and train.max_steps is not None and train.max_steps <= train.warmup_steps:
+        raise ConfigError(
+            f"train.schedule is {train.schedule}, but training ends after train.max_steps={train.max_steps} steps, "
+            f"within its train.warmup_steps={train.warmup_steps}: the learning rates would never fall",
+            hint=f"train.warmup_steps={train.max_steps // 10}, or train.schedule=constant",
         )

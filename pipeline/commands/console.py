@@ -7,16 +7,17 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TextIO
 
 _BAR = 24
 
 
-def tell(as_json: bool, result: Any, render: Callable[[Any], str]) -> None:
-    """Print ``result`` as JSON or as the text that ``render`` makes of it."""
+def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | None = None) -> None:
+    """Print ``result`` as JSON or as the text that ``render`` makes of it; ``to``: by default standard output."""
     text = json.dumps(result, indent=1) if as_json else render(result)
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    to = to or sys.stdout
+    to.write(f"{text}\n")
+    to.flush()
 
 
 def progress(as_json: bool, what: str) -> Callable[[int, int], None]:

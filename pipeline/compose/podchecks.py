@@ -13,7 +13,15 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRETIVE = re.compile(r"(SECRET|PASSWORD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY)", re.IGNORECASE)
-TIME_ZONE = re.compile(r"[A-Za-z_]+(/[A-Za-z0-9_+-]+)*")
+CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
+# The fields of a schedule as Kubernetes reads them: first value, last value, names of values.
+CRON_FIELDS = {
+    "minute": (0, 59, ()),
+    "hour": (0, 23, ()),
+    "day": (1, 31, ()),
+    "month": (1, 12, ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")),
+    "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
+}
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 LAUNCHER = "launcher"  # whose resources stand beside those of the stages
 
@@ -34,17 +42,34 @@ def check_kubernetes(config: Config) -> None:
             "for the cluster appends 11 to it",
             hint=f"schedule.name={config.schedule.name[:40]}",
         )
-    if not TIME_ZONE.fullmatch(config.schedule.time_zone):
+    if problem := _cron_problem(config.schedule.cron):
         raise ConfigError(
-            f"schedule.time_zone is {config.schedule.time_zone!r}", hint="schedule.time_zone=Europe/Paris"
+            f"schedule.cron is {config.schedule.cron!r}, expected {problem}", hint="'schedule.cron=0 2 * * *'"
         )
-    if len(config.schedule.cron.split()) != 5:
-        raise ConfigError(
-            f"schedule.cron is {config.schedule.cron!r}, expected five fields: minute hour day month weekday",
-            hint="'schedule.cron=0 2 * * *'",
-        )
+    _check_hosts(config)
     _check_pods(pods)
     _check_places(config)
+
+
+def _cron_problem(text: str) -> str:
+    """What a schedule should be; "" where it is one. The API server would refuse it, on the night it is applied."""
+    fields = text.lower().split()
+    if len(fields) != len(CRON_FIELDS):
+        return f"five fields: {' '.join(CRON_FIELDS)}"
+    for (name, (low, high, words)), field in zip(CRON_FIELDS.items(), fields, strict=True):
+        numbers = {word: low + place for place, word in enumerate(words)}
+        if not all(_is_range(part, low, high, numbers) for part in field.split(",")):
+            return f"as {name} {low} to {high}, a range of these, a list of both, or *, with /step if need be"
+    return ""
+
+
+def _is_range(part: str, low: int, high: int, numbers: dict[str, int]) -> bool:
+    """Whether ``part`` of a field is *, a value or a rising range from ``low`` to ``high``; ``numbers``: by name."""
+    found = CRON_PART.fullmatch(part)
+    if found is None:
+        return False
+    ends = [numbers.get(end, int(end) if end.isdigit() else -1) for end in found.groups()[:2] if end]
+    return ends == sorted(ends) and all(low <= end <= high for end in ends)
 
 
 def _check_names(config: Config) -> None:
@@ -63,6 +88,25 @@ def _check_names(config: Config) -> None:
         if not LABEL.fullmatch(name):
             good = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63] or "nightjar"
             raise ConfigError(f"{path} is {name!r}, expected up to 63 of a-z, 0-9 and '-'", hint=f"{path}={good}")
+
+
+def _check_hosts(config: Config) -> None:
+    """``launch.min_hosts`` and the time until a run is content with it."""
+    launch, hosts = config.launch, config.hardware.hosts
+    if launch.min_hosts is None:
+        return
+    if launch.min_hosts > hosts:
+        raise ConfigError(
+            f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={config.hardware.name}",
+            hint=f"launch.min_hosts={hosts}, or null",
+        )
+    for name in ("pending_minutes", "rendezvous_minutes"):
+        if launch.shrink_after_minutes >= getattr(launch, name):
+            raise ConfigError(
+                f"launch.shrink_after_minutes is {launch.shrink_after_minutes:g}, expected less than launch.{name}="
+                f"{getattr(launch, name):g}, at which a stage fails",
+                hint=f"launch.{name}={2 * launch.shrink_after_minutes:g}",
+            )
 
 
 def _check_pods(pods: PodConfig) -> None:

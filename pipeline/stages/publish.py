@@ -18,7 +18,7 @@ import numpy as np
 from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.contracts import LABEL, MISSING_ROW, UNSEEN_ROW, Towers
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch.step import Step
 from pipeline.publishing import versions
 
@@ -57,9 +57,24 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     gate = {name: record[name] for name in ("verdict", "reasons", "forced") if name in record}
     summary: dict[str, Any] = {"gate": {**gate, "version": record["version"], "incumbent": record["incumbent_version"]}}
     if record["verdict"] == "PASS":
-        versions.promote(store, model, record["version"], by="publish", reason=record.get("forced", ""))
+        versions.promote(
+            store, model, record["version"], by="publish", reason=record.get("forced", ""),
+            check=lambda: _require_same_incumbent(config, store, inputs["train"].key, record),
+        )  # fmt: skip
         summary["model"] = {"name": model, "version": record["version"], "uri": version.path}
     return summary
+
+
+def _require_same_incumbent(config: Config, store: Store, train_key: str, record: dict[str, Any]) -> None:
+    """A verdict holds beside what the candidate was judged with; LaunchError where something else serves by now."""
+    now, then = covered_incumbent(config, store, train_key), record["incumbent_version"]
+    if now != then:
+        raise LaunchError(
+            f"{record['version']} of model {config.model_name!r} passed the gate beside {then or 'nothing'}, but by "
+            f"now {now or 'nothing'} serves: it is not published",
+            hint=f"the same command judges it beside {now or 'nothing'}; nightjar models promote {config.model_name} "
+            f"{record['version']} --reason '...' publishes it as it is",
+        )
 
 
 def write_report(draft: Draft, record: dict[str, Any]) -> None:
@@ -114,7 +129,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     from pipeline.publishing.program import write_program
     from pipeline.publishing.served import SERVING, Description
     from pipeline.publishing.writing import write_table
-    from pipeline.serving import dense_part
+    from pipeline.serving.scores import dense_part
     from pipeline.training.parquet import SplitReader
 
     checkpoint = store.get(inputs["train"].summary["final"], "train")
@@ -147,7 +162,7 @@ def _judged(
 ) -> dict[str, Any]:
     """The gate's record of the version at ``path``, whose files are written."""
     from pipeline.evaluation import Scored, judge, measure
-    from pipeline.serving import score_dataset, spread_groups
+    from pipeline.serving.scores import score_dataset, spread_groups
     from pipeline.training.parquet import SplitReader
 
     split = SplitReader(store, inputs["ingest"], "test")

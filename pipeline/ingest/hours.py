@@ -1,0 +1,53 @@
+"""The hour of the day of a row, for the split by hours (``data.split.by=hours``)."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from pipeline.ingest.values import Rejected, shown
+
+HOUR = "hour"  # column of typed rows, 0 to 23; not kept in the dataset
+HOURS_PER_DAY, SECONDS_PER_HOUR = 24, 3600
+_CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
+
+
+def seconds_of(number: pl.Expr) -> pl.Expr:
+    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
+    size = number.abs()
+    return (
+        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
+        .then(number / 1e3).otherwise(number)
+    )  # fmt: skip
+
+
+def packed_date(text: pl.Expr) -> pl.Expr:
+    """The date that eight digits, YYYYMMDD, are; null for any other text."""
+    return pl.when(text.str.len_bytes() == 8).then(text).str.to_date("%Y%m%d", strict=False)
+
+
+def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl.Series:
+    """The hour (Int32) of each of ``values``: of timestamps, numbers, or ``text`` as YYYY-MM-DD HH:MM:SS.
+
+    As it is written, whatever offset follows, as the row's day is. What tells no hour (a date alone) is rejected.
+    """
+    column = values.name
+    if text is None:  # of a list
+        text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
+    if values.dtype.is_temporal() and values.dtype != pl.Date:
+        hour = values.dt.hour()
+    else:
+        frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
+        number = (seconds_of(pl.col("number")) / SECONDS_PER_HOUR).floor().cast(pl.Int64, strict=False) % HOURS_PER_DAY
+        number = pl.when(packed_date(pl.col("text")).is_null()).then(number)
+        hour = frame.select(number.fill_null(pl.col("text").str.extract(_CLOCK).cast(pl.Int64)).alias("hour"))["hour"]
+    hour = hour.cast(pl.Int32).alias(HOUR)
+    rejected.add(
+        hour.is_null().to_numpy(), f"{column} tells no hour",
+        lambda i: f"{column} is {shown(text[i])}, expected seconds since 1970 or YYYY-MM-DD HH:MM:SS", column,
+    )  # fmt: skip
+    return hour.fill_null(0)
+
+
+def test_hours_from(test_hours: int) -> int:
+    """The hour of the day from which rows are test rows, where the last ``test_hours`` are."""
+    return HOURS_PER_DAY - test_hours

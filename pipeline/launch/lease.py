@@ -1,0 +1,86 @@
+"""A lease: held by one process at a time, which renews it, and taken over by another once it is not renewed any more.
+
+Times of other machines decide nothing: whether the holder lives shows in its record changing while it is watched, for
+as long as it promised (as in Kubernetes' own leader election). So clocks may be wrong. Where the record lies is for
+those who use it: ``kubernetes/lease.py`` (an object of the cluster), ``schedule/lock.py`` (a file of the store).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from pipeline.errors import NightjarError
+
+CHECKS = 6  # of the record, and renewals of it, while a lease lasts
+Seen = TypeVar("Seen")
+
+
+class Lease(ABC):
+    """``name``: as the holder is told once it is lost; ``seconds``: for how long each renewal holds."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.name, self.seconds = name, seconds
+        self.lost = False
+
+    @abstractmethod
+    def acquire(self) -> None:
+        """Take the lease where it is free, given up, or not renewed any more; LaunchError elsewhere."""
+
+    @abstractmethod
+    def renew(self) -> bool:
+        """Whether the lease was still this process's, and is now for another while."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Leave the lease, where it is still this process's, to the next one at once."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Acquire, renew in the background, release.
+
+        A process that loses it, for it could not renew it in time, is told to end (SIGTERM); its stages go on.
+        """
+        self.acquire()
+        ended = threading.Event()
+        keeper = threading.Thread(target=self._keep, args=(ended,), name="lease", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            keeper.join()
+            with suppress(NightjarError, OSError):
+                if not self.lost:
+                    self.release()
+
+    def _keep(self, ended: threading.Event) -> None:
+        renewed = time.monotonic()
+        while not ended.wait(self.seconds / CHECKS):
+            with suppress(NightjarError, OSError):
+                if self.renew():
+                    renewed = time.monotonic()
+                    continue
+                self.lost = True
+            if self.lost or time.monotonic() - renewed > self.seconds:
+                self.lost = True
+                sys.stderr.write(f"nightjar: this launcher lost {self.name}; it ends here\n")
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+
+def watched(look: Callable[[], Seen], seconds: float, seen: object) -> Seen:
+    """What ``look`` says as soon as that is no longer ``seen``, or once ``seconds`` are over."""
+    last = time.monotonic() + seconds
+    while True:
+        time.sleep(seconds / CHECKS)
+        now = look()
+        if now != seen or time.monotonic() >= last:
+            return now

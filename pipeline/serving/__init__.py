@@ -1,0 +1,1 @@
+"""A published version scores rows: a file's (``nightjar predict``) or a dataset's (the gate)."""

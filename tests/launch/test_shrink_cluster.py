@@ -1,0 +1,58 @@
+"""Against a real API server: a trainer pod is killed, and the namespace has room for one pod alone from then on."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from tests.conftest import ROOT
+from tests.launch.test_cluster import SETTINGS, VOLCANO, read_until, wait_for
+
+pytestmark = [pytest.mark.k8s, pytest.mark.slow]
+QUOTAS = "/api/v1/namespaces/training/resourcequotas"
+QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}}}
+
+
+def test_a_run_goes_on_with_the_pod_that_has_room(cluster, tmp_path: Path) -> None:
+    settings = ["run=shrunk" if each == "run=nightly" else each for each in SETTINGS]
+    settings += ["launch.min_hosts=1", "launch.shrink_after_minutes=0.1", f"store={tmp_path}"]
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "pipeline.cli", "run", *settings,
+         f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        env={**os.environ, "KUBECONFIG": str(cluster.launcher)},
+    )  # fmt: skip
+    admin = cluster.api("admin")
+    try:
+        read_until(launcher, r"^step ")
+        wait_for(lambda: list(tmp_path.glob("runs/shrunk/checkpoints/*/step-*/manifest.json")))
+        admin.create(QUOTAS, QUOTA)
+        wait_for(lambda: admin.get(f"{QUOTAS}/one").get("status", {}).get("used", {}).get("pods") == "2")
+        assert cluster.kit.kill_pod(victim(cluster), signal.SIGKILL)
+        text = launcher.communicate(timeout=240)[0]
+    finally:
+        admin.delete(f"{QUOTAS}/one")
+        launcher.kill()
+    assert launcher.returncode == 0, text
+    assert re.search(r"train-1-0 was killed \(exit code 137\).*; attempt 2 of 3", text), text
+    assert re.search(r"has 1 of 2 pods: .*exceeded quota.*; going on with 1 of 2 hosts", text), text
+    result = Store(str(tmp_path)).read_json("runs/shrunk/result.json")
+    assert [(each["stage"], each["from_hosts"], each["hosts"]) for each in result["shrunk"]] == [("train", 2, 1)]
+    train = result["train"]
+    rows = Store(str(tmp_path)).get(result["stages"]["ingest"]["artifact"], "ingest").summary["rows_train"]
+    assert (train["samples"], train["world_size"]) == (40 * rows, 1)
+    assert train["resumed"]["samples"] > 0
+    jobs = cluster.api().get(VOLCANO, labelSelector="nightjar/run=shrunk")["items"]
+    assert {job["status"]["state"]["phase"] for job in jobs} <= {"Completed", "Terminated"}
+
+
+def victim(cluster) -> str:
+    """The second pod of the training."""
+    path = "/api/v1/namespaces/training/pods"
+    pods = cluster.api().get(path, labelSelector="nightjar/run=shrunk,nightjar/stage=train")["items"]
+    return next(pod["metadata"]["name"] for pod in pods if pod["metadata"]["name"].endswith("train-1-0"))

@@ -1,0 +1,42 @@
+"""Learning rates by step: warm-up, constant, linear and cosine."""
+
+import math
+
+import pytest
+
+from pipeline.config import TrainConfig
+from pipeline.training.schedule import lr_factor, planned_steps
+
+
+def factors(total, **train):
+    settings = TrainConfig(**train)
+    return [lr_factor(settings, step, total) for step in range(total)]
+
+
+def test_constant_rises_evenly_and_stays():
+    assert factors(6, warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1]
+    assert factors(3, warmup_steps=0) == [1, 1, 1]
+
+
+def test_linear_falls_evenly_from_the_end_of_the_warm_up_to_the_last_step():
+    assert factors(7, warmup_steps=2, schedule="linear") == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2, 0])
+    found = factors(5, warmup_steps=0, schedule="linear", min_lr_share=0.2)
+    assert found == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
+
+
+def test_cosine_is_half_a_wave():
+    found = factors(11, warmup_steps=1, schedule="cosine", min_lr_share=0.5)
+    assert found == pytest.approx([0.75 + 0.25 * math.cos(math.pi * step / 10) for step in range(11)])
+    assert (found[0], found[5], found[10]) == pytest.approx((1, 0.75, 0.5))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_training_that_ends_within_its_warm_up_only_rises(schedule):
+    assert factors(3, warmup_steps=4, schedule=schedule) == [0.25, 0.5, 0.75]
+    assert factors(4, warmup_steps=4, schedule=schedule) == [0.25, 0.5, 0.75, 1]
+
+
+def test_planned_steps_count_short_last_batches_and_stop_at_max_steps():
+    assert planned_steps(TrainConfig(global_batch=100, epochs=3), 101) == 6
+    assert planned_steps(TrainConfig(global_batch=100, epochs=3, max_steps=4), 101) == 4
+    assert planned_steps(TrainConfig(global_batch=100, epochs=3, max_steps=9), 101) == 6
