@@ -10,7 +10,7 @@ from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.hours import test_hours_from
 from pipeline.ingest.output import Quarantine
-from pipeline.ingest.quality import Verdict
+from pipeline.ingest.quality import Verdict, beyond
 
 
 def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:
@@ -90,7 +90,9 @@ def held(found: Verdict, config: Config) -> DataError:
     groups = {name: "dense" if name in config.data.dense else "sparse" for name in found.leaks}
     leaking = config.data.checks.leak == "hold" and found.leaks
     hints = [f"~data.{group}.{name}" for name, group in groups.items()] if leaking else []
-    hints.append("data.checks.leak=warn" if leaking else "data.checks.hold.<figure>=null, once the reason is known")
+    figures = sorted({drift.what for drift in beyond(found.drift, config.data.checks.hold)})
+    lifted = " ".join(f"data.checks.hold.{figure}=null" for figure in figures)
+    hints.append("data.checks.leak=warn" if leaking else f"{lifted}, once the reason is known")
     return DataError(
         f"the checks hold the logs of {config.data.day or config.data.path or 'the synthetic log'}: "
         f"{'; '.join(found.held[:5])}{more}{against}",

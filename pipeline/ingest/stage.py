@@ -16,7 +16,7 @@ import polars as pl
 
 from pipeline.artifacts import Draft, Store
 from pipeline.config import Config, DataConfig
-from pipeline.errors import DataError
+from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
@@ -30,6 +30,7 @@ from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verd
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
+from pipeline.ingest.transform import State
 
 QUALITY = "quality.json"
 Progress = Callable[[str], None]
@@ -106,8 +107,7 @@ class _Run:
         self.writers = {
             split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test")
         }
-        source = config.data.mapping_from
-        self.state = read_state(draft.store, source, spec) if source else None
+        self.state = self._carried(config.data.mapping_from) if config.data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
         self.bytes = 0
@@ -118,6 +118,17 @@ class _Run:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
             why = "was delivered again" if again else "is made with other settings"
             progress(f"{config.data.day} {why}: this dataset takes the place of {self.replaces.path}")
+
+    def _carried(self, path: str) -> State:
+        """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
+        store = self.draft.store
+        if store.find(path) is None:
+            near = days.previous_dataset(store, self.config.data.name, self.days[0]) if self.days else None
+            raise ArtifactError(
+                f"data.mapping_from={path} is no dataset in store {store.url}",
+                hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
+            )
+        return read_state(store, path, self.spec)
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
@@ -136,7 +147,7 @@ class _Run:
                     sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
                 self.state = fitted_state(self.spec, fit.train, self.state, how)
-            self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2"))
+            self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2", sum(fit.rows.values())))
         if self.total is None:
             self.total = fit
         else:
@@ -273,11 +284,12 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
 
 
 class _Meter:
-    """Reports rows and rows per second about once a second."""
+    """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
 
-    def __init__(self, progress: Progress, what: str) -> None:
+    def __init__(self, progress: Progress, what: str, total: int | None = None) -> None:
         self.progress = progress
         self.what = what
+        self.of = "" if total is None else f" of {total:,}"
         self.rows = 0
         self.started = self.reported = time.monotonic()
 
@@ -287,4 +299,4 @@ class _Meter:
         now = time.monotonic()
         if now - self.reported >= 1.0:
             self.reported = now
-            self.progress(f"{self.what}: {self.rows:,} rows, {self.rows / (now - self.started):,.0f} rows/s")
+            self.progress(f"{self.what}: {self.rows:,}{self.of} rows, {self.rows / (now - self.started):,.0f} rows/s")

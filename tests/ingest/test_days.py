@@ -10,7 +10,7 @@ from pipeline.artifacts import Store, artifact_key
 from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.contracts import dataset_path
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
 from pipeline.stages import key_config
 
@@ -112,6 +112,15 @@ def test_days_that_are_all_test_days_are_refused_whatever_they_carry_on(nights, 
     with pytest.raises(DataError, match="all 2 days of .* are test days") as caught:
         nights.ingest(config)
     assert "data.split.test_days=1" in caught.value.hint
+
+
+def test_a_mapping_from_nowhere_names_the_dataset_of_the_day_before(nights, tmp_path):
+    for day in ("2026-01-01", "2026-01-02"):
+        write_day(tmp_path, day, day_rows(day, 20))
+    first = nights.ingest(config_of(tmp_path, "2026-01-01"))
+    with pytest.raises(ArtifactError, match="data.mapping_from=datasets/d/nope is no dataset") as caught:
+        nights.ingest(config_of(tmp_path, "2026-01-02", mapping_from="datasets/d/nope"))
+    assert caught.value.hint == f"data.mapping_from={first.artifact.path}"
 
 
 def test_late_rows_go_to_their_own_day(nights, tmp_path):
