@@ -145,6 +145,11 @@ def _schedule_config(options: argparse.Namespace) -> Config:
 
     config = schedule_config(options.overrides)
     require_cluster(config)
+    if config.gate.force is not None:
+        raise ConfigError(
+            "gate.force is given, but in a schedule it would let every model through from now on",
+            hint="leave it out, and for one night: nightjar nightly date=<its day> gate.force='<why>'",
+        )
     return config
 
 

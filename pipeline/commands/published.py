@@ -114,7 +114,7 @@ def _ls(options: argparse.Namespace) -> int:
     names = [_model(options, store)] if options.model else versions.models(store)
     found = [commands.list_versions(store, name) for name in names]
     tell(options.json, found, text.listing)
-    return ArtifactError.exit_code if any(each["problem"] for model in found for each in model["versions"]) else 0
+    return ArtifactError.exit_code if any(each["damaged"] for model in found for each in model["versions"]) else 0
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from pipeline.config import GateConfig
 
 PASS, HOLD = "PASS", "HOLD"
 WHEN = "when it was published"
+WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through
 SLICE = "slice: "  # begins the names of checks of single slices
 
 
@@ -32,17 +33,19 @@ def judge(record: dict[str, Any], settings: GateConfig) -> dict[str, Any]:
 
     Also looked at where they are there: ``weights_not_finite`` {table or parameter: values}, ``coverage`` {feature:
     share of lookups that trained rows serve}, ``former`` (the incumbent's own record), ``not_comparable`` (why it could
-    not be scored). A HOLD becomes a PASS by ``gate.force``, whose reason is recorded under ``forced``.
+    not be scored). A HOLD becomes a PASS by ``gate.force``, whose reason is recorded under ``forced``, unless values
+    are not finite.
     """
     checks = [*_weights(record), *_rows(record, settings)]
     if "candidate" in record:
         checks += [*_floors(record, settings), *_against_incumbent(record, settings)]
         checks += [*_labels(record, settings), *_slices(record, settings), *_serving(record, settings)]
     checks += _coverage(record, settings)
-    reasons = [check.words for check in checks if not check.passed]
+    failed = [check for check in checks if not check.passed]
+    reasons = [check.words for check in failed]
     verdict = HOLD if reasons else PASS
     judged = {**record, "verdict": verdict, "reasons": reasons, "checks": [asdict(check) for check in checks]}
-    if reasons and settings.force:
+    if reasons and settings.force and not any(check.name in (WEIGHTS, PREDICTIONS) for check in failed):
         judged |= {"verdict": PASS, "forced": settings.force, "reasons": [f"forced: {settings.force}", *reasons]}
     return judged
 
@@ -62,11 +65,11 @@ def _weights(record: Mapping[str, Any]) -> Iterator[Check]:
     bad = {name: count for name, count in record.get("weights_not_finite", {}).items() if count}
     said = ", ".join(f"{name} {count:,}" for name, count in bad.items())
     words = f"weights that are not finite: {said}" if bad else "all weights are finite"
-    yield Check("finite weights", "", not bad, words)
+    yield Check(WEIGHTS, "", not bad, words)
     wrong = {name: count for name, count in record["predictions_not_finite"].items() if count}
     said = " and ".join(f"{count:,} of the {name}'s" for name, count in wrong.items())
     words = f"{said} predictions are not finite" if wrong else "all predictions are finite"
-    yield Check("finite predictions", "", not wrong, words)
+    yield Check(PREDICTIONS, "", not wrong, words)
     if problem := record.get("not_comparable"):
         yield Check("comparable", "", False, f"the incumbent cannot be scored on these rows: {problem}")
 

@@ -16,7 +16,7 @@ def list_versions(store: Store, model: str) -> dict[str, Any]:
     """The versions of ``model``, oldest first, which one serves, and how old each is."""
     now = time.time()
     found = [
-        {**asdict(each), "age_seconds": None if each.created is None else now - each.created}
+        {**asdict(each), "damaged": each.damaged, "age_seconds": None if each.created is None else now - each.created}
         for each in listing(store, model)
     ]
     return {"model": model, "serving": read_current(store, model).version, "versions": found}

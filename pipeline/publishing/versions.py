@@ -22,6 +22,7 @@ FORMAT = 1
 KIND = "model"
 _TABLES = "tables/"  # begins the names of a version's large files
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
+UNFINISHED = "not finished: it is being written, or its writer was killed (models gc removes it then)"
 _LOG_ENTRIES = 200
 
 
@@ -63,6 +64,11 @@ class Listing:
     bytes: int | None
     summary: dict[str, Any] = field(default_factory=dict)
     problem: str = ""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether something is wrong with it: one that is not finished may be in the making."""
+        return self.problem not in ("", UNFINISHED)
 
 
 def model_path(model: str) -> str:
@@ -233,15 +239,17 @@ def models(store: Store) -> list[str]:
 
 
 def listing(store: Store, model: str) -> list[Listing]:
-    """Every version of ``model``, oldest first, those that were never finished too. ConfigError where it is unknown."""
+    """Every version of ``model``, oldest first, with those that are not finished and the one that serves, be it gone.
+
+    ConfigError where the model is unknown.
+    """
     if model not in models(store):
         known = ", ".join(models(store)) or "none"
         raise ConfigError(f"no model {model!r} in store {store.url}; there are: {known}", hint="--store <its store>")
     current, found = read_current(store, model), []
-    for name in store.names(model_path(model)):
-        if not NAME.fullmatch(name):
-            continue
-        artifact, problem = None, "never finished: it has no manifest"
+    named = {current.version} if current.version else set()
+    for name in sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model))))):
+        artifact, problem = None, f"it has no manifest, but {CURRENT} names it" if name in named else UNFINISHED
         try:
             artifact = store.find(version_path(model, name))
         except ArtifactError as error:
@@ -273,33 +281,41 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
             path = version_path(model, each.version)
             if each.version in stay or time.time() - _touched(store, path, each) < min_age_seconds:
                 continue
+            problem = "never finished" if each.problem == UNFINISHED else each.problem
             gone.append(
-                {"version": each.version, "bytes": each.bytes, "reason": each.problem or f"not among the newest {keep}"}
+                {"version": each.version, "bytes": each.bytes, "reason": problem or f"not among the newest {keep}"}
             )
             if not dry_run:
-                _remove(store, path)
+                _forget(store, path)
         for name in store.names(model_path(model)):
-            path = f"{model_path(model)}/{name}"
-            if name.startswith(".write-") and not dry_run and time.time() - _written(store, path) >= min_age_seconds:
-                store.fs.rm_file(store.full(path))
-        return gone
+            full = store.full(f"{model_path(model)}/{name}")
+            if name.startswith(".write-") and not dry_run and time.time() - _written(store, full) >= min_age_seconds:
+                store.fs.rm_file(full)
+    for entry in () if dry_run else gone:  # after the lock: a night that publishes does not wait for large files to go
+        full = store.full(version_path(model, str(entry["version"])))
+        if store.fs.exists(full):
+            store.fs.rm(full, recursive=True)
+    return gone
 
 
 def _touched(store: Store, path: str, each: Listing) -> float:
-    """When a version was last written, seconds since 1970; 0 where the store does not say."""
+    """When a version was last written, seconds since 1970; one that is not finished by its newest file."""
     if each.created is not None:
         return each.created
-    return max((_written(store, f"{path}/{name}") for name in store.names(path)), default=0.0)
-
-
-def _written(store: Store, path: str) -> float:
-    """When a file or folder was last written, seconds since 1970; 0 where the store does not say."""
-    mark = store.fs.info(store.full(path)).get("mtime") or 0.0
-    return float(mark) if isinstance(mark, int | float) else float(mark.timestamp())
-
-
-def _remove(store: Store, path: str) -> None:
     full = store.full(path)
-    if store.fs.exists(f"{full}/{MANIFEST}"):
-        store.fs.rm_file(f"{full}/{MANIFEST}")
-    store.fs.rm(full, recursive=True)
+    return max(_written(store, file) for file in store.fs.find(full) or [full])
+
+
+def _written(store: Store, full: str) -> float:
+    """When a file was last written, seconds since 1970; now where the store does not say, for it may be so."""
+    try:
+        return float(store.fs.modified(full).timestamp())
+    except NotImplementedError:
+        return time.time()
+
+
+def _forget(store: Store, path: str) -> None:
+    """From now on there is no version at ``path``, whatever files lie there."""
+    manifest = f"{store.full(path)}/{MANIFEST}"
+    if store.fs.exists(manifest):
+        store.fs.rm_file(manifest)

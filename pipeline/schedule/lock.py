@@ -11,11 +11,11 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from pipeline.artifacts import Store
-from pipeline.errors import LaunchError
+from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.lease import CHECKS, Lease, watched
 
 SETTLE_SECONDS = 1.0  # on an object store, until what two writers wrote at once is one of the two for both
@@ -96,8 +96,16 @@ class _StoreLease(Lease):
         self.store.fs.invalidate_cache(self.store.full(self.path))
         if not self.store.exists(self.path):
             return None
-        record: Record = self.store.read_json(self.path)
-        return record
+        with suppress(ArtifactError):
+            record: Record = self.store.read_json(self.path)
+            if isinstance(record, dict) and {*self.fixed, "renewed", "seconds"} <= record.keys():
+                return record
+        if not self.store.exists(self.path):  # its holder gave it up meanwhile
+            return None
+        raise ArtifactError(
+            f"{self.store.url_of(self.path)} does not say who works on model {self.model!r}",
+            hint="remove that file, if nobody does",
+        )
 
     def _write(self) -> None:
         self.store.write_json(self.path, {**self.fixed, "renewed": time.time(), "seconds": self.seconds})

@@ -21,10 +21,10 @@ from pipeline.contracts import LABEL, MISSING_ROW, UNSEEN_ROW, Towers
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch.step import Step
 from pipeline.publishing import versions
+from pipeline.publishing.translate import TRANSFORMS
 
 LOGITS = "logits.npy"
 GATE = "gate.json"
-TRANSFORMS = "transforms.json"
 _MIB = 1 << 20
 Say = Callable[[str], None]
 

@@ -182,6 +182,16 @@ def test_a_forced_gate_passes_and_says_why_and_what_it_overrode() -> None:
     assert "forced" not in judged(forced), "a gate that passes anyway is not forced"
 
 
+@pytest.mark.parametrize(
+    "known", [{"weights_not_finite": {"table 'C1'": 2}}, {"predictions_not_finite": {"candidate": 1}}]
+)
+def test_no_reason_lets_values_through_that_are_not_finite(known: dict) -> None:
+    record = {"rows": 5000, "predictions_not_finite": {}, **known}
+    found = judge(record, dataclasses.replace(SETTINGS, force="the traffic is new"))
+    assert found["verdict"] == "HOLD" and "forced" not in found
+    assert "not finite" in found["reasons"][0]
+
+
 def test_a_question_is_not_asked_where_its_setting_is_null() -> None:
     rng, truth, labels, _ = world()
     names = [f.name for f in dataclasses.fields(GateConfig) if "float | None" in str(f.type)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Store
+from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import versions
@@ -99,10 +101,30 @@ def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store)
     assert [each["version"] for each in tried] == [C, D, "v00005-aaaaaaaa"]
     gone = versions.collect(store, "m", 1, 0.0, dry_run=False)
     assert [each["version"] for each in gone] == [C, "v00005-aaaaaaaa"]
-    assert [each["reason"] for each in gone] == ["not among the newest 1", "never finished: it has no manifest"]
+    assert [each["reason"] for each in gone] == ["not among the newest 1", "never finished"]
     assert [each.version for each in versions.listing(store, "m")] == [A, B, D] and not left.exists()
     assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
     assert versions.roll_back(store, "m").version == A
+
+
+def test_gc_leaves_a_version_in_the_making_in_an_object_store() -> None:
+    """Object stores have no times of folders, and call those of files otherwise than a disk does."""
+    store = Store("memory://gc-in-the-making")
+    store.write_bytes(f"models/m/{A}/tables/a.rows", b"half a table")
+    assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == []
+    assert [each["version"] for each in versions.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
+    assert not store.exists(f"models/m/{A}")
+
+
+def test_a_version_in_the_making_is_listed_and_only_damage_is_an_error(store: Store, capsys) -> None:
+    """Somebody looks while a night publishes; then what serves is removed by hand."""
+    promote(store, A)
+    Path(store.full(f"models/m/{D}/tables")).mkdir(parents=True)
+    assert main(["models", "ls", "--store", store.url]) == 0
+    assert f"  {D}    not finished: it is being written" in capsys.readouterr().out
+    shutil.rmtree(store.full(f"models/m/{A}"))
+    assert main(["models", "ls", "--store", store.url]) == 7
+    assert f"> {A}    it has no manifest, but current.json names it" in capsys.readouterr().out
 
 
 def test_a_damaged_current_json_is_said_not_guessed(store: Store) -> None:

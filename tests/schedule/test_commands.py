@@ -9,6 +9,7 @@ from pipeline import cli
 from pipeline.artifacts import Store
 from pipeline.schedule.lock import held
 
+SCHEDULED = ["launch=kubernetes", f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}", "store=s3://b/s"]
 MISTAKES = [
     (["nightly", "date=tomorrow"], "date is 'tomorrow', expected YYYY-MM-DD, yesterday or today"),
     (["nightly", "date=2026-01-01", "data.day=2026-01-02"], "data.day=2026-01-02 is given, but the night's date says"),
@@ -22,6 +23,7 @@ MISTAKES = [
     (["nightly", "--date", "2026-01-01"], "nightjar nightly does not know --date"),
     (["schedule", "render", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
     (["schedule", "apply", "date=2026-01-01"], "date=2026-01-01 is given, but every night of a schedule has its own"),
+    (["schedule", "apply", *SCHEDULED, "gate.force='a new app'"], "in a schedule it would let every model through"),
     (["schedule", "status", "-cd", "my"], "nightjar schedule status does not know -cd"),
 ]
 
@@ -30,7 +32,8 @@ MISTAKES = [
 def test_a_mistake_is_one_clear_message_and_nothing_is_left_behind(
     tmp_path: Path, capsys, arguments: list[str], words: str
 ) -> None:
-    assert cli.main([*arguments, f"store={tmp_path}/s"]) == 2
+    elsewhere = [] if any("store=" in each for each in arguments) else [f"store={tmp_path}/s"]
+    assert cli.main([*arguments, *elsewhere]) == 2
     said = capsys.readouterr().err
     assert words in said
     assert "hint:" in said
@@ -39,9 +42,8 @@ def test_a_mistake_is_one_clear_message_and_nothing_is_left_behind(
 
 
 def test_a_schedule_of_logs_that_lie_by_day_leaves_the_day_to_its_nights(capsys) -> None:
-    image = f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}"
     logs = 'data.path="s3://logs/{day}/*.tsv.gz"'
-    assert cli.main(["schedule", "render", "launch=kubernetes", image, "store=s3://b/s", "data=criteo", logs]) == 0
+    assert cli.main(["schedule", "render", *SCHEDULED, "data=criteo", logs]) == 0
     (cron,) = (each for each in yaml.safe_load_all(capsys.readouterr().out) if each["kind"] == "CronJob")
     command = cron["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["command"]
     assert "date=yesterday" in command and logs in command

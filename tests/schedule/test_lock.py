@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.errors import LaunchError
+from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import held, lease_path
 
@@ -62,6 +62,15 @@ def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Pa
         assert json.loads((tmp_path / lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
     assert "host far, process 7 (night 2026-01-05)" in said[0]
     assert "did not renew its lock for 0.6 s: it is taken over" in said[1]
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "{"])
+def test_a_damaged_lease_is_one_message(tmp_path: Path, content: str) -> None:
+    store = Store(str(tmp_path))
+    store.write_bytes(lease_path("clicks"), content.encode())
+    with pytest.raises(ArtifactError) as caught, held(store, "clicks", SECONDS, "x", ignore):
+        pass
+    assert lease_path("clicks") in caught.value.message and caught.value.hint == "remove that file, if nobody does"
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(7200.0, "7,200 s ahead of"), (-7200.0, "7,200 s behind")])
