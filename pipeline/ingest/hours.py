@@ -34,7 +34,8 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl
     if text is None:  # of a list
         text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
     if values.dtype.is_temporal() and values.dtype != pl.Date:
-        hour = values.dt.hour()
+        zoned = isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None
+        hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()  # of UTC, as the day is
     else:
         frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
         number = (seconds_of(pl.col("number")) / SECONDS_PER_HOUR).floor().cast(pl.Int64, strict=False) % HOURS_PER_DAY
