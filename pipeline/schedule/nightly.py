@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -63,36 +64,68 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
     ``config``: composed for that day. Failures of the family become outcomes, told as a verdict is. Above 128 the exit
     code of a signal: the night goes on where it stopped when it is called again.
     """
-    record = read_record(store, config.model_name, day)
-    if record is not None and not config.force and _decided(record, config, day):
-        again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
-        tools.say(f"night      {line_of(record)}; {again}force=true does it again")
-        return record
     try:
+        record = read_record(store, config.model_name, day)
+        if record is not None and not config.force and _decided(record, config, day):
+            again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
+            tools.say(f"night      {line_of(record)}; {again}force=true does it again")
+            return record
         record = _begun(config, store, day, record)
-    except NightjarError as problem:
-        return _refused(config, day, problem, tools)
+    except Exception as problem:
+        return _refused(config, day, _of_family(problem), tools)
     tools.say(f"night      {day} of model {config.model_name}: run {record['run']}, {_from(record)}")
     try:
         record["seconds_waited"] = round(wait_for(config, day, wait_minutes, tools.say), 1)
         record["logs"] = _logs(config, day)
         base = None if record["base"] is None else Base(**record["base"])
         night = night_config(config, day, base)
-        code = tools.run(night)
-        error = None
-    except NightjarError as problem:
-        code, error = problem.exit_code, problem
-        sys.stderr.write(f"nightjar: {problem}\n")
+        code, error = tools.run(night), None
+    except Exception as problem:
+        error = _of_family(problem)
+        code = error.exit_code
+        sys.stderr.write(f"nightjar: {error}\n")
     if code > INTERRUPTED:
         return {**record, "exit_code": code}
     outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
     record |= {"outcome": outcome, "exit_code": code, "finished": time.time()}
-    record = finished_record(store, record, error)
-    _save(store, record)
-    write_summary(store, record)
+    record = _written(store, record, error)
     tools.say(f"night      {line_of(record)}")
-    tools.say(f"summary    {store.url_of(record['summary'])}")
+    if "summary" in record:
+        tools.say(f"summary    {store.url_of(record['summary'])}")
     _tell(config, record, tools)
+    return record
+
+
+def _of_family(problem: Exception) -> NightjarError:
+    """``problem`` as one that can be recorded and told, with its traceback where nobody expected it.
+
+    BrokenPipeError goes on: nobody listens to this launcher any more.
+    """
+    if isinstance(problem, BrokenPipeError):
+        raise problem
+    if isinstance(problem, NightjarError):
+        return problem
+    traceback.print_exception(problem)
+    return NightjarError(
+        f"unexpected {type(problem).__name__}: {problem}",
+        hint="this is a fault of Nightjar; please report it with the log of this night, which has its traceback",
+    )
+
+
+def _written(store: Store, record: dict[str, Any], error: NightjarError | None) -> dict[str, Any]:
+    """``record`` filled in and with its page in the store; where that fails it says why, and the outcome stays."""
+    if error is not None:
+        record |= {"message": error.message, "hint": error.hint}
+    try:
+        _save(store, record)  # whatever its page meets, the night is not left as running
+        record = finished_record(store, record, error)
+        _save(store, record)
+        write_summary(store, record)
+    except Exception as problem:
+        fault = _of_family(problem)
+        said = f"the night's record or page cannot be written: {fault.message}"
+        sys.stderr.write(f"nightjar: {said}\n")
+        record |= {"message": "; ".join(filter(None, (record.get("message"), said))), "hint": fault.hint}
     return record
 
 

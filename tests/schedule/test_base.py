@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.publishing.versions import promote, roll_back, version_path
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.nightly import Tools, read_record, run_night
+from tests.schedule.test_webhook import Hook, serving
 
 
 def publish(store: Store, number: int) -> str:
@@ -122,3 +123,38 @@ def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(tmp_path: Pa
             assert words in json.loads(told[-1])["text"]
             store.write_json("models/clicks/current.json", {})
     assert read_record(store, "clicks", date(2026, 1, 1)) is None
+
+
+def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsys) -> None:
+    """A night must not stay ``running`` in silence: its record, page and webhook say what it was."""
+    store, said, day = Store(str(tmp_path)), list[str](), date(2026, 1, 1)
+
+    def run(config: Config) -> int:
+        raise KeyError("c14")
+
+    with serving(204) as url:
+        config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
+        assert run_night(config, store, day, Tools(run=run, say=said.append), 0.0)["exit_code"] == 1
+    record = read_record(store, "clicks", day)
+    assert record is not None
+    assert (record["outcome"], record["exit_code"], record["message"]) == ("failed", 1, "unexpected KeyError: 'c14'")
+    assert "What stopped it" in (page := (tmp_path / record["summary"]).read_text()) and "KeyError" in page
+    (told,) = Hook.bodies
+    assert (told["outcome"], told["exit_code"]) == ("failed", 1)
+    assert "FAILED; unexpected KeyError: 'c14'" in told["text"] and "fault of Nightjar" in told["hint"]
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_verdict_whose_page_cannot_be_written_stands_and_is_told(tmp_path: Path) -> None:
+    store, day = Store(str(tmp_path)), date(2026, 1, 1)
+
+    def run(config: Config) -> int:
+        (tmp_path / "runs/clicks-2026-01-01/nightly.html").mkdir()
+        return 5
+
+    with serving(204) as url:
+        config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
+        assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)["exit_code"] == 5
+    record = read_record(store, "clicks", day)
+    assert record is not None and record["outcome"] == "failed"
+    assert "page cannot be written: unexpected IsADirectoryError" in Hook.bodies[0]["message"]
