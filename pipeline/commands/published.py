@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.commands.console import tell
+from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError, ConfigError
 
@@ -163,10 +163,12 @@ def _predict(options: argparse.Namespace) -> int:
 
     store = store_of(options)
     model = _model(options, store)
+    mixed = options.out == "-" and sys.stdout.isatty()  # a bar would stand among the scores
+    bar = progress(options.json or mixed, "scoring")
     with score_sink(options.out, options.path) as write:
         done = score_file(
             store, model, options.version, options.path, write, cache_mib=options.cache_mib,
-            labelled=not options.no_label,
+            labelled=not options.no_label, progress=bar,
         )  # fmt: skip
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)

@@ -82,12 +82,19 @@ class FileSource:
 
     def blocks(self) -> Iterator[Block]:
         """The rows in blocks of about ``block_bytes`` of uncompressed data; DataError where the file is damaged."""
+        for block, _ in self.placed_blocks():
+            yield block
+
+    def placed_blocks(self) -> Iterator[tuple[Block, int]]:
+        """As ``blocks``, each block with where in the file (bytes on disk) its reader has come to."""
         with readable(self.label), self.fs.open(self.path, "rb") as source:
             if self.data.format == "parquet":
-                yield from _parquet_blocks(source, self.label, self.spec, self.block_bytes)
+                for block in _parquet_blocks(source, self.label, self.spec, self.block_bytes):
+                    yield block, source.tell()
             else:
                 with decompressed(source, self.path) as stream:
-                    yield from _text_file_blocks(stream, self)
+                    for text in _text_file_blocks(stream, self):
+                        yield text, source.tell()
 
 
 def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSource]:

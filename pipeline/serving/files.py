@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,9 +24,9 @@ from pipeline.contracts import LABEL, weight_column
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
-from pipeline.ingest.files import file_sources
+from pipeline.ingest.files import FileSource, file_sources
 from pipeline.ingest.parse import parse
-from pipeline.ingest.sources import RawBlock, find_files
+from pipeline.ingest.sources import Files, RawBlock, find_files
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.transform import State, transform
@@ -47,11 +47,13 @@ def score_file(
     *,
     cache_mib: float,
     labelled: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Score the raw rows at ``path`` (file, directory or glob), block by block; what was done.
 
     ``version`` None: the one that serves. ``write`` gets the scores of every block; rows that do not parse are left
-    out and counted. ``labelled`` false: the rows have no label column. With labels of both classes the result has the
+    out and counted. ``labelled`` false: the rows have no label column. ``progress`` gets bytes read of how many, on
+    disk. With labels of both classes the result has the
     figures ``eval``. Raises ArtifactError for a version that is missing or damaged, DataError for rows that do not fit.
     """
     name = version or versions.read_current(store, model).version
@@ -68,8 +70,8 @@ def score_file(
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * _MIB))
         versions.require_intact(store, model, artifact, served.files_in_memory())
-        sources = file_sources(config, spec, find_files(path))
-        for block in (block.read() for source in sources for block in source.blocks()):
+        files = find_files(path)
+        for block, read in _blocks(files, file_sources(config, spec, files)):
             labels, logits, lines, why = _score(block, spec, state, served, labelled)
             rejected += why
             rows += len(lines)
@@ -77,6 +79,8 @@ def score_file(
             if labelled:
                 kept.append((labels, logits))
             write(_scores(block.file, lines, logits, labels if labelled else None))
+            progress(min(read, files.bytes - 1), files.bytes)
+        progress(files.bytes, files.bytes)
         if rejected and not rows:
             raise DataError(f"none of {plural(len(rejected), 'row')} parses, the first: {rejected[0]}")
         if not written:  # a file of scores has its columns even where it has no rows
@@ -89,6 +93,15 @@ def score_file(
         "seconds": round(seconds, 3), "rows_per_s": round(rows / max(seconds, 1e-9), 1), "cache": cache,
     }  # fmt: skip
     return done | _figures(kept)
+
+
+def _blocks(files: Files, sources: Sequence[FileSource]) -> Iterator[tuple[RawBlock, int]]:
+    """The blocks of all files, each with how many bytes on disk were read by then."""
+    before = 0
+    for source in sources:
+        for block, at in source.placed_blocks():
+            yield block.read(), before + at
+        before += int(files.fs.info(source.path)["size"])
 
 
 def _scores(file: str, lines: np.ndarray, logits: np.ndarray, labels: np.ndarray | None) -> Scored:

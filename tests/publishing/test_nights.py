@@ -1,9 +1,11 @@
 """Nights, whole: raw logs to a published version that scores as training did; then one with corrupted labels."""
 
+import io
 import json
 import random
 import subprocess
 import sys
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +105,20 @@ def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Pat
     found = np.sort(scores["probability"].to_numpy())
     nearest = found[np.clip(np.searchsorted(found, known), 0, len(found) - 1)]
     assert np.abs(nearest - known).max() < 1e-6, "every held-out row's score is among the file's"
+
+
+def test_predict_shows_how_far_it_is_where_somebody_watches(store: Store, logs: Path, tmp_path: Path) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    flags = ["--store", store.url, "--out", str(tmp_path / "scores.csv")]
+    with redirect_stderr(Terminal()) as watched:
+        assert main(["predict", f"{logs}/mon.tsv", *flags]) == 0
+    assert "scoring [" in watched.getvalue() and watched.getvalue().count("100%") == 1
+    with redirect_stderr(io.StringIO()) as log:
+        assert main(["predict", f"{logs}/mon.tsv", *flags]) == 0
+    assert "scoring" not in log.getvalue()
 
 
 def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
