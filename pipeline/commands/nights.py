@@ -101,7 +101,9 @@ def _locked(
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up, _say) + days
             wait = settings.wait_minutes if catch_up else 0.0
-            return run_nights(days, composed, store, tools, keep_going=settings.keep_going, wait_last=wait)
+            return run_nights(
+                days, composed, store, tools, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up
+            )
     except Interrupted as stop:
         sys.stderr.write(f"nightjar: {stop}; the same command goes on where it stopped\n")
         return stop.exit_code

@@ -12,6 +12,7 @@ from pipeline.report.page import cards, document
 from pipeline.report.tables import section, stages_section
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
+SKIPPED = "Missed days that were skipped: this night learns nothing from them"
 _PILL = {"published": "PASS", "held": "HOLD"}
 
 
@@ -21,6 +22,7 @@ def night_page(record: Mapping[str, Any]) -> str:
         _header(record),
         _reasons(record),
         cards(_cards(record)),
+        section(SKIPPED, _items(record["skipped"])) if record.get("skipped") else "",
         section("What changed", _items(record["changed"])) if record.get("changed") else "",
         stages_section(record.get("stages", {})),
         section("Where to look", _linked(_links(record))),
@@ -36,6 +38,8 @@ def night_markdown(record: Mapping[str, Any]) -> str:
     found = _cards(record)
     if found:
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in found), ""]
+    if record.get("skipped"):
+        lines += [f"## {SKIPPED}", "", *(f"- {line}" for line in record["skipped"]), ""]
     if record.get("changed"):
         lines += ["## What changed", "", *(f"- {line}" for line in record["changed"]), ""]
     if record.get("seconds"):

@@ -7,6 +7,7 @@ from datetime import date, timedelta
 
 from pipeline.artifacts import Store
 from pipeline.config import Config
+from pipeline.errors import DataError
 from pipeline.schedule.base import run_name
 from pipeline.schedule.nightly import FAILED, HELD, INTERRUPTED, PUBLISHED, Tools, read_record, run_night
 
@@ -15,26 +16,41 @@ LOOK_BACK_DAYS = 366
 
 
 def run_nights(
-    days: Sequence[date], compose: Compose, store: Store, tools: Tools, *, keep_going: bool, wait_last: float = 0.0
+    days: Sequence[date],
+    compose: Compose,
+    store: Store,
+    tools: Tools,
+    *,
+    keep_going: bool,
+    wait_last: float = 0.0,
+    catching_up: bool = False,
 ) -> int:
     """The nights of ``days``, one after the other; the exit code: of the first that failed, else 6 if one was held.
 
     A night that failed stops the later ones unless ``keep_going``; a held one does not: what served goes on serving,
     and the next night starts from it. A signal always stops. ``wait_last``: minutes that the last one waits for its
-    logs; those of earlier days are there or not.
+    logs; those of earlier days are there or not. ``catching_up``: the last one is tonight's, and one before it whose
+    logs are missing or wrong is skipped, for they may never come: tonight's record says so, its exit code counts.
     """
     failed = held = 0
+    skipped: list[str] = []
     for place, day in enumerate(days, 1):
         if len(days) > 1:
             tools.say(f"\nnight {place} of {len(days)}: {day}")
-        record = run_night(compose(day), store, day, tools, wait_last if place == len(days) else 0.0)
+        last = place == len(days)
+        record = run_night(compose(day), store, day, tools, wait_last if last else 0.0, skipped if last else ())
         code = int(record["exit_code"])
         if code > INTERRUPTED:
             return code
+        if catching_up and not last and code == DataError.exit_code:
+            why = record.get("message") or "its logs are missing or wrong"
+            skipped.append(why if str(day) in why else f"{day}: {why}")
+            tools.say(f"catch-up   {day} is skipped: the later nights are done without it")
+            continue
         held = held or (code if record["outcome"] == HELD else 0)
         if record["outcome"] == FAILED:
             failed = failed or code
-            if place < len(days) and not keep_going:
+            if not last and not keep_going:
                 tools.say(
                     f"{len(days) - place} later nights are left out, {days[place]} to {days[-1]}; "
                     "nightly.keep_going=true does them all the same"
@@ -46,8 +62,12 @@ def run_nights(
 def missed_nights(store: Store, model: str, day: date, most: int, say: Callable[[str], None]) -> list[date]:
     """The days before ``day`` without a verdict since the last night that had one, oldest first, ``most`` at most.
 
-    None where there was no night yet. Those that are left out are said.
+    None where there was no night yet, nor where that of ``day`` is published: nights go forwards. Those that are left
+    out are said.
     """
+    tonight = read_record(store, model, day)
+    if tonight is not None and tonight["outcome"] == PUBLISHED:
+        return []
     last = last_night(store, model, day)
     if last is None or most < 1:
         return []

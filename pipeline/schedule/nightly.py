@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
@@ -58,11 +58,14 @@ def read_record(store: Store, model: str, day: date) -> dict[str, Any] | None:
     return record
 
 
-def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minutes: float) -> dict[str, Any]:
+def run_night(
+    config: Config, store: Store, day: date, tools: Tools, wait_minutes: float, skipped: Sequence[str] = ()
+) -> dict[str, Any]:
     """Do the night of ``day``, unless it has its verdict; returns its record, ``outcome`` and ``exit_code`` in it.
 
-    ``config``: composed for that day. Failures of the family become outcomes, told as a verdict is. Above 128 the exit
-    code of a signal: the night goes on where it stopped when it is called again.
+    ``config``: composed for that day. ``skipped``: missed days that it goes on without, and why. Failures become
+    outcomes, told as a verdict is. Above 128 the exit code of a signal: the night goes on where it stopped when it is
+    called again.
     """
     try:
         record = read_record(store, config.model_name, day)
@@ -70,7 +73,7 @@ def run_night(config: Config, store: Store, day: date, tools: Tools, wait_minute
             again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
             tools.say(f"night      {line_of(record)}; {again}force=true does it again")
             return record
-        record = _begun(config, store, day, record)
+        record = _begun(config, store, day, record) | {"skipped": list(skipped)}
     except Exception as problem:
         return _refused(config, day, _of_family(problem), tools)
     tools.say(f"night      {day} of model {config.model_name}: run {record['run']}, {_from(record)}")
@@ -192,6 +195,7 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
     """What the webhook is posted."""
     names = (
         "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",
-        "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary",
+        "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary", "skipped",
     )  # fmt: skip
-    return {"text": f"Nightjar: {line_of(record)}", **{name: record[name] for name in names if name in record}}
+    without = "".join(f"; skipped {missed}" for missed in record.get("skipped", ()))
+    return {"text": f"Nightjar: {line_of(record)}{without}", **{name: record[name] for name in names if name in record}}

@@ -11,6 +11,7 @@ from pipeline.config import Config
 from pipeline.schedule.backfill import missed_nights, run_nights
 from pipeline.schedule.dates import span
 from pipeline.schedule.nightly import Tools, read_record
+from tests.schedule.test_webhook import Hook, serving
 
 FIRST = date(2026, 1, 1)
 DAYS = span(FIRST, date(2026, 1, 4))
@@ -29,11 +30,12 @@ class Nights:
         assert config.stages == ["ingest", "plan", "partition", "train", "evaluate", "publish"]
         return self.codes.get(int(str(config.data.day)[-2:]), 0)
 
-    def __call__(self, days: list[date], *overrides: str, keep_going: bool = False) -> int:
+    def __call__(self, days: list[date], *overrides: str, keep_going: bool = False, catching_up: bool = False) -> int:
         tools = Tools(run=self.run, say=self.said.append)
         return run_nights(
-            days, lambda day: compose([*overrides, f"data.day={day}"]), self.store, tools, keep_going=keep_going
-        )
+            days, lambda day: compose([*overrides, f"data.day={day}"]), self.store, tools, keep_going=keep_going,
+            catching_up=catching_up,
+        )  # fmt: skip
 
     def outcomes(self) -> list[str]:
         found = [read_record(self.store, "synthetic", day) for day in DAYS]
@@ -66,6 +68,33 @@ def test_nights_go_on_after_a_failure_where_that_is_asked_for_and_after_a_hold_a
     assert nights(DAYS, keep_going=True) == 3
     assert nights.outcomes() == ["held", "failed", "published", "published"]
     assert Nights(tmp_path / "b", {1: 6})(DAYS) == 6
+
+
+def test_a_missed_day_without_logs_does_not_hold_up_tonight(tmp_path: Path) -> None:
+    """Logs that never come must not end training for ever: the page and the webhook of tonight say what it lacks."""
+    for day in (1, 2, 4):
+        (tmp_path / f"2026-01-0{day}.csv").write_text("label,a\n1,x\n")
+    nights = Nights(tmp_path / "store", {})
+    with serving(*[204] * 4) as url:
+        data = ["data=csv", "data.name=synthetic", "+data.sparse.a={}", f'data.path="{tmp_path}/{{day}}.csv"']
+        assert nights(DAYS, *data, f"nightly.webhook={url}", catching_up=True) == 0
+    assert nights.outcomes() == ["published", "published", "failed", "published"]
+    assert any("2026-01-03 is skipped" in line for line in nights.said)
+    record = read_record(nights.store, "synthetic", DAYS[3])
+    assert record is not None
+    (why,) = record["skipped"]
+    assert why.startswith("2026-01-03 is not complete")
+    assert Hook.bodies[3]["skipped"] == [why] and f"skipped {why}" in Hook.bodies[3]["text"]
+    for page in ("nightly.html", "nightly.md"):
+        text = (tmp_path / "store" / "runs/synthetic-2026-01-04" / page).read_text()
+        assert "Missed days that were skipped" in text and "2026-01-03 is not complete" in text
+    assert missed_nights(nights.store, "synthetic", DAYS[3], 9, nights.said.append) == []  # tonight is published
+
+
+def test_a_missed_night_that_fails_for_no_fault_of_its_logs_does(tmp_path: Path) -> None:
+    nights = Nights(tmp_path, {2: 5})
+    assert nights(DAYS, catching_up=True) == 5
+    assert nights.outcomes() == ["published", "failed", "-", "-"]
 
 
 def test_a_held_night_is_judged_again_only_by_other_settings(tmp_path: Path) -> None:
