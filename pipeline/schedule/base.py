@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES, Config, NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
-from pipeline.publishing.versions import read_current, version_path
+from pipeline.publishing.versions import incumbent, read_current, version_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,20 @@ def run_name(model: str, day: date) -> str:
     return f"{model}-{day}"
 
 
-def find_base(store: Store, model: str, day: date) -> Base | None:
+def find_base(store: Store, model: str, day: date, before: Base | None = None) -> Base | None:
     """What the night of ``day`` starts from; None where nothing was published before.
 
-    The version that serves; the one before it where that one is of this very night. ConfigError where it is of a
-    later day: nights go forwards.
+    The version that serves; the one before it where that one is of this very night. ``before``: what this night began
+    with the last time, which counts where ``models gc`` has removed the versions under its own. ConfigError where the
+    version is of a later day: nights go forwards. ArtifactError where the one that serves is not there.
     """
+    incumbent(store, model)
     for version in reversed(read_current(store, model).line):
-        artifact = store.get(version_path(model, version), "publish")
+        artifact = store.find(version_path(model, version))
+        if artifact is None:
+            if before is not None:
+                return before
+            continue
         base = _base(artifact)
         if base.run == run_name(model, day):
             continue

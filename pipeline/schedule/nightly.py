@@ -170,7 +170,8 @@ def _decided(record: dict[str, Any], config: Config, day: date) -> bool:
 def _begun(config: Config, store: Store, day: date, former: dict[str, Any] | None) -> dict[str, Any]:
     """The record of a night that begins, or goes on from the model it began with where it was killed."""
     model = config.model_name
-    found = find_base(store, model, day)
+    before = None if former is None or former["base"] is None else Base(**former["base"])
+    found = find_base(store, model, day, before)
     base = None if found is None else found.to_json()
     if former is not None and former["outcome"] == RUNNING and not config.force:
         base = former["base"]

@@ -12,15 +12,15 @@ from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.publishing.versions import promote, roll_back, version_path
+from pipeline.publishing.versions import collect, promote, roll_back, version_path
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.nightly import Tools, read_record, run_night
 from tests.schedule.test_webhook import Hook, serving
 
 
-def publish(store: Store, number: int) -> str:
-    """A version of the night of January ``number``, which serves from now on."""
-    version, day = f"v{number:05d}-0000000{number}", date(2026, 1, number)
+def publish(store: Store, number: int, again: int = 0) -> str:
+    """A version of the night of January ``number``, which serves from now on; ``again``: one that was forced."""
+    version, day = f"v{number + again:05d}-0000000{number + again}", date(2026, 1, number)
     path = version_path("clicks", version)
     with store.draft(path, kind="model", key=f"k{number}", config={}, inputs={"plan": f"p{number}"}) as draft:
         draft.commit({
@@ -47,6 +47,25 @@ def test_a_night_starts_from_what_serves_but_never_from_itself(tmp_path: Path) -
     back = find_base(store, "clicks", date(2026, 1, 3))
     assert back is not None
     assert back.version == first
+
+
+def test_a_night_forced_again_starts_from_what_it_began_with_though_that_version_is_gone(tmp_path: Path) -> None:
+    store, day, starts = Store(str(tmp_path)), date(2026, 1, 2), []
+    first = publish(store, 1)
+
+    def run(config: Config) -> int:
+        starts.append(config.checkpoint.init_from)
+        publish(store, 2, again=len(starts) - 1)
+        return 0
+
+    config = compose(["publish.model=clicks", "data.day=2026-01-02", "force=true"])
+    for _ in range(3):
+        run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)
+    gone = collect(store, "clicks", 0, 0.0, dry_run=False)
+    assert [each["version"] for each in gone] == [first, "v00002-00000002"]
+    assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)["exit_code"] == 0
+    assert starts == ["runs/clicks-2026-01-01/checkpoints/c/step-00000009"] * 4
+    assert find_base(store, "clicks", day) is None  # nothing is known of what there was
 
 
 def test_nights_go_forwards(tmp_path: Path) -> None:
