@@ -23,7 +23,7 @@ def gate_page(record: Mapping[str, Any]) -> str:
         _header(record),
         _reasons(record),
         _cards(record),
-        section("Candidate and incumbent on the same rows", _figures_table(record)) if "candidate" in record else "",
+        section(_title(record), _figures_table(record)) if "candidate" in record else "",
         plots(record),
         section("Questions", _checks_table(_checks(record))),
         section("Slices", _slices_table(record["slices"])) if record.get("slices") else "",
@@ -54,13 +54,14 @@ def gate_markdown(record: Mapping[str, Any]) -> str:
     lines = [f"# Gate: {record.get('verdict', '')}", "", _sentence(record), ""]
     lines += [*(f"- {reason}" for reason in record.get("reasons", ())), ""] if record.get("reasons") else []
     if "candidate" in record:
-        figures = [_figure_cells(record, *each) for each in FIGURES]
-        lines += [*_markdown_table(("figure", "candidate", "incumbent", "change"), figures), ""]
+        head = ("figure", "candidate", *(("incumbent", "change") if "incumbent" in record else ()))
+        lines += [*_markdown_table(head, [_figure_cells(record, *each) for each in FIGURES]), ""]
     rows = [["yes" if check["passed"] else "**no**", check["name"], check["words"]] for check in _checks(record)]
     lines += [*_markdown_table(("passed", "question", "answer"), rows), ""]
     if record.get("slices"):
-        head = ("slice", "rows", "NE", "incumbent", "change of NE", "calibration")
-        lines += [*_markdown_table(head, [_slice_cells(each) for each in record["slices"]]), ""]
+        compared = _compared(record["slices"])
+        head = ("slice", "rows", "NE", *(("incumbent", "change of NE") if compared else ()), "calibration")
+        lines += [*_markdown_table(head, [_slice_cells(each, compared) for each in record["slices"]]), ""]
     return "\n".join(lines)
 
 
@@ -68,8 +69,8 @@ def gate_text(record: Mapping[str, Any]) -> list[str]:
     """The verdict in a few lines: figures, then the reasons."""
     lines = [f"{record.get('verdict', units.ABSENT)}: {_sentence(record)}"]
     for name, title in FIGURES if "candidate" in record else ():
-        _, ours, theirs, change = _figure_cells(record, name, title)
-        lines.append(f"{title} {ours}" + (f", incumbent {theirs}, change {change}" if "incumbent" in record else ""))
+        _, ours, *others = _figure_cells(record, name, title)
+        lines.append(f"{title} {ours}" + (f", incumbent {others[0]}, change {others[1]}" if others else ""))
     return [*lines, *(str(reason) for reason in record.get("reasons", ()))]
 
 
@@ -81,6 +82,10 @@ def _sentence(record: Mapping[str, Any]) -> str:
     against = record.get("incumbent_version")
     beside = f"beside the incumbent {against}" if against else "no incumbent, absolute questions only"
     return f"{_model(record) or 'candidate'} on {units.count(record.get('rows'))} held-out rows, {beside}"
+
+
+def _title(record: Mapping[str, Any]) -> str:
+    return "Candidate and incumbent on the same rows" if "incumbent" in record else "The candidate on held-out rows"
 
 
 def _header(record: Mapping[str, Any]) -> str:
@@ -106,8 +111,8 @@ def _cards(record: Mapping[str, Any]) -> str:
         return ""
     found = []
     for name, title in FIGURES:
-        _, ours, theirs, change = _figure_cells(record, name, title)
-        under = f"incumbent {theirs}, {change.split(' ')[0]}" if "incumbent" in record else "no incumbent"
+        _, ours, *others = _figure_cells(record, name, title)
+        under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
         found.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
     if shift := record.get("shift"):
         found.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
@@ -130,9 +135,12 @@ def _interval(values: Sequence[float] | None, signed: str = "") -> str:
 
 
 def _figure_cells(record: Mapping[str, Any], name: str, title: str) -> list[str]:
-    theirs = _interval(record["incumbent"][name]) if "incumbent" in record else units.ABSENT
+    """Title and candidate's figure; with an incumbent also its figure, and the change."""
+    cells = [title, _interval(record["candidate"][name])]
+    if "incumbent" not in record:
+        return cells
     change = _interval(record.get("change", {}).get(name), "%" if name == "ne" else "+")
-    return [title, _interval(record["candidate"][name]), theirs, change]
+    return [*cells, _interval(record["incumbent"][name]), change]
 
 
 def _figures_table(record: Mapping[str, Any]) -> str:
@@ -140,11 +148,12 @@ def _figures_table(record: Mapping[str, Any]) -> str:
         f"<tr><td>{escape(cells[0])}</td>{''.join(number(cell) for cell in cells[1:])}</tr>"
         for cells in (_figure_cells(record, *each) for each in FIGURES)
     ]
+    compared = "incumbent" in record
+    paired = ", paired: both models, the same draws of rows" if compared else ""
     confidence = units.percent(record.get("confidence"), 0)
-    note = (
-        f'<p class="muted small">In brackets {confidence} intervals, paired: both models, the same draws of rows.</p>'
-    )
-    return scroll_table(head_cells(("Figure", "Candidate*", "Incumbent*", "Change*")), rows) + note
+    note = f'<p class="muted small">In brackets {confidence} intervals{paired}.</p>'
+    head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
+    return scroll_table(head_cells(head), rows) + note
 
 
 def _checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -164,20 +173,25 @@ def _checks_table(checks: Sequence[Mapping[str, Any]]) -> str:
     return scroll_table(head_cells(("Passed", "Question", "Answer")), rows)
 
 
-def _slice_cells(each: Mapping[str, Any]) -> list[str]:
+def _compared(slices: Sequence[Mapping[str, Any]]) -> bool:
+    return any("incumbent" in each for each in slices)
+
+
+def _slice_cells(each: Mapping[str, Any], compared: bool) -> list[str]:
     theirs = _interval(each["incumbent"]["ne"]) if "incumbent" in each else units.ABSENT
+    change = _interval(each.get("change", {}).get("ne"), "%")
     return [
-        f"{each['slice']}={each['value']}", units.count(each["rows"]), _interval(each["candidate"]["ne"]), theirs,
-        _interval(each.get("change", {}).get("ne"), "%"), _interval(each["candidate"]["calibration"]),
+        f"{each['slice']}={each['value']}", units.count(each["rows"]), _interval(each["candidate"]["ne"]),
+        *((theirs, change) if compared else ()), _interval(each["candidate"]["calibration"]),
     ]  # fmt: skip
 
 
 def _slices_table(slices: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
+    rows, compared = [], _compared(slices)
     for each in slices:
-        cells = _slice_cells(each)
+        cells = _slice_cells(each, compared)
         rows.append(f"<tr><td>{escape(cells[0])}</td>{''.join(number(cell) for cell in cells[1:])}</tr>")
-    head = head_cells(("Slice", "Rows*", "NE*", "Incumbent*", "Change of NE*", "Calibration*"))
+    head = head_cells(("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*"))
     return scroll_table(head, rows) + '<p class="muted small">The intervals of all slices hold together.</p>'
 
 

@@ -55,7 +55,8 @@ def _histogram(shares: Mapping[str, Any] | None) -> str:
     if "incumbent" in outlines:
         body.append(f'<path class="reference" d="{outlines["incumbent"]}"/>')
     label = "Share of rows by predicted probability"
-    return _figure("Predictions", "share of rows; dashed: the incumbent", drawing(body, label))
+    unit = "share of rows; dashed: the incumbent" if "incumbent" in outlines else "share of rows"
+    return _figure("Predictions", unit, drawing(body, label))
 
 
 def _percent(value: float, spread: float) -> str:

@@ -45,6 +45,10 @@ def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
     assert ("beside the incumbent v00001-cd" in page) is incumbent
     assert ("Change of NE by slice" in page) is incumbent
     assert page.count("<figure>") == (4 if incumbent else 2)
+    for words in ("dashed: the incumbent", ">Incumbent</th>", ">Change</th>", ">Change of NE</th>", "both models"):
+        assert (words in page) is incumbent, words
+    assert ("| candidate | incumbent |" in gate_markdown(record(incumbent))) is incumbent
+    assert ("| NE | incumbent |" in gate_markdown(record(incumbent))) is incumbent
 
 
 def test_what_failed_comes_first() -> None:
