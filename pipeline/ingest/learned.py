@@ -10,13 +10,15 @@ of the rows. The clustering is our own design; the paper gives none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from pipeline.contracts import LABEL, RESERVED_ROWS
+from pipeline.errors import ConfigError
 from pipeline.ingest.fit import flat_hashes
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.vocab_counts import VocabCounts
@@ -105,6 +107,24 @@ def shared_rows(feature: SparseSpec, counts: VocabCounts, probe: Probe) -> Shari
     return Sharing(
         _lookup(table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS), RESERVED_ROWS + first, usable - first
     )
+
+
+def require_same_rows(spec: DataSpec, path: str, settings: Mapping[str, Any]) -> None:
+    """ConfigError where a feature whose sharing is carried on from the dataset at ``path`` asks for other ``rows``.
+
+    ``settings``: ``data`` of that dataset's manifest. A sharing is never made anew: the rows would not be what is asked.
+    """
+    default = settings["sparse_defaults"]["rows"]
+    for feature in spec.sparse:
+        former = settings["sparse"].get(feature.name)
+        if feature.mapping != "learned" or former is None or (former["rows"] or default) == feature.rows:
+            continue
+        then = former["rows"] or default
+        raise ConfigError(
+            f"data.sparse.{feature.name}.rows is {feature.rows:,}, but {path}, whose mapping learned is to be carried "
+            f"on, was made with {then:,}: who shares a row stays as it is",
+            hint=f"data.sparse.{feature.name}.rows={then}, or data.mapping_from=null for new mappings",
+        )
 
 
 def _lookup(table: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:

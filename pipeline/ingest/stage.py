@@ -23,6 +23,7 @@ from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.fit import Fit
+from pipeline.ingest.learned import require_same_rows
 from pipeline.ingest.output import PartWriter, Quarantine, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
@@ -122,13 +123,16 @@ class _Run:
     def _carried(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
-        if store.find(path) is None:
+        dataset = store.find(path)
+        if dataset is None:
             near = days.previous_dataset(store, self.config.data.name, self.days[0]) if self.days else None
             raise ArtifactError(
                 f"data.mapping_from={path} is no dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
-        return read_state(store, path, self.spec)
+        carried = read_state(store, path, self.spec)
+        require_same_rows(self.spec, path, dataset.config["data"])
+        return carried
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""

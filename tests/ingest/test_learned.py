@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
+from pipeline.errors import ConfigError
 from pipeline.ingest import RecordTransform
 from pipeline.ingest.learned import cells, trust_in
 
@@ -90,6 +91,15 @@ def test_the_sharing_is_carried_on_and_the_same_every_time(nights):
     assert carried.vocab("c").select("id", "row").equals(dataset.vocab("c").select("id", "row"))
     again = Nights(folder / "again").ingest(config_of(folder, "2026-01-01", sparse=SPARSE))
     assert again.checksums["vocab/c.parquet"] == dataset.checksums["vocab/c.parquet"]
+
+
+def test_a_sharing_of_other_rows_is_not_carried_on(nights):
+    night, folder, dataset = nights
+    more = {"c": SparseFeature(mapping="learned", rows=43)}
+    with pytest.raises(ConfigError) as error:
+        night.ingest(config_of(folder, "2026-01-02", sparse=more, mapping_from=dataset.artifact.path))
+    assert "data.sparse.c.rows is 43" in error.value.message and "was made with 42" in error.value.message
+    assert "data.sparse.c.rows=42" in error.value.hint and "data.mapping_from=null" in error.value.hint
 
 
 def test_where_there_are_rows_enough_every_id_has_its_own(run_ingest, tmp_path):
