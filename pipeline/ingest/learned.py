@@ -112,7 +112,7 @@ def shared_rows(feature: SparseSpec, counts: VocabCounts, probe: Probe) -> Shari
 def require_same_rows(spec: DataSpec, path: str, settings: Mapping[str, Any]) -> None:
     """ConfigError where a feature whose sharing is carried on from the dataset at ``path`` asks for other ``rows``.
 
-    ``settings``: ``data`` of that dataset's manifest. A sharing is never made anew: the rows would not be what is asked.
+    ``settings``: ``data`` of that dataset's manifest. A sharing is never made anew: its rows are not what is asked.
     """
     default = settings["sparse_defaults"]["rows"]
     for feature in spec.sparse:
