@@ -16,9 +16,10 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -118,10 +119,11 @@ def _unsealed(data: bytes) -> dict[str, Any]:
 
 
 class _HashingFile(io.RawIOBase):
-    """A binary sink that counts and hashes what passes through it."""
+    """A binary sink that counts and hashes what passes through it; ``guarded`` names it where a write fails."""
 
-    def __init__(self, inner: BinaryIO) -> None:
+    def __init__(self, inner: BinaryIO, guarded: Callable[[], AbstractContextManager[None]]) -> None:
         self.inner = inner
+        self.guarded = guarded
         self.count = 0
         self.hash = xxhash.xxh3_128()
 
@@ -132,7 +134,8 @@ class _HashingFile(io.RawIOBase):
         view = memoryview(data)
         if not view.c_contiguous:
             view = memoryview(bytes(view))
-        self.inner.write(view)
+        with self.guarded():
+            self.inner.write(view)
         self.hash.update(view)
         self.count += view.nbytes
         return view.nbytes
@@ -142,7 +145,8 @@ class _HashingFile(io.RawIOBase):
 
     def flush(self) -> None:
         if not self.inner.closed:
-            self.inner.flush()
+            with self.guarded():
+                self.inner.flush()
 
     def entry(self) -> FileEntry:
         """Size and checksum of what has passed so far."""
@@ -219,14 +223,25 @@ class Draft:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open file ``name`` (relative, may hold slashes) for writing; its size and checksum are recorded."""
+        """Open file ``name`` (relative, may hold slashes) for writing; its size and checksum are recorded.
+
+        ArtifactError for a full disk. It names this file only for what this file met: others may be open meanwhile.
+        """
         full = self.store.full(f"{self.path}/{name}")
-        with disk_errors(f"{self.path}/{name}", self.store.option):
+        guarded = partial(disk_errors, f"{self.path}/{name}", self.store.option)
+        with guarded():
             self.store.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-            with self.store.fs.open(full, "wb") as inner:
-                sink = _HashingFile(inner)
-                yield cast(BinaryIO, sink)
-                sink.flush()
+            inner = self.store.fs.open(full, "wb")
+        sink = _HashingFile(inner, guarded)
+        try:
+            yield cast(BinaryIO, sink)
+            sink.flush()
+        except BaseException:
+            with suppress(OSError):  # what went wrong first is what is told
+                inner.close()
+            raise
+        with guarded():
+            inner.close()
         self.files[name] = sink.entry()
 
     def write_json(self, name: str, value: Any) -> None:

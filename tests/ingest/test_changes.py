@@ -1,12 +1,17 @@
 """What others do meanwhile: logs that change while they are read, and a second run that makes the same dataset."""
 
 import multiprocessing
+import os
 
+import numpy as np
+import polars as pl
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.errors import DataError, LaunchError
+from pipeline.config import IngestConfig
+from pipeline.errors import ArtifactError, DataError, LaunchError
 from pipeline.ingest import raw_fingerprint, stage
+from pipeline.ingest.output import PartWriter
 
 from .conftest import csv_config, write_rows
 from .test_days import Nights, config_of, day_rows, nights, write_day  # noqa: F401
@@ -72,3 +77,47 @@ def test_two_processes_do_not_write_one_artifact(tmp_path):
     with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
         draft.commit({})
     assert store.find("datasets/d/k") is not None
+
+
+def test_a_full_disk_names_the_file_that_met_it(tmp_path):
+    rows = pl.DataFrame({"label": np.random.default_rng(0).integers(1 << 60, size=1 << 17)})
+    with (
+        pytest.raises(ArtifactError, match="no space left on the store's disk while writing datasets/d/k/train/part-0"),
+        Store(str(tmp_path)).draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft,
+        draft.open("quarantine.jsonl"),
+        PartWriter(draft, "train", IngestConfig(rows_per_group=rows.height)) as parts,
+    ):
+        folder = tmp_path / "datasets/d/k/train"
+        folder.mkdir()
+        (folder / "part-00000.parquet").symlink_to("/dev/full")
+        parts.add(rows)
+    assert not (tmp_path / "datasets/d/k").exists()
+
+
+def _killed(folder):
+    with Store(folder).draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
+        draft.write_json("a.json", [1])
+        os._exit(9)
+
+
+def test_a_dataset_made_again_by_a_process_that_is_killed_is_absent_until_the_next_run(tmp_path):
+    """Readers find no dataset then, never half a one; those that had found it see a file that is not as written."""
+    store = Store(str(tmp_path))
+    names = ("a.json", "b.json")
+    with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
+        for name in names:
+            draft.write_json(name, [1, 2, 3])
+        former = draft.commit({})
+    other = multiprocessing.get_context("fork").Process(target=_killed, args=(str(tmp_path),))
+    other.start()
+    other.join()
+    assert store.find("datasets/d/k") is None
+    with pytest.raises(ArtifactError, match="no committed artifact"):
+        store.get("datasets/d/k", "ingest")
+    with pytest.raises(ArtifactError, match="a.json is corrupt"):
+        store.verify(former)
+    with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
+        assert store.names("datasets/d/k") == []
+        draft.write_json("a.json", [1, 2, 3])
+        draft.commit({})
+    store.verify(store.get("datasets/d/k", "ingest"))
