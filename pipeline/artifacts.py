@@ -237,7 +237,7 @@ class Draft:
             yield cast(BinaryIO, sink)
             sink.flush()
         except BaseException:
-            with suppress(OSError):  # what went wrong first is what is told
+            with suppress(Exception):  # what went wrong first is what is told
                 inner.close()
             raise
         with guarded():
@@ -250,13 +250,28 @@ class Draft:
             sink.write((json.dumps(value, indent=1) + "\n").encode())
 
     def commit(self, summary: dict[str, Any]) -> Artifact:
-        """Write the manifest: from now on the artifact exists."""
+        """Write the manifest: from now on the artifact exists. LaunchError where another writer took files away."""
+        if not self.store.is_local:
+            self._require_files()
         artifact = Artifact(
             path=self.path, kind=self.kind, key=self.key, schema_version=SCHEMA_VERSION, config=self.config,
             inputs=self.inputs, files=dict(sorted(self.files.items())), summary=summary, created=time.time(),
         )  # fmt: skip
         self.store.write_manifest(artifact)
         return artifact
+
+    def _require_files(self) -> None:
+        """An object store has no locks: a second writer of the same key begins by removing what lies there."""
+        full = self.store.full(self.path)
+        self.store.fs.invalidate_cache()
+        there = {name: info["size"] for name, info in self.store.fs.find(full, detail=True).items()}
+        for name, entry in self.files.items():
+            if there.get(f"{full}/{name}") != entry.bytes:
+                raise LaunchError(
+                    f"{self.path}/{name} was removed or replaced before it was committed: another process writes "
+                    f"{self.path} as well",
+                    hint="the same command again once that one has ended: it takes what was made",
+                )
 
     def clear(self) -> None:
         """Remove everything written so far; a manifest goes first, so that no half of an artifact looks committed."""

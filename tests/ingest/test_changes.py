@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+from contextlib import ExitStack
 
 import numpy as np
 import polars as pl
@@ -121,3 +122,27 @@ def test_a_dataset_made_again_by_a_process_that_is_killed_is_absent_until_the_ne
         draft.write_json("a.json", [1, 2, 3])
         draft.commit({})
     store.verify(store.get("datasets/d/k", "ingest"))
+
+
+def test_of_two_writers_on_a_store_without_locks_one_that_lost_files_commits_nothing():
+    """The second begins by removing what lies there; a manifest of files that are gone would be half a dataset."""
+    store, key = Store("memory://two-writers"), {"kind": "ingest", "key": "k", "config": {}, "inputs": {}}
+    with ExitStack() as second:
+        with pytest.raises(LaunchError, match="a.json was removed or replaced"), store.draft("d/k", **key) as first:
+            first.write_json("a.json", [1])
+            late = second.enter_context(store.draft("d/k", **key))
+            first.write_json("b.json", [2])
+            first.commit({})
+        assert store.find("d/k") is None
+        for name, value in (("a.json", [1]), ("b.json", [2])):
+            late.write_json(name, value)
+        late.commit({})
+    store.verify(store.get("d/k", "ingest"))
+    with store.draft("d/k", **key) as first, store.draft("d/k", **key) as again:  # both write all: the same bytes
+        for draft in (first, again):
+            for name, value in (("a.json", [1]), ("b.json", [2])):
+                draft.write_json(name, value)
+        first.commit({})
+        store.verify(store.get("d/k", "ingest"))
+        again.commit({})
+    store.verify(store.get("d/k", "ingest"))
