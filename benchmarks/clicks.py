@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import BinaryIO
+
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, TrainConfig
 from pipeline.contracts import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from pipeline.ingest.output import rows_writer
 
 TABLES, TABLE_ROWS, DENSE, GROUP = 26, 20_000, 13, 65_536
 
@@ -69,7 +71,7 @@ def generate(store: Store, train: int, test: int) -> Artifact:
 
 
 def _write(
-    sink: object, schema: DatasetSchema, rows: int, truth: dict[str, np.ndarray], rng: np.random.Generator
+    sink: BinaryIO, schema: DatasetSchema, rows: int, truth: dict[str, np.ndarray], rng: np.random.Generator
 ) -> None:
     names = ["label", *schema.dense, *(column.name for column in schema.sparse)]
     writer = None
@@ -83,8 +85,10 @@ def _write(
             if table % 2:
                 logit += truth["pair"][table][ids[table]] * truth["pair"][table - 1][ids[table - 1]]
         label = (rng.random(count) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-        block = pa.table([label, *dense, *ids], names=names)
-        writer = writer or pq.ParquetWriter(sink, block.schema, compression="zstd")
+        columns = [pa.array(column) for column in (label, *dense, *ids)]
+        fields = [pa.field(name, column.type, nullable=False) for name, column in zip(names, columns, strict=True)]
+        block = pa.table(columns, schema=pa.schema(fields))
+        writer = writer or rows_writer(sink, block.schema, IngestConfig().compression)
         writer.write_table(block, row_group_size=GROUP)
     if writer is not None:
         writer.close()

@@ -1,8 +1,8 @@
 """``make bench-ingest``: rows per second of ingestion against a plain Polars script and per-column NumPy.
 
 All read the same generated Criteo TSV (13 counts, 26 ids of 8 hex digits, Zipf popularity), turn by turn, each in a
-process of its own; ``ratio`` is against the plain Polars script, the median over rounds. NumPy gets the first part
-of the log (a tenth of the rows by default): its time grows with the rows at best. Then the same on ``--times`` times
+process of its own; ``ratio`` is against the plain Polars script, the median over rounds. NumPy, by dictionaries and by
+``np.unique``, gets a log of a tenth of the rows: its time grows with the rows at best. Then ours on ``--times`` times
 the rows: whether time grows with the rows and memory does not.
 """
 
@@ -20,14 +20,16 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common import finish
-from benchmarks.ingest_rivals import per_column_numpy, plain_polars
+from benchmarks.ingest_rivals import per_column_numpy, per_column_unique, plain_polars
 from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config, DataConfig, HardwareConfig, SyntheticConfig
 
 Work = Callable[[str, int, int], int]  # (folder, min count, most rows of a table) -> rows
 
-RIVALS = {"plain_polars": plain_polars, "per_column_numpy": per_column_numpy}
+RIVALS = {
+    "plain_polars": plain_polars, "per_column_numpy": per_column_numpy, "per_column_unique": per_column_unique
+}  # fmt: skip
 CONTENDERS = ("nightjar", *RIVALS)
 MIN_COUNT, MOST_ROWS = 2, 100_000
 IDS = 200_000  # of the largest feature
@@ -65,10 +67,11 @@ def _generate(path: str, rows: int) -> None:
 
 
 def _rounds(small: str, part: str, rounds: int) -> dict[str, list[dict[str, float]]]:
+    """Every contender's figures: the plain script and ours in turn, NumPy on its part of the log, twice at most."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     for number in range(rounds):
-        for name in ("plain_polars", "nightjar", *(("per_column_numpy",) if not number else ())):
-            found[name].append(_run(name, part if name == "per_column_numpy" else small))
+        for name in CONTENDERS if number < 2 else CONTENDERS[:2]:
+            found[name].append(_run(name, small if name in CONTENDERS[:2] else part))
     return found
 
 
@@ -88,7 +91,7 @@ def _child(name: str, log: str) -> None:
         began = time.perf_counter()
         rows = work(folder, MIN_COUNT, MOST_ROWS)
         seconds = time.perf_counter() - began
-    print(json.dumps({"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds, "peak": _peak()}))
+    print(json.dumps({"rows": rows, "seconds": seconds, "rows_per_s": rows / seconds, "peak": peak_bytes()}))
 
 
 def _nightjar(log: str) -> Work:
@@ -106,21 +109,23 @@ def _nightjar(log: str) -> Work:
     return work
 
 
-def _peak() -> int:
+def peak_bytes() -> int:
     """Bytes: the largest resident set of this process since it was started."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 
 
 def _report(found: dict[str, list[dict[str, float]]], big: dict[str, float], times: int) -> None:
-    ours, plain, numpy = found["nightjar"], found["plain_polars"], found["per_column_numpy"]
+    ours, plain = found["nightjar"], found["plain_polars"]
+    numpy, unique = (max(one["rows_per_s"] for one in found[name]) for name in CONTENDERS[2:])
     ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(ours, plain, strict=True))
     rows_per_s = statistics.median(one["rows_per_s"] for one in ours)
     peak = max(one["peak"] for one in ours)
     finish(
         "ingest", ratio, rows=int(ours[0]["rows"]), rows_per_s=rows_per_s,
         plain_polars_rows_per_s=statistics.median(one["rows_per_s"] for one in plain),
-        numpy_rows_per_s=numpy[0]["rows_per_s"], ratio_numpy=rows_per_s / numpy[0]["rows_per_s"], peak_bytes=peak,
+        numpy_rows_per_s=numpy, ratio_numpy=rows_per_s / numpy, unique_rows_per_s=unique,
+        ratio_unique=rows_per_s / unique, peak_bytes=peak,
         plain_polars_peak_bytes=max(one["peak"] for one in plain), times=times,
         time_growth=big["seconds"] / statistics.median(one["seconds"] for one in ours) / times,
         peak_growth=big["peak"] / peak, peak_bytes_large=big["peak"],

@@ -3,8 +3,8 @@
 ``plain_polars`` is a script as one writes it with the log in memory: parse, hash the ids, rank those seen often
 enough by count, map, log1p, standardise, write Parquet. ``per_column_numpy`` is the preprocessing in use around
 DLRM and TorchRec: rows parsed one by one into arrays, then ids counted and made contiguous column by column, with a
-dictionary, value by value. No split,
-quarantine, profile, checks or bounded memory in either.
+dictionary, value by value. ``per_column_unique`` does the same by ``np.unique``, the faster way to write it. No split,
+quarantine, profile, checks or bounded memory in any of them.
 """
 
 from __future__ import annotations
@@ -43,17 +43,13 @@ def plain_polars(tsv: str, out: str, min_count: int, most_rows: int) -> int:
         rows = log.select(name).join(vocab, on=name, how="left", maintain_order="left")
         row = pl.when(pl.col(name).is_null()).then(0).otherwise(pl.col("row").fill_null(1)).cast(pl.Int32)
         log = log.with_columns(rows.select(row.alias(name))[name])
-    log.write_parquet(f"{out}/train.parquet", compression="zstd", row_group_size=ROWS_PER_GROUP)
+    log.write_parquet(f"{out}/train.parquet", compression="lz4", row_group_size=ROWS_PER_GROUP)
     return log.height
 
 
 def per_column_numpy(tsv: str, out: str, min_count: int, most_rows: int) -> int:
     """Write ``out``/dense.npy, labels.npy, sparse.npy (one column after the other); returns the rows."""
-    labels, dense, sparse = _parsed(tsv)
-    logs = np.sign(dense) * np.log1p(np.abs(dense))
-    means, deviations = np.nanmean(logs, axis=0), np.nanstd(logs, axis=0)
-    np.save(f"{out}/dense.npy", np.nan_to_num((logs - means) / deviations).astype(np.float32))
-    np.save(f"{out}/labels.npy", labels)
+    labels, sparse = _dense_part(tsv, out)
     for column in range(sparse.shape[1]):
         counts: dict[int, int] = {}
         for value in sparse[:, column]:
@@ -64,9 +60,34 @@ def per_column_numpy(tsv: str, out: str, min_count: int, most_rows: int) -> int:
         rows[-1] = 0
         for row, value in enumerate(sparse[:, column]):
             sparse[row, column] = rows.get(value, 1)
-    contiguous = sparse.astype(np.int32)
-    np.save(f"{out}/sparse.npy", np.ascontiguousarray(contiguous.T))
+    np.save(f"{out}/sparse.npy", np.ascontiguousarray(sparse.astype(np.int32).T))
     return len(labels)
+
+
+def per_column_unique(tsv: str, out: str, min_count: int, most_rows: int) -> int:
+    """As ``per_column_numpy``, the ids of a column sorted, counted and numbered by ``np.unique``."""
+    labels, sparse = _dense_part(tsv, out)
+    found = np.empty((sparse.shape[1], len(labels)), np.int32)
+    for column in range(sparse.shape[1]):
+        values, places, counts = np.unique(sparse[:, column], return_inverse=True, return_counts=True)
+        order = np.argsort(-counts, kind="stable")
+        order = order[(counts[order] >= min_count) & (values[order] >= 0)][: most_rows - FIRST_ROW]
+        rows = np.ones(len(values), np.int32)
+        rows[order] = np.arange(FIRST_ROW, FIRST_ROW + len(order))
+        rows[values < 0] = 0
+        found[column] = rows[places]
+    np.save(f"{out}/sparse.npy", found)
+    return len(labels)
+
+
+def _dense_part(tsv: str, out: str) -> tuple[np.ndarray, np.ndarray]:
+    """Write the labels and the standardised logarithms; returns labels and ids as they were read."""
+    labels, dense, sparse = _parsed(tsv)
+    logs = np.sign(dense) * np.log1p(np.abs(dense))
+    means, deviations = np.nanmean(logs, axis=0), np.nanstd(logs, axis=0)
+    np.save(f"{out}/dense.npy", np.nan_to_num((logs - means) / deviations).astype(np.float32))
+    np.save(f"{out}/labels.npy", labels)
+    return labels, sparse
 
 
 def _parsed(tsv: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

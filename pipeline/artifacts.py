@@ -400,7 +400,8 @@ class Store:
         The caller must ``commit``; leaving without it discards too. LaunchError where another process writes it.
         """
         draft = Draft(self, path, kind, key, config, inputs)
-        with self._alone(path):
+        hint = "the same command again once that one has ended: it takes what was made"
+        with self.locked(path, LaunchError(f"{path} is being written by another process", hint=hint)):
             draft.clear()
             try:
                 with disk_errors(path, self.option):
@@ -408,43 +409,6 @@ class Store:
             finally:
                 if not self.exists(f"{path}/{MANIFEST}"):
                     draft.discard()
-
-    @contextmanager
-    def _alone(self, path: str) -> Iterator[None]:
-        """Nobody else writes the artifact at ``path``: two runs of the same data would remove each other's files.
-
-        An advisory lock of its folder, which ends with the process. Object stores, and file systems without locks,
-        have none.
-        """
-        if not self.is_local:
-            yield
-            return
-        handle = self._locked(path)
-        try:
-            yield
-        finally:
-            os.close(handle)
-
-    def _locked(self, path: str) -> int:
-        """A handle of the folder at ``path`` that holds its lock."""
-        folder = Path(self.full(path))
-        while True:
-            with disk_errors(path, self.option):
-                folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    os.close(handle)
-                    raise LaunchError(
-                        f"{path} is being written by another process",
-                        hint="the same command again once that one has ended: it takes what was made",
-                    ) from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), folder.stat()):
-                    return handle
-            os.close(handle)  # another process, failing, removed the folder after it was opened
 
     def verify(self, artifact: Artifact, only: str = "") -> None:
         """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.

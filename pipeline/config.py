@@ -262,10 +262,10 @@ class IngestConfig:
 
     engine: str = "local"
     ray: RayConfig = field(default_factory=RayConfig)
-    block_mib: int = 32
+    block_mib: int = 16
     rows_per_group: int = 65_536
     groups_per_file: int = 16
-    compression: str = "zstd"
+    compression: str = "lz4"
 
 
 @dataclass(kw_only=True)

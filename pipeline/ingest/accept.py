@@ -10,7 +10,7 @@ from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.hours import test_hours_from
 from pipeline.ingest.output import Quarantine
-from pipeline.ingest.quality import Verdict
+from pipeline.ingest.quality import Verdict, beyond
 
 
 def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:
@@ -90,7 +90,9 @@ def held(found: Verdict, config: Config) -> DataError:
     groups = {name: "dense" if name in config.data.dense else "sparse" for name in found.leaks}
     leaking = config.data.checks.leak == "hold" and found.leaks
     hints = [f"~data.{group}.{name}" for name, group in groups.items()] if leaking else []
-    hints.append("data.checks.leak=warn" if leaking else "data.checks.hold.<figure>=null, once the reason is known")
+    figures = sorted({drift.what for drift in beyond(found.drift, config.data.checks.hold)})
+    lifted = " ".join(f"data.checks.hold.{figure}=null" for figure in figures)
+    hints.append("data.checks.leak=warn" if leaking else f"{lifted}, once the reason is known")
     return DataError(
         f"the checks hold the logs of {config.data.day or config.data.path or 'the synthetic log'}: "
         f"{'; '.join(found.held[:5])}{more}{against}",
@@ -104,6 +106,12 @@ def mend(kind: str, config: Config) -> str:
         return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
     if kind.startswith(f"{config.data.label.column} is neither"):
         return "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
+    if "; data.sparse." in kind:  # a list: its kind says how it is read
+        return kind.partition("; ")[2].partition(" makes")[0]
+    if kind == "invalid UTF-8":
+        return "logs in UTF-8"
+    if kind == "row of another day" or kind.endswith(" is no day"):
+        return "data.timestamp=<the column that tells a row's day>, or data.day=<the day of these rows>"
     if kind.endswith("finite number"):
         return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
     return "data.format, data.columns and data.separator must describe the file"

@@ -8,42 +8,9 @@ import polars as pl
 from pipeline.contracts import RESERVED_ROWS
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import SparseSpec
+from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE, LEAST_KEPT, VocabCounts
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
-_MERGE_ROWS = 1 << 16
-
-
-class VocabCounts:
-    """How often each id of one feature was looked up: frame of ``hash``, ``id``, ``count``."""
-
-    def __init__(self) -> None:
-        self.pieces: list[pl.DataFrame] = []
-        self.merged_rows = 0
-
-    def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
-        """Count lookups of distinct ``hashes`` with their raw ``ids``."""
-        columns = [pl.Series("hash", hashes, pl.UInt64), ids.alias("id"), pl.Series("count", counts, pl.Int64)]
-        self._append([pl.DataFrame(columns)])
-
-    def merge(self, other: VocabCounts) -> None:
-        """Take in what ``other`` counted."""
-        self._append(other.pieces)
-
-    def _append(self, pieces: list[pl.DataFrame]) -> None:
-        self.pieces += pieces
-        # Merging whenever the pieces outgrow twice the merged table costs O(1) per row in total.
-        if sum(piece.height for piece in self.pieces) > 2 * self.merged_rows + _MERGE_ROWS:
-            self.table()
-
-    def table(self) -> pl.DataFrame:
-        """All counts, one row per id, in no particular order."""
-        if not self.pieces:
-            return pl.DataFrame(schema={"hash": pl.UInt64, "id": pl.String, "count": pl.Int64})
-        if len(self.pieces) > 1:
-            # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
-            merged = pl.concat(self.pieces).group_by("hash").agg(pl.min("id"), pl.sum("count"))
-            self.pieces, self.merged_rows = [merged], merged.height
-        return self.pieces[0]
 
 
 class HashedCounts:
@@ -109,13 +76,18 @@ class BinCounts:
 Counts = VocabCounts | HashedCounts | BinCounts
 
 
-def counts_of(feature: SparseSpec) -> Counts:
-    """Empty counts as the feature's mapping needs them."""
+def counts_of(feature: SparseSpec, vocabularies: int = 1) -> Counts:
+    """Empty counts as the feature's mapping needs them; ``vocabularies``: features that share the memory for ids."""
     if feature.mapping in ("vocab", "learned"):
-        return VocabCounts()
+        return VocabCounts(kept_ids(feature), min(IDS_IN_MEMORY // max(vocabularies, 1), IDS_OF_A_FEATURE))
     if feature.mapping == "bins":
         return BinCounts()
     return HashedCounts(feature.rows, double=feature.mapping == "double_hash")
+
+
+def kept_ids(feature: SparseSpec) -> int:
+    """How many ids of a feature are told apart where there are too many to hold in memory."""
+    return max(2 * feature.rows, LEAST_KEPT)
 
 
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:

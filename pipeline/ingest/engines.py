@@ -6,6 +6,7 @@ Results come in the order of the blocks, whoever finishes first, so a dataset's 
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train
 from pipeline.ingest.sources import Source
 from pipeline.ingest.spill import temporary_spill
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -52,6 +54,7 @@ class LocalEngine(ExitStack):
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
         self.workers = workers or len(os.sched_getaffinity(0))
+        _keep_freed_memory()
         self.spill = self.enter_context(temporary_spill())
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
@@ -69,6 +72,17 @@ class LocalEngine(ExitStack):
     def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
         """The typed train rows of every block."""
         return (train_rows(typed, first_test_day) for typed in self.spill.read())
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep freed pieces up to 64 MiB for the next block: a quarter of the time went into new pages.
+
+    Other C libraries are left as they are.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+            mallopt(parameter, 64 << 20)
 
 
 def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Iterator[B]:

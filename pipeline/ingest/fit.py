@@ -6,6 +6,8 @@ day) to the days that may yet turn out to be the last ones.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import polars as pl
 
@@ -19,6 +21,7 @@ from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
 from pipeline.ingest.parse import row_hashes
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.vocab_counts import VocabCounts
 
 
 def prepared(feature: DenseSpec) -> pl.Expr:
@@ -58,7 +61,8 @@ class Partial:
         self.sketches = {feature.name: Sketch() for feature in spec.dense}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
-        self.counts = {feature.name: counts_of(feature) for feature in spec.sparse}
+        vocabularies = sum(feature.mapping in ("vocab", "learned") for feature in spec.sparse)
+        self.counts = {feature.name: counts_of(feature, vocabularies) for feature in spec.sparse}
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
         """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids of some features."""
@@ -114,6 +118,12 @@ class Partial:
             self.missing[name] += other.missing[name]
             self.lookups[name] += other.lookups[name]
             counts.merge(other.counts[name])  # type: ignore[arg-type]
+
+    def settle(self, wanted: Mapping[str, pl.Series]) -> None:
+        """Add up counts that are on disk, so that ids with the hashes ``wanted`` of a feature are told apart."""
+        for name, hashes in wanted.items():
+            if isinstance(counts := self.counts[name], VocabCounts):
+                counts.settle(hashes)
 
 
 class Fit:

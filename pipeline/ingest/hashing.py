@@ -8,6 +8,7 @@ import polars_hash as plh
 import xxhash
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_IN_CACHE = 1 << 14  # rows mixed at a time
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -37,9 +38,19 @@ def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
     Depends on the row's values alone: not on its place, its file or the format it came in.
     """
     total = np.zeros(len(columns[0]), np.uint64)
+    for start in range(0, len(total), _IN_CACHE):
+        part = slice(start, start + _IN_CACHE)
+        _mix(total[part], [words[part] for words in columns])
+    return total
+
+
+def _mix(total: np.ndarray, columns: list[np.ndarray]) -> None:
+    shifted = np.empty_like(total)
     for words in columns:
-        total = (total ^ words) * _MULTIPLIER
-        total ^= total >> np.uint64(32)
+        np.bitwise_xor(total, words, out=total)
+        np.multiply(total, _MULTIPLIER, out=total)
+        np.bitwise_xor(total, np.right_shift(total, np.uint64(32), out=shifted), out=total)
     for factor in _MIX:
-        total = (total ^ (total >> np.uint64(30))) * factor
-    return total ^ (total >> np.uint64(31))
+        np.bitwise_xor(total, np.right_shift(total, np.uint64(30), out=shifted), out=total)
+        np.multiply(total, factor, out=total)
+    np.bitwise_xor(total, np.right_shift(total, np.uint64(31), out=shifted), out=total)

@@ -12,8 +12,17 @@ _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 
 def seconds_of(number: pl.Expr) -> pl.Expr:
-    """Seconds since 1970 of a number of them or of milliseconds: 1e11 seconds lie in the year 5138."""
-    return pl.when(number.abs() > 1e11).then(number / 1000).otherwise(number)
+    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
+    size = number.abs()
+    return (
+        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
+        .then(number / 1e3).otherwise(number)
+    )  # fmt: skip
+
+
+def packed_date(text: pl.Expr) -> pl.Expr:
+    """The date that eight digits, YYYYMMDD, are; null for any other text."""
+    return pl.when(text.str.len_bytes() == 8).then(text).str.to_date("%Y%m%d", strict=False)
 
 
 def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl.Series:
@@ -25,11 +34,13 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl
     if text is None:  # of a list
         text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
     if values.dtype.is_temporal() and values.dtype != pl.Date:
-        hour = values.dt.hour()
+        zoned = isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None
+        hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()  # of UTC, as the day is
     else:
         frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
         number = (seconds_of(pl.col("number")) / SECONDS_PER_HOUR).floor().cast(pl.Int64, strict=False) % HOURS_PER_DAY
-        hour = frame.select(number.fill_null(pl.col("text").str.extract(_CLOCK).cast(pl.Int64)))["number"]
+        number = pl.when(packed_date(pl.col("text")).is_null()).then(number)
+        hour = frame.select(number.fill_null(pl.col("text").str.extract(_CLOCK).cast(pl.Int64)).alias("hour"))["hour"]
     hour = hour.cast(pl.Int32).alias(HOUR)
     rejected.add(
         hour.is_null().to_numpy(), f"{column} tells no hour",

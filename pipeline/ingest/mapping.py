@@ -2,7 +2,7 @@
 
 An id that has a row keeps it. On the first build ids are ranked by falling count, later ones are appended in the same
 order; an id that was not seen for ``evict_after_days`` loses its row, which may then become another id's. Ids that are
-too rare, or for which there is no row, wait as candidates with their counts.
+too rare, or for which there is no row, wait as candidates with their counts, the most frequent ``kept_ids`` of them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import polars as pl
 
 from pipeline.contracts import RESERVED_ROWS
 from pipeline.errors import ConfigError
+from pipeline.ingest.counts import kept_ids
 from pipeline.ingest.spec import SparseSpec
 
 IDS = {"id": pl.String, "hash": pl.UInt64, "row": pl.Int32, "count": pl.Int64, "last_day": pl.Int32}
@@ -111,4 +112,7 @@ def _admitted(mapping: Mapping, feature: SparseSpec, held: pl.Series) -> Mapping
     rows = np.concatenate([free[: count - added], np.arange(mapping.rows, mapping.rows + added)]).astype(np.int32)
     admitted = wanting.head(count).with_columns(pl.Series("row", rows))
     rest = ids.join(admitted.select("hash"), on="hash", how="anti") if count else ids
+    waiting = rest.filter(pl.col("row").is_null())
+    if waiting.height > (most := kept_ids(feature)):
+        rest = pl.concat([rest.filter(pl.col("row").is_not_null()), _ranked(waiting).head(most)])
     return replace(mapping, ids=pl.concat([rest, admitted]).rechunk(), rows=mapping.rows + added)

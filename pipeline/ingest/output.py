@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.artifacts import Draft
 from pipeline.config import IngestConfig
+from pipeline.contracts import TRUE_PROBABILITY
 from pipeline.ingest.ids import as_text
 from pipeline.ingest.text import Reject
 
@@ -62,9 +63,7 @@ class PartWriter:
         if self.writer is None:
             name = f"{self.split}/part-{len(self.files):05d}.parquet"
             sink = self.stack.enter_context(self.draft.open(name))
-            self.writer = self.stack.enter_context(
-                pq.ParquetWriter(sink, table.schema, compression=self.config.compression)
-            )
+            self.writer = self.stack.enter_context(rows_writer(sink, table.schema, self.config.compression))
             self.files.append(name)
             self.groups.append([])
         self.writer.write_table(table, row_group_size=frame.height)
@@ -79,13 +78,20 @@ class PartWriter:
 
 
 def _plain(table: pa.Table) -> pa.Table:
-    """Polars' large lists as ordinary ones, which every reader knows."""
+    """Polars' large lists as ordinary ones, which every reader knows; columns that hold no nulls, as such."""
     fields = [
-        pa.field(item.name, pa.list_(item.type.value_type)) if pa.types.is_large_list(item.type) else item
-        for item in table.schema
+        pa.field(item.name, _plain_type(item.type), nullable=item.name == TRUE_PROBABILITY) for item in table.schema
     ]
-    schema = pa.schema(fields)
-    return table if schema == table.schema else table.cast(schema)
+    return table.cast(pa.schema(fields))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    return pa.list_(pa.field("element", kind.value_type, nullable=False)) if pa.types.is_large_list(kind) else kind
+
+
+def rows_writer(sink: BinaryIO, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
+    """A writer of rows that training reads: plain values, for they decode several times as fast as dictionaries do."""
+    return pq.ParquetWriter(sink, schema, compression=compression, use_dictionary=False, write_statistics=False)
 
 
 def write_frame(draft: Draft, name: str, frame: pl.DataFrame, compression: str) -> None:

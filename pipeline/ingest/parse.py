@@ -14,7 +14,7 @@ import polars as pl
 
 from pipeline.contracts import LABEL, TRUE_PROBABILITY
 from pipeline.ingest.hashing import hash_rows
-from pipeline.ingest.hours import hour_of, seconds_of
+from pipeline.ingest.hours import hour_of, packed_date, seconds_of
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.text import Reject
@@ -169,24 +169,15 @@ def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejecte
         frame = pl.DataFrame({"number": number, "text": text})
         whole = pl.col("number") if spec.day_column else seconds_of(pl.col("number")) / SECONDS_PER_DAY
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
-        packed = pl.when(pl.col("text").str.len_bytes() == 8).then(pl.col("text")).str.to_date("%Y%m%d", strict=False)
-        day = frame.select(
-            packed.cast(pl.Int32).fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day")
-        )["day"]
+        packed = packed_date(pl.col("text")).cast(pl.Int32)
+        day = frame.select(packed.fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day"))[
+            "day"
+        ]
     bad = day.is_null().to_numpy()
     rejected.add(
         bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,
     )  # fmt: skip
     return day.fill_null(0).alias(DAY)
-
-
-def _seconds(number: pl.Expr) -> pl.Expr:
-    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
-    size = number.abs()
-    return (
-        pl.when(size > 1e17).then(number / 1e9).when(size > 1e14).then(number / 1e6).when(size > 1e11)
-        .then(number / 1e3).otherwise(number)
-    )  # fmt: skip
 
 
 def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:

@@ -47,10 +47,9 @@ def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile
         assert fitted.bounds is not None
         distinct, per_row = bin_counts(counts, fitted.bounds, missing)
     else:
-        table = counts.table()
-        known = _known_counts(table, fitted)
-        unseen = int(table["count"].sum()) - int(known.sum())
-        distinct, per_row = table.height, np.concatenate([[missing, unseen], known])
+        known = _known_counts(counts.table(), fitted)
+        unseen = counts.total - int(known.sum())
+        distinct, per_row = counts.distinct, np.concatenate([[missing, unseen], known])
     hot_rows, hot_share = access_histogram(per_row)
     lookups = train.lookups[feature.name]
     if fitted.kind == "double_hash":

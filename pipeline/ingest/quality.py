@@ -14,10 +14,11 @@ import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.contracts import LABEL
-from pipeline.ingest.counts import BinCounts, HashedCounts, VocabCounts
+from pipeline.ingest.counts import BinCounts, HashedCounts
 from pipeline.ingest.fit import Fit, Partial, flat_hashes
 from pipeline.ingest.sketch import Sketch, auc
 from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.vocab_counts import VocabCounts
 
 BINS = 10  # of a dense feature
 TOP = 100  # ids of a sparse one that are a bin each; the rest is one more
@@ -56,10 +57,9 @@ def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
         keys = np.argsort(-rows, kind="stable")[:TOP]
         shares = rows[keys] / max(int(rows.sum()), 1)
     else:
-        table = counts.table()
-        top = table.top_k(TOP, by=["count", "hash"]).sort(["count", "hash"], descending=True)
-        distinct, keys = table.height, top["hash"].to_numpy()
-        shares = top["count"].to_numpy() / max(int(table["count"].sum()), 1)
+        top = counts.table().top_k(TOP, by=["count", "hash"]).sort(["count", "hash"], descending=True)
+        distinct, keys = counts.distinct, top["hash"].to_numpy()
+        shares = top["count"].to_numpy() / max(counts.total, 1)
     mapping = f"{feature.mapping} of {feature.rows}" if isinstance(counts, HashedCounts) else "ids"
     return {
         "mapping": mapping, "missing": missing, "distinct": distinct, "keys": keys.tolist(), "shares": shares.tolist()
@@ -117,7 +117,7 @@ def _shares_now(name: str, then: dict[str, Any], train: Partial) -> np.ndarray:
     assert isinstance(counts, VocabCounts)
     wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
     seen = wanted.join(counts.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
-    return seen.to_numpy() / max(int(counts.table()["count"].sum()), 1)
+    return seen.to_numpy() / max(counts.total, 1)
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -20,6 +21,9 @@ from pipeline.errors import ConfigError, NightjarError
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
 from pipeline.ingest.sources import Source
 from pipeline.ingest.text import Reject
+
+CALL_SECONDS = 10
+PARTS_PER_CORE = 4  # of a wave, after which the driver hears of its rows
 
 
 class RayEngine(ExitStack):
@@ -43,11 +47,12 @@ class RayEngine(ExitStack):
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
-        self._kept: Any = None
+        self._kept: list[Any] = []
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``; typed rows stay with Ray."""
         parts = [part for source in sources for part in source.parts()]
+        self._kept = []
         shared = self._ray.put((parts, job))
         ray = self._ray
 
@@ -59,19 +64,14 @@ class RayEngine(ExitStack):
                 return [{"part": row["id"], "counted": error, "typed": b""}]
             return [{"part": row["id"], "counted": each, "typed": typed} for each, typed in found]
 
-        kept = ray.data.range(len(parts), override_num_blocks=max(len(parts), 1)).flat_map(counted)
-        self._kept = kept.materialize()
         lines: dict[str, int] = {}
-        now, before = -1, 0
-        for row in self._kept.select_columns(["part", "counted"]).iter_rows():
-            found = row["counted"]
-            if isinstance(found, NightjarError):
-                raise found
-            part = parts[row["part"]]
-            if row["part"] != now:
-                now, before = row["part"], lines.get(found.file, 0) if part.is_later else 0
-            yield _renumbered(found, before)
-            lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
+        size = PARTS_PER_CORE * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+        for start in range(0, len(parts), size):  # in waves, so that there is something to say of it before the end
+            stop = min(start + size, len(parts))
+            wave = ray.data.from_items([{"id": number} for number in range(start, stop)],
+                                       override_num_blocks=stop - start).flat_map(counted).materialize()  # fmt: skip
+            self._kept.append(wave)
+            yield from _merged(wave, parts, lines)
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""
@@ -83,26 +83,51 @@ class RayEngine(ExitStack):
             train, test = transformed(row["typed"], ray.get(shared))
             return [{"train": train.write_ipc(None).getvalue(), "test": test.write_ipc(None).getvalue()}]
 
-        for row in self._kept.select_columns(["typed"]).flat_map(work).iter_rows():
-            yield pl.read_ipc(io.BytesIO(row["train"])), pl.read_ipc(io.BytesIO(row["test"]))
+        for wave in self._kept:
+            for row in wave.select_columns(["typed"]).flat_map(work).iter_rows():
+                yield pl.read_ipc(io.BytesIO(row["train"])), pl.read_ipc(io.BytesIO(row["test"]))
 
     def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
         """The typed train rows of every block."""
-        for row in self._kept.select_columns(["typed"]).iter_rows():
-            if row["typed"]:
-                yield train_rows(row["typed"], first_test_day)
+        for wave in self._kept:
+            for row in wave.select_columns(["typed"]).iter_rows():
+                if row["typed"]:
+                    yield train_rows(row["typed"], first_test_day)
+
+
+def _merged(wave: Any, parts: list[Any], lines: dict[str, int]) -> Iterator[Counted]:
+    """What was counted of the ``parts`` of a wave; ``lines``: how many each file had in those before."""
+    now, before = -1, 0
+    for row in wave.select_columns(["part", "counted"]).iter_rows():
+        found = row["counted"]
+        if isinstance(found, NightjarError):
+            raise found
+        part = parts[row["part"]]
+        if row["part"] != now:
+            now, before = row["part"], lines.get(found.file, 0) if part.is_later else 0
+        yield _renumbered(found, before)
+        lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
 
 
 def _connect(ray: Any, address: str | None) -> None:
     """Start a Ray of this machine, or join the one at ``address``; ConfigError where nothing answers there."""
     try:
+        if address is not None:
+            _call(address)
         ray.init(address=address or "local", include_dashboard=False if not address else None, log_to_driver=False,
                  logging_level="ERROR")  # fmt: skip
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"no Ray answers at ingest.ray.address={address}: {error}",
             hint="ingest.ray.address=null starts one on this machine",
         ) from None
+
+
+def _call(address: str) -> None:
+    """Open a connection to ``host:port`` and close it: Ray itself tries for a minute and a half. OSError if none."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), timeout=CALL_SECONDS).close()
 
 
 def _renumbered(counted: Counted, before: int) -> Counted:

@@ -13,13 +13,6 @@ BUCKETS = 1 << 16
 _HALF = 1 << 15
 
 
-def buckets_of(values: np.ndarray) -> np.ndarray:
-    """Bucket of each finite value, int64, rising with the value."""
-    bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)
-    keys = bits.astype(np.int64)
-    return np.where(keys < _HALF, _HALF + keys, BUCKETS - 1 - keys)
-
-
 def lower_edges() -> np.ndarray:
     """The lowest value of every bucket: float64 [BUCKETS]; those of no number are NaN or infinite."""
     order = np.arange(BUCKETS, dtype=np.int64)
@@ -41,9 +34,15 @@ class Sketch:
     def add(self, values: np.ndarray, labels: np.ndarray) -> None:
         """Count ``values`` (NaN: missing, not counted) with their ``labels``."""
         keep = np.isfinite(values)
-        keys = buckets_of(values[keep])
-        self.counts += np.bincount(keys, minlength=BUCKETS)
-        self.positives += np.bincount(keys[labels[keep] > 0], minlength=BUCKETS)
+        if not keep.all():
+            values, labels = values[keep], labels[keep]
+        bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)  # -0 counts as 0
+        bits += (labels > 0).astype(np.uint32) << np.uint32(16)
+        found = np.bincount(bits, minlength=2 * BUCKETS).reshape(2, BUCKETS)
+        # Buckets rise with the value: of negative ones the larger bits come first.
+        for half, bucket in ((found[:, :_HALF], slice(_HALF, None)), (found[:, : _HALF - 1 : -1], slice(_HALF))):
+            self.counts[bucket] += half[0] + half[1]
+            self.positives[bucket] += half[1]
 
     def merge(self, other: Sketch) -> None:
         """Take in what ``other`` counted."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import cast
 
 from pipeline.errors import ArtifactError
@@ -38,13 +40,17 @@ class Spill:
 
     def read(self) -> Iterator[bytearray]:
         """Every block in order."""
-        self.file.seek(0)
-        for size in self.sizes:
-            data = bytearray(size)
-            filled = 0
-            while filled < size:
-                filled += self.file.readinto(memoryview(data)[filled:])
-            yield data
+        return (self._at(start, size) for start, size in zip(accumulate(self.sizes, initial=0), self.sizes))  # noqa: B905
+
+    def block(self, number: int) -> bytearray:
+        """One block."""
+        return self._at(sum(self.sizes[:number]), self.sizes[number])
+
+    def _at(self, start: int, size: int) -> bytearray:
+        data, filled = bytearray(size), 0
+        while filled < size:
+            filled += os.preadv(self.file.fileno(), [memoryview(data)[filled:]], start + filled)
+        return data
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import polars as pl
 
 from pipeline.artifacts import Draft, Store
 from pipeline.config import Config, DataConfig
-from pipeline.errors import DataError
+from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
@@ -30,6 +30,7 @@ from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verd
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
+from pipeline.ingest.transform import State
 
 QUALITY = "quality.json"
 Progress = Callable[[str], None]
@@ -97,12 +98,16 @@ class _Run:
     def __init__(self, config: Config, draft: Draft, spec: DataSpec, progress: Progress, stack: ExitStack) -> None:
         self.config, self.draft, self.spec, self.progress = config, draft, spec, progress
         self.days = days.days_of(config.data.day)
+        if self.days and self._is_test(self.days[0]):
+            raise DataError(
+                f"all {len(self.days)} days of data.day={config.data.day} are test days, expected train days before",
+                hint="data.split.test_days=1, or a longer data.day",
+            )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.writers = {
             split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test")
         }
-        source = config.data.mapping_from
-        self.state = read_state(draft.store, source, spec) if source else None
+        self.state = self._carried(config.data.mapping_from) if config.data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
         self.bytes = 0
@@ -113,6 +118,17 @@ class _Run:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
             why = "was delivered again" if again else "is made with other settings"
             progress(f"{config.data.day} {why}: this dataset takes the place of {self.replaces.path}")
+
+    def _carried(self, path: str) -> State:
+        """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
+        store = self.draft.store
+        if store.find(path) is None:
+            near = days.previous_dataset(store, self.config.data.name, self.days[0]) if self.days else None
+            raise ArtifactError(
+                f"data.mapping_from={path} is no dataset in store {store.url}",
+                hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
+            )
+        return read_state(store, path, self.spec)
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
@@ -131,7 +147,7 @@ class _Run:
                     sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
                 self.state = fitted_state(self.spec, fit.train, self.state, how)
-            self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2"))
+            self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2", sum(fit.rows.values())))
         if self.total is None:
             self.total = fit
         else:
@@ -184,8 +200,7 @@ class _Run:
 
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
-        if self.state is None:
-            raise DataError("the first day is a test day, and no day before it was fitted", hint="a longer data.day")
+        assert self.state is not None
         for train, test in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
             self.writers["train"].add(train)
             self.writers["test"].add(test)
@@ -195,6 +210,9 @@ class _Run:
         """Write everything but the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
         config, draft, rows = self.config, self.draft, self.total.rows
+        self.total.train.settle(
+            {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
+        )
         files = {split: writer.files for split, writer in self.writers.items()}
         groups = {split: writer.groups for split, writer in self.writers.items()}
         quality = self._quality()
@@ -213,6 +231,7 @@ class _Run:
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
+            "reasons": dict(self.quarantine.kinds.most_common(3)),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 
@@ -268,11 +287,12 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
 
 
 class _Meter:
-    """Reports rows and rows per second about once a second."""
+    """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
 
-    def __init__(self, progress: Progress, what: str) -> None:
+    def __init__(self, progress: Progress, what: str, total: int | None = None) -> None:
         self.progress = progress
         self.what = what
+        self.of = "" if total is None else f" of {total:,}"
         self.rows = 0
         self.started = self.reported = time.monotonic()
 
@@ -282,4 +302,4 @@ class _Meter:
         now = time.monotonic()
         if now - self.reported >= 1.0:
             self.reported = now
-            self.progress(f"{self.what}: {self.rows:,} rows, {self.rows / (now - self.started):,.0f} rows/s")
+            self.progress(f"{self.what}: {self.rows:,}{self.of} rows, {self.rows / (now - self.started):,.0f} rows/s")

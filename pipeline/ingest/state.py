@@ -18,7 +18,7 @@ from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import SplitConfig
 from pipeline.contracts import RESERVED_ROWS, DatasetSchema, SparseColumn
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.ingest.counts import BinCounts, VocabCounts
+from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.learned import Probe, Sharing, probe, shared_rows
 from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
@@ -26,6 +26,7 @@ from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, SparseTransform, State
+from pipeline.ingest.vocab_counts import VocabCounts
 
 TRANSFORMS = "transforms.json"
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
@@ -75,6 +76,7 @@ def _fit_sparse(
     counts = train.counts[feature.name]
     if isinstance(counts, VocabCounts) and feature.mapping == "vocab":
         mapping = empty() if before is None or before.mapping is None else before.mapping
+        counts.settle(mapping.ids["hash"])
         return vocab_transform(updated(mapping, counts.table(), feature, how.day, how.first_day))
     if before is not None:
         return before

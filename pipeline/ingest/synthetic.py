@@ -9,9 +9,8 @@ into blocks. It holds strings, as a log does, and takes the same path as a real 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from datetime import date
 
 import fsspec
@@ -25,159 +24,14 @@ from pipeline.ingest.hours import SECONDS_PER_HOUR
 from pipeline.ingest.parse import SECONDS_PER_DAY
 from pipeline.ingest.sources import RawBlock, WholePart
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
+from pipeline.ingest.world import DENSE, SPARSE, Truth, aged, planted_truth
 
 VERSION = "synthetic-1"
 COLUMNS = CRITEO_COLUMNS
 CHUNK_ROWS = 1 << 16
-DENSE, SPARSE = 13, 26
-SMALLEST_FEATURE = 10
 MISSING_SHARE = 0.05  # of every second dense and every third sparse feature
 NEGATIVE_SHARE = 0.02  # of I2, as in Criteo
 _ROW_BYTES = 240
-
-
-@dataclass(frozen=True)
-class _Effects:
-    """A pair of independent draws; ``at`` rotates from one to the other, keeping their size."""
-
-    start: np.ndarray
-    turn: np.ndarray
-
-    def at(self, angle: float) -> np.ndarray:
-        """The effects after drifting by ``angle`` (radians): same size, other direction."""
-        return (np.cos(angle) * self.start + np.sin(angle) * self.turn).astype(np.float32)
-
-
-@dataclass(frozen=True)
-class _Truth:
-    """The planted world. ``ids``: strings per feature; ``odds``: cumulative popularity by rank.
-
-    ``ranked``: which id has each rank; empty where they are in this order already.
-    """
-
-    ids: list[pl.Series]
-    odds: list[np.ndarray]
-    first: list[_Effects]
-    dense: _Effects
-    pairs: list[tuple[int, int, _Effects, _Effects]]
-    scale: np.ndarray
-    spread: np.ndarray
-    ranked: list[np.ndarray] = field(default_factory=list)
-
-
-def feature_sizes(config: SyntheticConfig) -> list[int]:
-    """Distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
-    low = min(SMALLEST_FEATURE, config.ids_per_feature)
-    sizes = np.geomspace(low, config.ids_per_feature, SPARSE).round().astype(int)
-    return [int(sizes[(i * 11 + 7) % SPARSE]) for i in range(SPARSE)]
-
-
-def _draw(rng: np.random.Generator, scale: float, *shape: int) -> _Effects:
-    return _Effects(scale * rng.standard_normal(shape), scale * rng.standard_normal(shape))
-
-
-def _truth(config: SyntheticConfig, seed: int) -> _Truth:
-    rng = np.random.default_rng([seed, 0])
-    sizes = feature_sizes(config)
-    ids, odds = [], []
-    for size in sizes:
-        numbers = rng.choice(1 << 32, size=size, replace=False)
-        ids.append(pl.Series([f"{number:08x}" for number in numbers.tolist()]))
-        weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf
-        odds.append(np.cumsum(weights) / weights.sum())
-    first_scale = config.first_order_effect / np.sqrt(SPARSE)
-    first = [_draw(rng, first_scale, size) for size in sizes]
-    dense = _draw(rng, config.dense_effect / np.sqrt(DENSE), DENSE)
-    pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * config.latent_dim)) ** 0.5
-    if config.blocks:
-        pairs = _block_pairs(config, sizes, seed)
-        return _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
-    pairs = []
-    # Pairs of the smaller half of the features: each combination of ids is seen often enough to be learnt.
-    small = np.argsort(sizes)[: SPARSE // 2]
-    for _ in range(config.pairs):
-        a, b = (int(i) for i in rng.choice(small, 2, replace=False))
-        latent = config.latent_dim
-        pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
-    truth = _Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
-    return _in_groups(truth, config.id_groups, seed) if config.id_groups else truth
-
-
-def _in_groups(truth: _Truth, groups: int, seed: int) -> _Truth:
-    """Every id with the effects of its group: those of one of the feature's first ``groups`` ids, drawn at random."""
-    rng = np.random.default_rng([seed, 8])
-    group = [rng.integers(0, min(groups, len(ids)), len(ids)) for ids in truth.ids]
-
-    def shared(effects: _Effects, feature: int) -> _Effects:
-        return _Effects(effects.start[group[feature]], effects.turn[group[feature]])
-
-    return replace(
-        truth,
-        first=[shared(effects, feature) for feature, effects in enumerate(truth.first)],
-        pairs=[(a, b, shared(left, a), shared(right, b)) for a, b, left, right in truth.pairs],
-    )
-
-
-def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
-    """The features of each of the ``blocks`` planted blocks: C1..C26 shuffled by ``seed``, as even as they divide."""
-    order = np.random.default_rng([seed, 3]).permutation(SPARSE)
-    return [[f"C{i + 1}" for i in sorted(order[block :: config.blocks])] for block in range(config.blocks)]
-
-
-def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, _Effects, _Effects]]:
-    """All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block."""
-    blocks = [[int(name[1:]) - 1 for name in block] for block in planted_blocks(config, seed)]
-    within = [(a, b) for block in blocks for a, b in itertools.combinations(block, 2)]
-    rng = np.random.default_rng([seed, 4])
-    scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
-    latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
-    return [(a, b, latent[a], latent[b]) for a, b in within]
-
-
-def _aged(truth: _Truth, config: SyntheticConfig, seed: int, days: int) -> _Truth:
-    """The world ``days`` later: some ids have given way to new ones, some have changed places in popularity."""
-    ids, ranked, added = [], [], []
-    for feature, first in enumerate(truth.ids):
-        size = len(first)
-        order, fresh = np.arange(size), round(config.new_ids * size)
-        for day in range(1, days + 1):
-            rng = np.random.default_rng([seed, 5, feature, day])
-            moved = rng.choice(size, round(config.popularity_drift * size), replace=False)
-            order[moved] = order[rng.permutation(moved)]
-            born = size + fresh * (day - 1)
-            order[rng.choice(size, fresh, replace=False)] = np.arange(born, born + fresh)
-        names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]  # longer than those of the first day
-        ids.append(pl.concat([first, pl.Series(names, dtype=pl.String)]))
-        ranked.append(order)
-        added.append((fresh, days))
-    grow = _Grower(seed, added)
-    return replace(
-        truth, ids=ids, ranked=ranked,
-        first=[grow.effects(effects, feature) for feature, effects in enumerate(truth.first)],
-        pairs=[(a, b, grow.effects(left, a), grow.effects(right, b)) for a, b, left, right in truth.pairs],
-    )  # fmt: skip
-
-
-class _Grower:
-    """Draws the effects of new ids, day by day, so that an id keeps its own; each array of effects grows once."""
-
-    def __init__(self, seed: int, added: list[tuple[int, int]]) -> None:
-        self.seed, self.added = seed, added
-        self.grown: dict[int, _Effects] = {}
-
-    def effects(self, effects: _Effects, feature: int) -> _Effects:
-        """``effects`` of the first day's ids of ``feature``, with those of all ids since."""
-        if id(effects) not in self.grown:
-            number, (fresh, days) = len(self.grown), self.added[feature]
-            scale, shape = float(effects.start.std()), (fresh, *effects.start.shape[1:])
-            new = [
-                _draw(np.random.default_rng([self.seed, 6, number, day]), scale, *shape) for day in range(1, days + 1)
-            ]
-            self.grown[id(effects)] = _Effects(
-                np.concatenate([effects.start, *(part.start for part in new)]),
-                np.concatenate([effects.turn, *(part.turn for part in new)]),
-            )
-        return self.grown[id(effects)]
 
 
 @dataclass(frozen=True)
@@ -190,7 +44,7 @@ class _Chunk:
     time: np.ndarray
 
 
-def _draw_chunk(truth: _Truth, rng: np.random.Generator, time: np.ndarray) -> _Chunk:
+def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Chunk:
     rows = len(time)
     places = np.empty((SPARSE, rows), np.int64)
     for i in range(SPARSE):
@@ -208,7 +62,7 @@ def _draw_chunk(truth: _Truth, rng: np.random.Generator, time: np.ndarray) -> _C
     return _Chunk(places, counts, absent, time)
 
 
-def _logits(truth: _Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
+def _logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
     """Log odds without the bias; effects turn by ``drift`` radians a day, at midnight or every hour."""
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
@@ -233,7 +87,7 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
     return 1.0 / (1.0 + np.exp(-logits))
 
 
-def _bias(truth: _Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
+def _bias(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> float:
     """The bias that makes the mean probability ``base_rate``, by bisection on a sample of all days, or of ``day``."""
     rng = np.random.default_rng([seed, 1])
     times = _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day)
@@ -251,7 +105,7 @@ def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | Non
     return seconds + (day or 0) * SECONDS_PER_DAY
 
 
-def _frame(truth: _Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
+def _frame(truth: Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarray, first_day: int) -> pl.DataFrame:
     columns = [pl.Series("label", label.astype(np.int8)).cast(pl.String)]
     for i in range(DENSE):
         values = pl.Series(f"I{i + 1}", chunk.counts[i]).cast(pl.String)
@@ -288,11 +142,11 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
 
     Of one ``day`` of the changing world, where it is given; both then count from 1970-01-01, else from 0.
     """
-    truth, number, first_day = _truth(config, seed), None, 0
+    truth, number, first_day = planted_truth(config, seed), None, 0
     if day is not None:
         number = days_after_first(config, day)
         first_day = (day - date(1970, 1, 1)).days - number
-        truth = _aged(truth, config, seed, number)
+        truth = aged(truth, config, seed, number)
     bias = _bias(truth, config, seed, number)
     for part, start in enumerate(range(0, config.rows, CHUNK_ROWS)):
         rng = np.random.default_rng([seed, 2, part] if number is None else [seed, 7, number, part])

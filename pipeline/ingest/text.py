@@ -6,6 +6,7 @@ can be cut anywhere between lines and a stray quote costs one line, not the rest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -48,13 +49,16 @@ def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator
     """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out."""
     carry, line = b"", first_line
     while data := _read_full(stream, block_bytes):
-        block = carry + data
-        cut = _cut(block)
-        carry = block[cut:]
+        cut = _cut(data)
+        if not cut:  # no line ends here, or only blank ones do
+            data, carry = carry + data, b""
+            cut = _cut(data)
         if cut:
-            block = block[:cut]
+            block = b"".join([carry, memoryview(data)[:cut]])
             yield block, line
             line += block.count(b"\n")
+            carry = b""
+        carry += data[cut:]
     if carry.strip(b"\r\n"):
         yield carry + b"\n", line
 
@@ -122,9 +126,10 @@ def _read_numbers(block: bytes, layout: Layout) -> pl.DataFrame | None:
         frame = _read(block, layout, layout.numbers)
     except pl.exceptions.PolarsError:
         return None
-    bounds = frame.select(pl.col(sorted(layout.numbers)).abs().max()).row(0)
-    finite = all(frame.select(pl.col(sorted(layout.numbers)).is_finite().all()).row(0))
-    return frame if finite and all(bound is None or bound <= FLOAT32_MAX for bound in bounds) else None
+    numbers = pl.col(sorted(layout.numbers))
+    bounds = [*frame.select(numbers.min()).row(0), *frame.select(numbers.max()).row(0)]
+    finite = all(math.isfinite(total) for total in frame.select(numbers.sum()).row(0))  # one that is not shows in it
+    return frame if finite and all(bound is None or abs(bound) <= FLOAT32_MAX for bound in bounds) else None
 
 
 def _occurrences(block: bytes, byte: int) -> int:

@@ -15,7 +15,12 @@ from pipeline.launch.step import run_directory
 
 # stage -> part of result.json -> its keys; None: the whole summary is that part.
 PARTS: dict[str, dict[str, tuple[str, ...]]] = {
-    "ingest": {"ingest": ("rows", "rows_quarantined", "bytes_in", "rows_per_s")},
+    "ingest": {
+        "ingest": (
+            "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
+            "day", "rows_late", "rows_other_days", "rows_freed", "replaces",
+        ),
+    },
     "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
     "train": {
         "train": (

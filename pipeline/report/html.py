@@ -13,6 +13,7 @@ from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.report import units
 from pipeline.report.charts import plots_section
+from pipeline.report.data import data_section, read_data
 from pipeline.report.gate import GATE_PAGE, gate_section
 from pipeline.report.page import cards, document
 from pipeline.report.phases import phases_section
@@ -32,7 +33,8 @@ class ReportData:
     ``plan_problem``: why ``plan.json`` is there but was not read.
     ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
     ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``, ``towers_page``,
-    ``gate_page``: where the plan's, the towers' and the gate's own pages lie, relative to this one.
+    ``gate_page``: where the plan's, the towers' and the gate's own pages lie, relative to this one. ``data``: of the
+    dataset, as ``read_data`` gives it.
     """
 
     result: Mapping[str, Any]
@@ -45,6 +47,7 @@ class ReportData:
     plan_page: str = ""
     towers_page: str = ""
     gate_page: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_report(store: Store, run: str) -> str:
@@ -81,6 +84,7 @@ def read_run(store: Store, run: str) -> ReportData:
         plan_page=_page(store, planned, PLAN_PAGE),
         towers_page=_page(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page(store, paths.get("publish"), GATE_PAGE),
+        data=read_data(store, store.find(paths["ingest"]) if "ingest" in paths else None),
         finished=max((artifact.created for artifact in found), default=None),
     )
 
@@ -113,6 +117,7 @@ def render(data: ReportData) -> str:
         _figures(result),
         gate_section(result.get("gate", {}), result.get("model", {}), data.gate_page),
         stages_section(result.get("stages", {})),
+        data_section(result.get("ingest", {}), data.data),
         plots_section(data.records, result.get("eval", {}), data.reliability),
         phases_section(result.get("train", {})),
         _details(result),

@@ -13,6 +13,7 @@ WIDTH = 80
 RULE = "-" * WIDTH
 NAME = 12
 TIERS = ("hbm", "ddr", "ssd")
+MOST_WARNINGS = 5
 
 
 def summary(result: Mapping[str, Any], where: str = "", files: Sequence[str] = ()) -> str:
@@ -111,10 +112,16 @@ def _short_path(path: str, width: int) -> str:
 
 
 def _ingest(part: Mapping[str, Any]) -> list[str]:
-    return [
+    reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in part.get("reasons", {}).items())
+    lines = [
         f"{units.count(part.get('rows'))} rows, {units.count(part.get('rows_quarantined'))} of them in quarantine",
         f"{units.size(part.get('bytes_in'))} read, {units.count(part.get('rows_per_s'))} rows/s",
+        f"quarantined: {reasons}" if reasons else "",
+        f"in the place of {_short_path(part['replaces'], WIDTH - NAME - 16)}" if part.get("replaces") else "",
+        *(f"warning: {line}" for line in part.get("warnings", [])[:MOST_WARNINGS]),
     ]
+    more = len(part.get("warnings", [])) - MOST_WARNINGS
+    return [line for line in lines if line] + [f"and {more} more warnings"] * (more > 0)
 
 
 def _plan(part: Mapping[str, Any]) -> list[str]:

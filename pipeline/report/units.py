@@ -77,6 +77,8 @@ def short(value: object, spread: object = None) -> str:
         if abs(value) >= limit:
             scale = 1e3 if letter == "k" else limit
             return f"{_trim(value / scale, step / scale)}{letter}"
+    if step < 1e-4 and abs(value) < 1e-3:
+        return f"{value:.3g}".replace("e-0", "e-")  # in full it would not fit beside the axis
     return _trim(float(value), step)
 
 

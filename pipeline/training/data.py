@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from pipeline.errors import DataError
-from pipeline.training.parquet import Columns, Group, Ragged, SplitReader, join, join_ragged, take
+from pipeline.training.parquet import Columns, Group, SplitReader, join, take, take_each
+from pipeline.training.windows import Window, WindowReader
 
 
 @dataclass
@@ -203,36 +204,36 @@ class BatchReader:
             self._put(error)
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[Batch]:
+        reader = WindowReader(self.split, pool)
         epoch, batch = self.start
         while epoch < self.epochs:
-            yield from self._epoch(pool, epoch, batch)
+            yield from self._epoch(reader, epoch, batch)
             epoch, batch = epoch + 1, 0
 
-    def _epoch(self, pool: ThreadPoolExecutor, epoch: int, batch: int) -> Iterator[Batch]:
+    def _epoch(self, reader: WindowReader, epoch: int, batch: int) -> Iterator[Batch]:
         """Walk over the windows; a batch is given out once the window that holds its last position is there."""
         parts: list[tuple[np.ndarray, Columns]] = []
-        for start, rows, columns, order in self._windows(pool, epoch, batch * self.order.global_batch):
-            cuts = self._cuts(batch, start, start + rows)
+        groups = self.order.windows(self.split.groups, epoch)
+        for window in reader.windows(groups, batch * self.order.global_batch):
+            cuts = self._cuts(batch, window.start, window.start + window.rows)
             if not any(len(cut.inside) for cut in cuts):
                 continue
-            # One gather for the whole window: each source column stays in the cache while it is read at random.
-            mine = take(columns, order[np.concatenate([cut.positions[cut.inside] - start for cut in cuts])])
-            at = 0
-            for cut in cuts:
-                self._tell(columns, order, start, start + rows, batch)
-                parts.append((cut.inside, mine.slice(at, at + len(cut.inside))))
-                at += len(cut.inside)
+            order = self.order.rows(window.rows, epoch, window.number)
+            mine = take_each(window.columns, [order[cut.positions[cut.inside] - window.start] for cut in cuts])
+            for cut, part in zip(cuts, mine, strict=True):
+                self._tell(window, order, batch)
+                parts.append((cut.inside, part))
                 if cut.complete:
                     yield self._builder.build(parts, cut.own, cut.total)
                     parts, batch = [], batch + 1
 
-    def _tell(self, columns: Columns, order: np.ndarray, start: int, stop: int, batch: int) -> None:
-        """Announce the ids of all ranks' rows of a batch, as far as they lie in the window [start, stop)."""
+    def _tell(self, window: Window, order: np.ndarray, batch: int) -> None:
+        """Announce the ids of all ranks' rows of a batch, as far as they lie in the ``window``."""
         if self._announce is None:
             return
-        low = max(batch * self.order.global_batch, start)
-        rows = order[low - start : min((batch + 1) * self.order.global_batch, stop) - start]
-        self._announce.tell({name: self._ids(columns, name, rows) for name in self._announce.features})
+        low = max(batch * self.order.global_batch - window.start, 0)
+        rows = order[low : (batch + 1) * self.order.global_batch - window.start]
+        self._announce.tell({name: self._ids(window.columns, name, rows) for name in self._announce.features})
 
     def _ids(self, columns: Columns, name: str, rows: np.ndarray) -> np.ndarray:
         if name in columns.ragged:
@@ -248,41 +249,6 @@ class BatchReader:
             cuts.append(_Cut(positions, inside, own, total, bool(positions.max() < stop)))
             batch += 1
         return cuts
-
-    def _windows(
-        self, pool: ThreadPoolExecutor, epoch: int, position: int
-    ) -> Iterator[tuple[int, int, Columns, np.ndarray]]:
-        """(first position, rows, columns, row order) of windows that reach beyond ``position``; one is read ahead."""
-        start, pending = 0, None
-        for number, groups in enumerate(self.order.windows(self.split.groups, epoch)):
-            rows = sum(group.rows for group in groups)
-            if start + rows > position:
-                ahead = (start, rows, _Window(self.split, groups, rows, pool), self.order.rows(rows, epoch, number))
-                if pending is not None:
-                    yield pending[0], pending[1], pending[2].columns(), pending[3]
-                pending = ahead
-            start += rows
-        if pending is not None:
-            yield pending[0], pending[1], pending[2].columns(), pending[3]
-
-
-class _Window:
-    """Row groups being decoded into one set of columns."""
-
-    def __init__(self, split: SplitReader, groups: list[Group], rows: int, pool: ThreadPoolExecutor) -> None:
-        self._columns = split.allocate(rows)
-        self._parts: list[Future[dict[str, Ragged]]] = []
-        at = 0
-        for group in groups:
-            self._parts.append(pool.submit(split.read, group, self._columns, at))
-            at += group.rows
-
-    def columns(self) -> Columns:
-        """The decoded columns; waits for them."""
-        parts = [part.result() for part in self._parts]
-        for name in parts[0] if parts else ():
-            self._columns.ragged[name] = join_ragged([part[name] for part in parts])
-        return self._columns
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,6 @@ class Ragged:
     values: np.ndarray
     weights: np.ndarray | None
 
-    def slice(self, start: int, stop: int) -> Ragged:
-        """The rows [start, stop)."""
-        low, high = self.offsets[start], self.offsets[stop]
-        weights = None if self.weights is None else self.weights[low:high]
-        return Ragged(self.offsets[start : stop + 1] - low, self.values[low:high], weights)
-
     def take(self, rows: np.ndarray) -> Ragged:
         """Copies of the given ``rows``, in that order."""
         starts = self.offsets[rows]
@@ -62,21 +56,34 @@ class Columns:
     single: np.ndarray
     ragged: dict[str, Ragged]
 
-    def slice(self, start: int, stop: int) -> Columns:
-        """Views of the rows [start, stop)."""
-        ragged = {name: column.slice(start, stop) for name, column in self.ragged.items()}
-        return Columns(self.labels[start:stop], self.dense[:, start:stop], self.single[:, start:stop], ragged)
-
 
 def take(columns: Columns, rows: np.ndarray) -> Columns:
     """Copies of the given ``rows``, in that order."""
-    labels = columns.labels[rows]
-    dense = np.empty((len(columns.dense), len(rows)), np.float32)
-    single = np.empty((len(columns.single), len(rows)), np.int32)
-    # mode="clip" spares NumPy a buffered copy; the indices are always in range.
-    for source, target in zip([*columns.dense, *columns.single], [*dense, *single], strict=True):
-        np.take(source, rows, out=target, mode="clip")
-    return Columns(labels, dense, single, {name: column.take(rows) for name, column in columns.ragged.items()})
+    return take_each(columns, [rows])[0]
+
+
+def take_each(columns: Columns, picks: list[np.ndarray]) -> list[Columns]:
+    """For each of ``picks`` copies of those rows, in that order; all of them lie in one piece of memory.
+
+    Column after column, so that each stays in the cache while it is read at random.
+    """
+    sizes = [len(rows) for rows in picks]
+    floats = _blocks(np.float32, 1 + len(columns.dense), sizes)
+    ids = _blocks(np.int32, len(columns.single), sizes)
+    for source, targets in (([columns.labels, *columns.dense], floats), (columns.single, ids)):
+        for number, column in enumerate(source):
+            for rows, target in zip(picks, targets, strict=True):
+                # mode="clip" spares NumPy a buffered copy; the indices are always in range.
+                np.take(column, rows, out=target[number], mode="clip")
+    ragged = [{name: column.take(rows) for name, column in columns.ragged.items()} for rows in picks]
+    return [Columns(f[0], f[1:], i, r) for f, i, r in zip(floats, ids, ragged, strict=True)]
+
+
+def _blocks(kind: type, columns: int, sizes: list[int]) -> list[np.ndarray]:
+    """An array [columns, size] for each size."""
+    whole: np.ndarray = np.empty(columns * sum(sizes), kind)
+    ends = np.cumsum(sizes) * columns
+    return [whole[end - columns * size : end].reshape(columns, size) for end, size in zip(ends, sizes, strict=True)]
 
 
 def join(parts: list[Columns]) -> Columns:

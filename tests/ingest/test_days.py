@@ -10,7 +10,7 @@ from pipeline.artifacts import Store, artifact_key
 from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.contracts import dataset_path
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
 from pipeline.stages import key_config
 
@@ -94,6 +94,33 @@ def test_rows_of_another_day_are_quarantined(nights, tmp_path):
         (11, "the row is of 2026-01-01, expected 2026-01-02"),
         (12, "the row is of 2026-01-03, expected 2026-01-02"),
     ]
+
+
+def test_a_day_of_which_every_row_is_another_days_says_which_setting_is_wrong(nights, tmp_path):
+    write_day(tmp_path, "2026-01-02", day_rows("2026-01-01", 9))
+    with pytest.raises(DataError, match="none of the 9 rows .* row of another day; .* is of 2026-01-01") as error:
+        nights.ingest(config_of(tmp_path, "2026-01-02"))
+    assert "data.timestamp=" in error.value.hint
+
+
+def test_days_that_are_all_test_days_are_refused_whatever_they_carry_on(nights, tmp_path):
+    for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+        write_day(tmp_path, day, day_rows(day, 20))
+    first = nights.ingest(config_of(tmp_path, "2026-01-01"))
+    split = SplitConfig(by="day", test_days=2)
+    config = config_of(tmp_path, "2026-01-02..2026-01-03", split=split, mapping_from=first.artifact.path)
+    with pytest.raises(DataError, match="all 2 days of .* are test days") as caught:
+        nights.ingest(config)
+    assert "data.split.test_days=1" in caught.value.hint
+
+
+def test_a_mapping_from_nowhere_names_the_dataset_of_the_day_before(nights, tmp_path):
+    for day in ("2026-01-01", "2026-01-02"):
+        write_day(tmp_path, day, day_rows(day, 20))
+    first = nights.ingest(config_of(tmp_path, "2026-01-01"))
+    with pytest.raises(ArtifactError, match="data.mapping_from=datasets/d/nope is no dataset") as caught:
+        nights.ingest(config_of(tmp_path, "2026-01-02", mapping_from="datasets/d/nope"))
+    assert caught.value.hint == f"data.mapping_from={first.artifact.path}"
 
 
 def test_late_rows_go_to_their_own_day(nights, tmp_path):

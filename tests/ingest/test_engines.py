@@ -1,9 +1,18 @@
 """The passes by several threads, by Ray, over parts of files: the same dataset, byte for byte."""
 
 import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import pipeline
+from pipeline.config import RayConfig
+from pipeline.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.sources import find_files
@@ -79,11 +88,61 @@ def test_ray_makes_the_dataset_that_threads_make(tmp_path, run_ingest, monkeypat
     assert by_ray.quarantine == local.quarantine
 
 
+@pytest.fixture
+def running_ray():
+    """The address of a Ray that runs already, started by its own command; stopped afterwards."""
+    ray = pytest.importorskip("ray")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", f"--port={port}", "--num-cpus=2",
+             "--node-ip-address=127.0.0.1", "--include-dashboard=false", "--disable-usage-stats",
+             "--block"]  # fmt: skip
+    # Its workers import the pipeline and Ray from where this process does.
+    paths = [str(Path(module.__file__).parents[1]) for module in (pipeline, ray)]
+    head = subprocess.Popen(
+        start, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert any("Ray runtime started" in line for line in head.stdout)
+        yield f"127.0.0.1:{port}"
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(60)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run_ingest, monkeypatch, running_ray):
+    import ray
+
+    path = awkward(tmp_path / "log.csv")
+    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 5000)
+    monkeypatch.setattr("pipeline.ingest.ray_engine.PARTS_PER_CORE", 1)
+    told = []
+    monkeypatch.setattr("pipeline.ingest.stage._Meter.add", lambda meter, rows: told.append((meter.what, rows)))
+    local = run_ingest(config_for(path, block_mib=1))
+    del told[:]
+    joined = run_ingest(config_for(path, block_mib=1, engine="ray", ray=RayConfig(address=running_ray)))
+    assert joined.checksums == local.checksums
+    assert joined.quarantine == local.quarantine
+    first = [rows for what, rows in told if what == "pass 1 of 2"]
+    assert len(first) > 2 and sum(first) == local.summary["rows"]
+    assert not ray.is_initialized()
+    ray.init(address=running_ray, log_to_driver=False, logging_level="ERROR")  # it runs on
+    ray.shutdown()
+
+
+@pytest.mark.ray
+def test_an_address_where_no_ray_is_is_a_clear_error(tmp_path, run_ingest):
+    pytest.importorskip("ray")
+    config = config_for(write_rows(tmp_path / "log.csv"), engine="ray", ray=RayConfig(address="127.0.0.1:9"))
+    with pytest.raises(ConfigError, match="no Ray answers at ingest.ray.address=127.0.0.1:9"):
+        run_ingest(config)
+
+
 def test_a_ray_that_is_not_installed_is_a_clear_error(tmp_path, run_ingest, monkeypatch):
-    import sys
-
-    from pipeline.errors import ConfigError
-
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match="ingest.engine is ray, but Ray Data cannot be imported") as error:
         run_ingest(config_for(write_rows(tmp_path / "log.csv"), engine="ray"))

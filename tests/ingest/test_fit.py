@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import SparseFeature
-from pipeline.ingest.counts import SKETCH, HashedCounts, VocabCounts
+from pipeline.ingest.counts import SKETCH, HashedCounts
 from pipeline.ingest.fit import hash_split
 from pipeline.ingest.hashing import hash_ids
 from pipeline.ingest.moments import Moments, exact_sum, measure
 from pipeline.ingest.profiling import access_histogram
 from pipeline.ingest.spec import data_spec
 from pipeline.ingest.values import Rejected, number_of
+from pipeline.ingest.vocab_counts import VocabCounts
 
 from .conftest import csv_config
 
@@ -69,6 +70,40 @@ def test_vocabulary_counts_merge():
     right.add(np.array([2, 3]), pl.Series(["b", "c"]), np.array([1, 1]))
     left.merge(right)
     assert sorted(left.table().rows()) == [(1, "a", 1), (2, "b", 3), (3, "c", 1)]
+
+
+def counted_in_pieces(counts, rows=20_000, ids=3_000):
+    """Lookups in pieces of 500 rows; returns the true counts by hash."""
+    rng = np.random.default_rng(3)
+    hashes = rng.integers(0, 2**64, ids, dtype=np.uint64)
+    looked_up = hashes[(ids * rng.random(rows) ** 3).astype(int)]
+    for start in range(0, rows, 500):
+        distinct, seen = np.unique(looked_up[start : start + 500], return_counts=True)
+        counts.add(distinct, pl.Series([f"id{h}" for h in distinct]), seen)
+    return dict(zip(*(x.tolist() for x in np.unique(looked_up, return_counts=True)), strict=True))
+
+
+def test_counts_beyond_memory_are_exact_and_what_is_asked_for_is_kept(monkeypatch):
+    monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 100)
+    counts = VocabCounts(kept=100, limit=400)
+    true = counted_in_pieces(counts)
+    assert counts.merged_rows <= 400  # the rest is on disk
+    ranked = sorted(true, key=lambda h: (-true[h], h))
+    counts.settle(pl.Series(ranked[-5:], dtype=pl.UInt64))
+    assert (counts.distinct, counts.total) == (len(true), 20_000)
+    found = {h: (name, count) for h, name, count in counts.table().rows()}
+    assert found == {h: (f"id{h}", true[h]) for h in [*ranked[:100], *ranked[-5:]]}
+
+
+def test_counts_on_disk_merge_like_those_in_memory(monkeypatch):
+    monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 100)
+    left, right = VocabCounts(kept=10_000, limit=400), VocabCounts(kept=10_000, limit=400)
+    true = counted_in_pieces(left)
+    counted_in_pieces(right)
+    assert left.distinct == len(true)  # settled once, then merged into
+    left.merge(right)
+    assert (left.distinct, left.total) == (len(true), 40_000)
+    assert {h: count for h, _, count in left.table().rows()} == {h: 2 * count for h, count in true.items()}
 
 
 @pytest.mark.parametrize("distinct", [100, 50_000])

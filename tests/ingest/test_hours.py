@@ -183,3 +183,11 @@ def test_synthetic_days_have_hours(run_ingest):
     late = [dataset.split("test")["true_probability"].tail(500) for dataset in (still, turning)]
     assert np.corrcoef(*both)[0, 1] > 0.99
     assert np.corrcoef(*late)[0, 1] < 0.5
+
+
+def test_day_and_hour_of_a_timestamp_with_a_zone_are_those_of_utc():
+    values = pl.Series("t", [1_767_225_600_000 + 3_600_000 * i for i in range(3)]).cast(pl.Datetime("ms", "UTC"))
+    local = values.dt.convert_time_zone("America/New_York")
+    rejected = Rejected(np.arange(3))
+    assert hour_of(local, None, rejected).to_list() == [0, 1, 2] and not rejected.rejects
+    assert local.cast(pl.Date).cast(pl.Int32).to_list() == [20_454] * 3

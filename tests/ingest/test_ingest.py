@@ -227,6 +227,20 @@ def test_the_same_log_gives_the_same_bytes_whatever_the_block_size(run_ingest, t
         assert [meta.row_group(i).num_rows for i in range(meta.num_row_groups)] == groups
 
 
+def test_ids_counted_on_disk_get_the_rows_that_they_get_in_memory(run_ingest, tmp_path, monkeypatch):
+    ids = (1200 * np.random.default_rng(4).random(6000) ** 2).astype(int)
+    lines = [f"{i % 2},{i},user{number}" for i, number in enumerate(ids)]
+    (tmp_path / "log.csv").write_text("\n".join(["label,x,c", *lines]) + "\n")
+    config = csv_config(tmp_path / "log.csv", sparse={"c": SparseFeature(rows=300, min_count=2)})
+    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 700)
+    in_memory = run_ingest(config)
+    monkeypatch.setattr("pipeline.ingest.counts.IDS_IN_MEMORY", 100)
+    monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 50)
+    on_disk = run_ingest(config)
+    assert on_disk.checksums == in_memory.checksums
+    assert len(in_memory.vocab("c")) == 298
+
+
 def test_a_row_falls_into_the_same_split_in_every_format_and_order(run_ingest, tmp_path):
     lines = criteo_lines(400)
     tsv, parquet = tmp_path / "a.tsv", tmp_path / "a.parquet"
@@ -316,6 +330,7 @@ def test_progress_and_fingerprint(run_ingest, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.ingest.stage.time.monotonic", lambda: float(next(ticks)))
     dataset = run_ingest(csv_config(path))
     assert any("pass 1 of 2: 300 rows" in message and "rows/s" in message for message in dataset.messages)
+    assert any("pass 2 of 2: 300 of 300 rows, " in message for message in dataset.messages)
     first = raw_fingerprint(csv_config(path))
     write_rows(path, 400)
     assert raw_fingerprint(csv_config(path)) != first

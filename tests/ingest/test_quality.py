@@ -69,6 +69,7 @@ def test_thresholds_hold_a_day(nights, tmp_path):
     with pytest.raises(DataError, match="hold the logs of 2026-01-02: feature 'x': its values moved") as caught:
         two_days(nights, tmp_path, checks=checks, shift=20.0)
     assert caught.value.exit_code == 3
+    assert caught.value.hint == "data.checks.hold.psi=null, once the reason is known"
     assert "compared with datasets/d/2026-01-01/" in caught.value.message
     assert not nights.store.names("datasets/d/2026-01-02")
 

@@ -115,7 +115,7 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
     assert list(result["stages"]) == list(DEFAULT_STAGES)
     assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact")}
     assert {part: list(result[part]) for part in ("ingest", "plan", "train", "checkpoint", "eval")} == {
-        "ingest": ["rows", "rows_quarantined", "bytes_in", "rows_per_s"],
+        "ingest": ["rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s"],
         "plan": ["tiers", "predicted_step_ms", "tables"],
         "train": [
             "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",

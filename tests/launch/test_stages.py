@@ -21,7 +21,7 @@ BASE = keys()
 # override -> the stages whose keys it changes
 CHANGES = {
     "data.synthetic.rows=77": DEFAULT_STAGES,
-    "ingest.compression=lz4": DEFAULT_STAGES,
+    "ingest.compression=zstd": DEFAULT_STAGES,
     "seed=1": DEFAULT_STAGES,
     "plan.ddr_reserve=0.2": ("plan", "partition", "train", "evaluate"),
     "hardware.ranks_per_host=2": ("plan", "partition", "train", "evaluate"),

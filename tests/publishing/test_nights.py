@@ -13,6 +13,7 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
+from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.synthetic import write_tsv
 
 ROOT = Path(__file__).parents[2]
@@ -98,7 +99,7 @@ def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Pat
     evaluated = result(store, "mon")["stages"]["evaluate"]["artifact"]
     with store.open(f"{evaluated}/logits.npy") as source:
         logits = np.load(source, allow_pickle=False)
-    known = np.sort(1 / (1 + np.exp(-logits.astype(np.float64))))
+    known = np.sort(sigmoid(logits))
     found = np.sort(scores["probability"].to_numpy())
     nearest = found[np.clip(np.searchsorted(found, known), 0, len(found) - 1)]
     assert np.abs(nearest - known).max() < 1e-6, "every held-out row's score is among the file's"

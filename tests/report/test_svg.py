@@ -84,6 +84,7 @@ def test_the_interval_holds_the_rate_and_shrinks_with_rows():
     [
         (units.short(0.25, 0.05), "0.25"), (units.short(1000, 500), "1,000"), (units.short(80_000, 20_000), "80k"),
         (units.short(1.5e6, 5e5), "1.5M"), (units.short(0, 20_000), "0"), (units.short(None), "-"),
+        (units.short(5e-6, 5e-6), "5e-6"), (units.short(0.0, 5e-6), "0"), (units.short(2.5e-4, 5e-5), "0.00025"),
         (units.size(0), "0 B"), (units.size(930 * 1024), "930 KiB"), (units.size(64_280_000), "61.3 MiB"),
         (units.size(None), "-"), (units.duration(0.324), "0.32 s"), (units.duration(59.96), "1 min 00 s"),
         (units.duration(192), "3 min 12 s"), (units.duration(7_500), "2 h 05 min"), (units.duration(None), "-"),

@@ -1,0 +1,160 @@
+"""How often each id of a feature was looked up, exactly, in bounded memory: beyond a limit the counts go to disk.
+
+There they lie in partitions by hash, so that those of an id meet again in one of them, and each partition is small
+enough to be added up by itself.
+"""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import weakref
+from collections.abc import Iterator
+from typing import cast
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.spill import Spill
+
+COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
+IDS_IN_MEMORY = 1 << 23  # distinct ids of all features together, about 64 bytes each
+IDS_OF_A_FEATURE = 1 << 21  # of one feature at most: while they are merged they take several times as much
+LEAST_KEPT = 1 << 18
+_MERGE_ROWS = 1 << 16
+_PARTITION_BITS = 6
+
+
+class VocabCounts:
+    """How often each id of one feature was looked up; what was counted merges in any order.
+
+    ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
+    """
+
+    def __init__(self, kept: int = LEAST_KEPT, limit: int = IDS_OF_A_FEATURE) -> None:
+        self.kept, self.limit = kept, limit
+        self.pieces: list[pl.DataFrame] = []
+        self.merged_rows = 0
+        self._disk: _Partitions | None = None
+        self._settled: _Settled | None = None
+
+    def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
+        """Count lookups of distinct ``hashes`` with their raw ``ids``."""
+        columns = [pl.Series("hash", hashes, pl.UInt64), ids.alias("id"), pl.Series("count", counts, pl.Int64)]
+        self._append([pl.DataFrame(columns)])
+
+    def merge(self, other: VocabCounts) -> None:
+        """Take in what ``other`` counted."""
+        if other._disk is not None:
+            for part in other._disk.all():
+                self._append([part])
+        self._append(other.pieces)
+
+    def _append(self, pieces: list[pl.DataFrame]) -> None:
+        self.pieces += pieces
+        self._settled = None
+        # Merging whenever the pieces outgrow twice the merged table costs O(1) per row in total.
+        waiting = sum(piece.height for piece in self.pieces)
+        if waiting > 2 * self.merged_rows + _MERGE_ROWS or waiting > 2 * self.limit:
+            self._merged()
+            if self.merged_rows > self.limit:
+                self._disk = self._disk or _Partitions()
+                self._disk.add(self.pieces[0])
+                self.pieces, self.merged_rows = [], 0
+
+    def _merged(self) -> pl.DataFrame:
+        if not self.pieces:
+            return pl.DataFrame(schema=COUNTS)
+        if len(self.pieces) > 1:
+            merged = _added_up(self.pieces)
+            self.pieces, self.merged_rows = [merged], merged.height
+        return self.pieces[0]
+
+    def settle(self, wanted: pl.Series | None = None) -> None:
+        """Add up what is on disk, if anything is: ``table`` then has the hashes ``wanted`` among others."""
+        wanted = pl.Series([], dtype=pl.UInt64) if wanted is None else wanted
+        known = self._settled
+        if self._disk is None or (known is not None and wanted.is_in(known.table["hash"].implode()).all()):
+            return
+        self._disk.add(self._merged())
+        self.pieces, self.merged_rows = [], 0
+        self._settled = _settled(self._disk, self.kept, wanted)
+
+    def _all(self) -> _Settled | None:
+        if self._disk is not None and self._settled is None:
+            self.settle()
+        return self._settled
+
+    def table(self) -> pl.DataFrame:
+        """Counts, one row per id, in no particular order: of all ids, or (many on disk) the ``kept`` most frequent."""
+        found = self._all()
+        return self._merged() if found is None else found.table
+
+    @property
+    def distinct(self) -> int:
+        """Distinct ids, exactly."""
+        found = self._all()
+        return self._merged().height if found is None else found.distinct
+
+    @property
+    def total(self) -> int:
+        """Lookups of all ids."""
+        found = self._all()
+        return int(self._merged()["count"].sum()) if found is None else found.total
+
+
+class _Settled:
+    """The sums over everything on disk, and the ids that are kept of it."""
+
+    def __init__(self, table: pl.DataFrame, distinct: int, total: int) -> None:
+        self.table, self.distinct, self.total = table, distinct, total
+
+
+def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:
+    """The ``kept`` most frequent ids (ties by hash) and the ``wanted`` ones, one partition at a time."""
+    best, named = pl.DataFrame(schema=COUNTS), []
+    distinct = total = 0
+    for part in disk.summed():
+        distinct += part.height
+        total += int(part["count"].sum())
+        named.append(part.filter(pl.col("hash").is_in(wanted.implode())))
+        best = pl.concat([best, part]).sort(["count", "hash"], descending=[True, False]).head(kept)
+    rest = pl.concat(named).join(best.select("hash"), on="hash", how="anti")
+    return _Settled(pl.concat([best, rest]).rechunk(), distinct, total)
+
+
+class _Partitions:
+    """Counts in a temporary file, by the first bits of their hashes."""
+
+    def __init__(self) -> None:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed once nothing refers to this)
+        weakref.finalize(self, file.close)
+        self._spill = Spill(cast(io.FileIO, file), tempfile.gettempdir())
+        self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
+
+    def add(self, table: pl.DataFrame) -> None:
+        """Write the counts of ``table``."""
+        ordered = table.sort("hash")
+        bounds = np.arange(1, 1 << _PARTITION_BITS, dtype=np.uint64) << np.uint64(64 - _PARTITION_BITS)
+        cuts = [0, *np.searchsorted(ordered["hash"].to_numpy(), bounds).tolist(), ordered.height]
+        for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
+            if stop > start:
+                self._blocks[number].append(len(self._spill.sizes))
+                part = ordered.slice(start, stop - start).rechunk()
+                self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
+
+    def all(self) -> Iterator[pl.DataFrame]:
+        """Everything that was added, piece by piece."""
+        return (pl.read_ipc(io.BytesIO(block)) for block in self._spill.read())
+
+    def summed(self) -> Iterator[pl.DataFrame]:
+        """The counts of each partition, one row per id."""
+        for blocks in self._blocks:
+            pieces = [pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in blocks]
+            if pieces:
+                yield _added_up(pieces)
+
+
+def _added_up(pieces: list[pl.DataFrame]) -> pl.DataFrame:
+    # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
+    return pl.concat(pieces).group_by("hash").agg(pl.min("id"), pl.sum("count"))
