@@ -25,7 +25,7 @@ from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, NightjarError
 
 KIND = "checkpoint"
 FORMAT = 2
@@ -266,7 +266,7 @@ def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
         try:
             write()
             return
-        except ArtifactError:
+        except NightjarError:
             raise
         except Exception as error:  # clients of object stores have error classes of their own
             draft.files.pop(name, None)

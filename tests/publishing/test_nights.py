@@ -112,12 +112,15 @@ def test_predict_shows_how_far_it_is_where_somebody_watches(store: Store, logs: 
         def isatty(self) -> bool:
             return True
 
-    flags = ["--store", store.url, "--out", str(tmp_path / "scores.csv")]
+    few = tmp_path / "few.tsv"
+    few.write_text("".join((logs / "mon.tsv").read_text().splitlines(keepends=True)[:50]))
+    flags = [str(few), "--store", store.url, "--out", str(tmp_path / "scores.csv")]
     with redirect_stderr(Terminal()) as watched:
-        assert main(["predict", f"{logs}/mon.tsv", *flags]) == 0
-    assert "scoring [" in watched.getvalue() and watched.getvalue().count("100%") == 1
+        assert main(["predict", *flags]) == 0
+    assert watched.getvalue().count("scoring [") == 2, "after the block, and at the end"
+    assert watched.getvalue().endswith("] 100%\x1b[K\n") and watched.getvalue().count("\n") == 1
     with redirect_stderr(io.StringIO()) as log:
-        assert main(["predict", f"{logs}/mon.tsv", *flags]) == 0
+        assert main(["predict", *flags]) == 0
     assert "scoring" not in log.getvalue()
 
 
