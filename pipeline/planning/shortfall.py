@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pipeline.planning.planner import Setting
 
 # Steps in which the missing bytes are bracketed and then halved: the shortfall is exact to about 2 %.
-GROWTH = 1.3
+GROWTH, STEP = 1.3, 2**20
 HALVINGS = 5
 SHOWN_WAYS = 3
 
@@ -52,12 +52,13 @@ def missing_bytes(space: Space, need: int) -> dict[str, int]:
     """
     world = space.config.world_size
     found = {}
+    most = 4 * need + 4 * STEP  # tables of a few rows need next to nothing, but not nothing
     for memory in memories(space.config.hardware):
         low = 0
         high = max(need // world - sum(space.room.each), need // world // 100, 1)
-        while not _fits(space, memory, high) and high < 4 * need:
-            low, high = high, int(high * GROWTH) + 2**20
-        if high >= 4 * need:
+        while not _fits(space, memory, high) and high < most:
+            low, high = high, int(high * GROWTH) + STEP
+        if high >= most:
             continue
         for _ in range(HALVINGS):
             middle = (low + high) // 2

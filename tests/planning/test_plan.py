@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, dataset, preset
 
@@ -181,6 +181,7 @@ def test_equal_inputs_give_equal_plans_whatever_the_hash_seed():
     shape=st.sampled_from([(1, 1), (1, 3), (2, 2), (3, 1)]),
     ddr=st.sampled_from([0.5, 1.0, 8.0]),
 )
+@example(rows=[3], dim=4, shape=(1, 3), ddr=0.5)
 def test_any_tables_give_a_valid_plan_or_a_true_plan_error(rows, dim, shape, ddr):
     config = configure(cpu(*shape, ddr=ddr), dim=dim, batch=512)
     data = dataset({f"T{i}": count for i, count in enumerate(rows)})
