@@ -62,8 +62,7 @@ def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
 
 
 def _present(column: pl.Series) -> np.ndarray:
-    values = column.to_numpy()  # null becomes NaN
-    return values[~np.isnan(values)] if column.null_count() else values
+    return column.drop_nulls().to_numpy()
 
 
 def _moments(values: np.ndarray) -> Moments:

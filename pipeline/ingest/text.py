@@ -107,7 +107,7 @@ def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
     """
     if layout.quote and layout.quote.encode() in block:
         return None
-    lines = block.count(b"\n")
+    lines = _occurrences(block, NEWLINE)
     if _occurrences(block, ord(layout.separator)) != lines * (len(layout.names) - 1):
         return None
     try:
