@@ -109,17 +109,17 @@ def shared_rows(feature: SparseSpec, counts: VocabCounts, probe: Probe) -> Shari
     )
 
 
-def require_same_rows(spec: DataSpec, path: str, settings: Mapping[str, Any]) -> None:
+def require_same_rows(spec: DataSpec, path: str, config: Mapping[str, Any]) -> None:
     """ConfigError where a feature whose sharing is carried on from the dataset at ``path`` asks for other ``rows``.
 
-    ``settings``: ``data`` of that dataset's manifest. A sharing is never made anew: its rows are not what is asked.
+    ``config``: that dataset's manifest's. A sharing is never made anew: its rows are not what is asked.
     """
-    default = settings["sparse_defaults"]["rows"]
     for feature in spec.sparse:
-        former = settings["sparse"].get(feature.name)
-        if feature.mapping != "learned" or former is None or (former["rows"] or default) == feature.rows:
+        if feature.mapping != "learned" or (former := config["data"]["sparse"].get(feature.name)) is None:
             continue
-        then = former["rows"] or default
+        then = former["rows"] or config["data"]["sparse_defaults"]["rows"]
+        if then == feature.rows:
+            continue
         raise ConfigError(
             f"data.sparse.{feature.name}.rows is {feature.rows:,}, but {path}, whose mapping learned is to be carried "
             f"on, was made with {then:,}: who shares a row stays as it is",

@@ -131,7 +131,7 @@ class _Run:
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
         carried = read_state(store, path, self.spec)
-        require_same_rows(self.spec, path, dataset.config["data"])
+        require_same_rows(self.spec, path, dataset.config)
         return carried
 
     def add(self, day: date | None) -> None:
