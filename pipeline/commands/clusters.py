@@ -102,9 +102,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
 def _apply(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import apply
 
-    config = _schedule_config(options)
-    objects = _schedule_objects(config, options)
-    _say("\n".join(apply(_api(config), objects)))
+    _say("\n".join(apply(*_in_cluster(options))))
     return 0
 
 
@@ -113,8 +111,8 @@ def _status(options: argparse.Namespace) -> int:
 
     from pipeline.schedule.cluster import status
 
-    config = _schedule_config(options)
-    found = status(_api(config), _schedule_objects(config, options)[-1])
+    api, objects = _in_cluster(options)
+    found = status(api, objects[-1])
     tell(options.json, asdict(found), lambda _: "\n".join(found.lines()))
     return 0
 
@@ -122,9 +120,8 @@ def _status(options: argparse.Namespace) -> int:
 def _suspend(options: argparse.Namespace, suspended: bool) -> int:
     from pipeline.schedule.cluster import suspend
 
-    config = _schedule_config(options)
-    cron = _schedule_objects(config, options)[-1]
-    suspend(_api(config), cron, suspended)
+    api, (*_, cron) = _in_cluster(options)
+    suspend(api, cron, suspended)
     _say(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
     return 0
 
@@ -132,9 +129,7 @@ def _suspend(options: argparse.Namespace, suspended: bool) -> int:
 def _delete(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import delete
 
-    config = _schedule_config(options)
-    objects = _schedule_objects(config, options)
-    _say("\n".join(delete(_api(config), objects)))
+    _say("\n".join(delete(*_in_cluster(options))))
     return 0
 
 
@@ -159,11 +154,13 @@ def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[
     return schedule_objects(config, options.overrides)
 
 
-def _api(config: Config) -> Api:
+def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
+    """The cluster, and the schedule's objects in it, the CronJob last."""
     from pipeline.launch.kubernetes.api import Api
     from pipeline.launch.kubernetes.credentials import api_client
 
-    return Api(api_client(config.launch.context))
+    config = _schedule_config(options)
+    return Api(api_client(config.launch.context)), _schedule_objects(config, options)
 
 
 def _say(text: str) -> None:
