@@ -21,7 +21,8 @@ from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train
 from pipeline.ingest.sources import Source
 from pipeline.ingest.spill import temporary_spill
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+# mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
+_MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
 A = TypeVar("A")
 B = TypeVar("B")
 
@@ -75,14 +76,14 @@ class LocalEngine(ExitStack):
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep freed pieces up to 64 MiB for the next block: a quarter of the time went into new pages.
+    """Have glibc keep freed pieces up to 64 MiB for the next block, whichever thread takes it: less is cleared anew.
 
     Other C libraries are left as they are.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
-            mallopt(parameter, 64 << 20)
+        for parameter, value in _MALLOC.items():
+            mallopt(parameter, value)
 
 
 def in_order(work: Callable[[A], B], items: Iterator[A], workers: int) -> Iterator[B]:

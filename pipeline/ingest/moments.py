@@ -73,7 +73,8 @@ def _moments(values: np.ndarray) -> Moments:
     bound = max(abs(moments.minimum), abs(moments.maximum), 1.0) ** 2 * len(values)
     if bound < 2.0**62 and bool((np.rint(values) == values).all()):
         whole = values if bound < 2.0**53 else values.astype(np.int64)
-        moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.dot(whole, whole)) << _SHIFT
+        # Not np.dot: the threads of a BLAS wait for its next call by spinning, on cores that parse the next block.
+        moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.einsum("i,i", whole, whole)) << _SHIFT
     else:
         moments.total, moments.squares = exact_sum(values), exact_sum(values * values)
     return moments

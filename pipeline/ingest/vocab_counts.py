@@ -21,7 +21,7 @@ COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
 IDS_IN_MEMORY = 1 << 23  # distinct ids of all features together, about 64 bytes each
 IDS_OF_A_FEATURE = 1 << 21  # of one feature at most: while they are merged they take several times as much
 LEAST_KEPT = 1 << 18
-_MERGE_ROWS = 1 << 16
+_MERGE_ROWS = 1 << 15
 _PARTITION_BITS = 6
 
 
@@ -48,14 +48,14 @@ class VocabCounts:
         if other._disk is not None:
             for part in other._disk.all():
                 self._append([part])
-        self._append(other.pieces)
+        self._append([_copied(piece) for piece in other.pieces])
 
     def _append(self, pieces: list[pl.DataFrame]) -> None:
         self.pieces += pieces
         self._settled = None
-        # Merging whenever the pieces outgrow twice the merged table costs O(1) per row in total.
-        waiting = sum(piece.height for piece in self.pieces)
-        if waiting > 2 * self.merged_rows + _MERGE_ROWS or waiting > 2 * self.limit:
+        # Merging whenever what waits outgrows half of the merged table costs O(1) per row in total.
+        rows = sum(piece.height for piece in self.pieces)
+        if rows - self.merged_rows > self.merged_rows // 2 + _MERGE_ROWS or rows > 2 * self.limit:
             self._merged()
             if self.merged_rows > self.limit:
                 self._disk = self._disk or _Partitions()
@@ -153,6 +153,14 @@ class _Partitions:
             pieces = [pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in blocks]
             if pieces:
                 yield _added_up(pieces)
+
+
+def _copied(piece: pl.DataFrame) -> pl.DataFrame:
+    """The same in memory of its own. What a block leaves behind lies between the pieces that are freed with the block,
+    and keeps them from being used again: a tenth of the peak after a hundred blocks.
+    """
+    half = piece.height // 2
+    return pl.concat([piece.head(half), piece.slice(half)], rechunk=True)
 
 
 def _added_up(pieces: list[pl.DataFrame]) -> pl.DataFrame:
