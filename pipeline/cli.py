@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.calibration.command import add_arguments as calibrate_arguments
-from pipeline.commands import ckpt, clusters, nights, plans, published
+from pipeline.commands import ckpt, clusters, nights, plans, published, stores
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ STAGE_COMMANDS = {
     "publish": "judge the model beside the one that serves; publish it, or hold it and say why",
 }
 COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
-STORE_FLAG = ("plan-diff", "ckpt", "models", "rollback", "predict", "doctor", "result")  # these take --store
+STORE_FLAG = ("plan-diff", "ckpt", "models", "store", "rollback", "predict", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG)
 EPILOG = """\
 exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
     published.add_models(commands.add_parser("models", help="list, show, promote, roll back, remove versions"))
+    stores.add_store(commands.add_parser("store", help="remove datasets, runs, plans and towers that nobody needs"))
     published.add_rollback(commands.add_parser("rollback", help="let the version that served before serve again"))
     published.add_predict(commands.add_parser("predict", help="score raw rows with a published version"))
     calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")

@@ -154,18 +154,18 @@ def _remains(
         if name in known:
             named = {store.full(f"{path}/{file}") for file in (*known[name].files, MANIFEST)}
             extra = {full: info for full, info in files.items() if full not in named}
-            if min((_age(store, full) for full in extra), default=0.0) >= min_age:
+            if min((age(store, full) for full in extra), default=0.0) >= min_age:
                 reason = "not in the manifest: left by a killed compaction"
                 found += [Removal(full[len(store.root) + 1 :], info["size"], reason) for full, info in extra.items()]
         elif store.exists(f"{path}/{MANIFEST}"):
             continue  # it does not parse: it stays, and ``collect`` says so
-        elif min((_age(store, full) for full in files), default=min_age) >= min_age:
+        elif min((age(store, full) for full in files), default=min_age) >= min_age:
             size = sum(info["size"] for info in files.values())
             found.append(Removal(path, size, "never committed"))
     return found
 
 
-def _age(store: Store, full: str) -> float:
+def age(store: Store, full: str) -> float:
     """Seconds since a file was written; 0 (young) where the file system does not know."""
     try:
         when = store.fs.modified(full)

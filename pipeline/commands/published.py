@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from pipeline.commands.console import progress, tell
-from pipeline.commands.stores import store_of
+from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError
 
 EPILOG = """\
@@ -45,7 +44,7 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     gc = _common(commands.add_parser("gc", help="remove old versions, never the one that serves nor its former"), _gc,
                  model=True)  # fmt: skip
     gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
-    gc.add_argument("--min-age", type=_amount, default=60.0, help="minutes that versions must be old (default: 60)")
+    gc.add_argument("--min-age", type=amount, default=60.0, help="minutes that versions must be old (default: 60)")
     gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
 
 
@@ -63,7 +62,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="the model's name (default: the store's only one)")
     parser.add_argument("--version", help="default: the version that serves")
     parser.add_argument("--out", default="-", help="Parquet by its name, else CSV (default: -, standard output)")
-    parser.add_argument("--cache-mib", type=_amount, default=1024.0, help="memory for rows of tables (default: 1024)")
+    parser.add_argument("--cache-mib", type=amount, default=1024.0, help="memory for rows of tables (default: 1024)")
     parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
 
 
@@ -82,16 +81,6 @@ def _count(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no count, expected 0 or more")
     return int(text)
-
-
-def _amount(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount, expected a number from 0 on")
-    return value
 
 
 def _model(options: argparse.Namespace, store: Any) -> str:

@@ -1,14 +1,29 @@
-"""The store that a command names with ``--store``."""
+"""``nightjar store``, and the store that a command names with ``--store``."""
 
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from typing import TYPE_CHECKING
 
+from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     from pipeline.artifacts import Store
+
+EPILOG = """\
+Datasets, runs, plans and towers go that nothing kept refers to. Kept: all that a version refers to (models gc decides
+about versions), the newest night of every model, runs that a launcher holds, and what is young. Run it third:
+
+  nightjar models gc clicks --keep 5
+  nightjar ckpt gc
+  nightjar store gc --dry-run
+  nightjar store gc --keep-days 14
+
+exit code 8: a night works on the store; 7: a record cannot be read, and nothing was removed
+"""
 
 
 def store_of(options: argparse.Namespace) -> Store:
@@ -19,3 +34,43 @@ def store_of(options: argparse.Namespace) -> Store:
     if not store.answers():
         raise ConfigError(f"there is no store at {options.store}", hint="--store <URL of the store>")
     return store
+
+
+def add_store(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar store``."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    commands = parser.add_subparsers(dest="action", metavar="action", required=True)
+    text = "remove datasets, runs, plans and towers that nobody needs"
+    gc = commands.add_parser("gc", help=text, description=text, epilog=EPILOG, formatter_class=parser.formatter_class)
+    gc.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
+    gc.add_argument("--json", action="store_true", help="print the result as JSON")
+    gc.add_argument("--keep-days", type=amount, default=30.0, help="days that runs and artifacts stay (default: 30)")
+    gc.add_argument("--grace-hours", type=amount, default=24.0, help="hours that remains must be old (default: 24)")
+    gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
+    gc.set_defaults(function=_gc)
+
+
+def amount(text: str) -> float:
+    """A number from 0 on, as an argument; argparse's error for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no amount, expected a number from 0 on")
+    return value
+
+
+def _gc(options: argparse.Namespace) -> int:
+    from pipeline.report import stores as text
+    from pipeline.schedule.prune import collect
+
+    store = store_of(options)
+    result = collect(store, options.keep_days, options.grace_hours, dry_run=options.dry_run, say=_note)
+    tell(options.json, result, text.collected)
+    return 0
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

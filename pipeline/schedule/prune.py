@@ -1,0 +1,298 @@
+"""``nightjar store gc``: datasets, runs, plans and towers that no version, no newest night and no young run needs.
+
+``may_go`` decides, on what ``take_stock`` and ``needs_of`` found, without touching the store; ``remove`` does it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeline.artifacts import MANIFEST, Store, reachable
+from pipeline.checkpoint.index import removing
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.errors import LaunchError
+from pipeline.launch.holding import holding
+from pipeline.launch.step import run_directory
+from pipeline.publishing import versions
+from pipeline.schedule.inventory import (
+    DATASET,
+    RUN,
+    Folder,
+    Inventory,
+    Names,
+    Night,
+    run_names,
+    take_stock,
+    version_names,
+)  # fmt: skip
+from pipeline.schedule.lock import held
+
+REMAINS = "remains"
+LEASE_SECONDS = 30.0
+DAY, HOUR = 86_400.0, 3600.0
+HELD_RUN = "a launcher works on it"
+NAMED_BY_VERSION = "a version refers to it"
+NEWEST_NIGHT = "the newest night of its model"
+BASE = "a kept run began from it"
+NAMED_BY_RUN = "a kept run refers to it"
+LATE = "keeps rows of days that are still to be ingested"
+YOUNG, GRACE = "young", "may be in the making"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Seconds that runs and artifacts are kept by their age, and remains; ``now``: seconds since 1970."""
+
+    keep: float
+    grace: float
+    now: float
+
+    def is_young(self, when: float) -> bool:
+        """Whether something of that time stays by its age alone; never less than ``grace``: it may be in use."""
+        return self.now - when < max(self.keep, self.grace)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Why runs and keys stay, by name. ``meant``: keys that a kept run names, made or not."""
+
+    runs: Mapping[str, str]
+    keys: Mapping[str, str]
+    meant: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Something that goes or stays: ``kind`` is dataset, plan, towers, run or remains; ``reason`` in words.
+
+    ``told``: whether people should see that it stays.
+    """
+
+    path: str
+    kind: str
+    bytes: int
+    reason: str
+    told: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        record = asdict(self)
+        del record["told"]
+        return record
+
+
+def kept_runs(found: Inventory, named: Mapping[str, Names], rules: Rules) -> dict[str, str]:
+    """Runs that stay whatever others refer to: {run: why}.
+
+    Held ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
+    versions refer to, has.
+    """
+    stay = {name: NAMED_BY_VERSION for names in named.values() for name in sorted(names.runs)}
+    stay |= {run.name: YOUNG for run in found.runs if rules.is_young(run.since)}
+    stay |= dict.fromkeys(_newest_nights(found.nights), NEWEST_NIGHT)
+    stay |= dict.fromkeys(found.held, HELD_RUN)
+    return {run.name: stay[run.name] for run in found.runs if run.name in stay}
+
+
+def _newest_nights(nights: tuple[Night, ...]) -> set[str]:
+    """The newest night of every model, and the newest that has its verdict: ``nightly.catch_up`` counts from that."""
+    newest: dict[tuple[str, bool], str] = {}
+    for night in sorted(nights, key=lambda night: night.date):
+        for decided in {False, night.decided}:  # False: whether it is decided or not
+            newest[night.model, decided] = night.run
+    return set(newest.values())
+
+
+def needs_of(store: Store, found: Inventory, named: Mapping[str, Names], rules: Rules) -> Needs:
+    """What stays because something refers to it. ArtifactError where a record of a kept run cannot be read.
+
+    A run that may be called again (it is not kept for a version alone) keeps what it began from, too: one night's base
+    is kept, not the base's own.
+    """
+    runs, known = kept_runs(found, named, rules), {run.name for run in found.runs}
+    keys = {key: NAMED_BY_VERSION for names in named.values() for key in names.keys}
+    meant: dict[str, str] = {}
+    again = {run for run, why in runs.items() if why != NAMED_BY_VERSION}
+    bases: set[str] = set()
+    for run in runs:
+        names = run_names(store, run, starts=run in again)
+        bases |= names.runs & known - runs.keys()
+        _add(names, keys, meant)
+    for run in bases:
+        runs[run] = BASE
+        _add(run_names(store, run, starts=False), keys, meant)
+    return Needs(runs=runs, keys=keys, meant=meant)
+
+
+def _add(names: Names, keys: dict[str, str], meant: dict[str, str]) -> None:
+    for key in names.keys:
+        keys.setdefault(key, NAMED_BY_RUN)
+    for key in names.meant:
+        meant.setdefault(key, NAMED_BY_RUN)
+
+
+def may_go(found: Inventory, needs: Needs, rules: Rules) -> tuple[list[Entry], list[Entry]]:
+    """What may go, runs first, and what stays, each with the reason. Touches nothing."""
+    late = _days_to_come(found)
+    going, staying = [], []
+    for folder in sorted(found.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
+        why = _why_it_stays(folder, needs, late, rules)
+        if why:
+            told = why == HELD_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
+            staying.append(Entry(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, told=told))
+        elif folder.whole:
+            days = (rules.now - folder.since) / DAY
+            reason = f"nothing that is kept refers to it, {days:,.0f} days old"
+            going.append(Entry(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=reason))
+        else:
+            going.append(Entry(path=folder.path, kind=REMAINS, bytes=folder.bytes, reason="never finished"))
+    gone = tuple(f"{each.path}/" for each in going)
+    for file in found.remains:
+        if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
+            going.append(Entry(path=file.path, kind=REMAINS, bytes=file.bytes, reason="left by a killed writer"))
+    return going, staying
+
+
+def _why_it_stays(folder: Folder, needs: Needs, late: Mapping[str, str], rules: Rules) -> str:
+    """Why ``folder`` stays; "" where it may go."""
+    if folder.kind == RUN:
+        return needs.runs.get(folder.name, "")
+    named = needs.keys.get(folder.name, "")
+    if not folder.whole:
+        if named:
+            return f"{named}, though its {MANIFEST} is gone"
+        return GRACE if rules.now - folder.written < rules.grace else ""
+    if folder.problem:
+        return f"its {MANIFEST} is damaged"
+    if named := named or needs.meant.get(folder.name, ""):
+        return named
+    if rules.is_young(folder.since):
+        return YOUNG
+    newest = late.get(_dataset_name(folder), "")
+    return LATE if newest and any(day > newest for day in folder.late) else ""
+
+
+def _days_to_come(found: Inventory) -> dict[str, str]:
+    """The newest day that was ingested, by the name of its datasets: later ones are still to come."""
+    newest: dict[str, str] = {}
+    for folder in found.folders:
+        parts = folder.path.split("/")
+        if folder.kind == DATASET and folder.whole and len(parts) == 4:
+            newest[parts[1]] = max(newest.get(parts[1], ""), parts[2].rpartition("..")[2])
+    return newest
+
+
+def _dataset_name(folder: Folder) -> str:
+    return folder.path.split("/")[1] if folder.kind == DATASET else ""
+
+
+def held_runs(store: Store) -> set[str]:
+    """Runs that a launcher of this file system holds right now; object stores have no locks."""
+    return {run for run in store.names("runs") if _is_held(store, run)} if store.is_local else set()
+
+
+def _is_held(store: Store, run: str) -> bool:
+    if not store.fs.isdir(store.full(run_directory(run))):
+        return False
+    try:
+        with holding(store, run):
+            return False
+    except LaunchError:
+        return True
+
+
+def remove(store: Store, going: list[Entry], on_phase: OnPhase = ignore) -> tuple[list[Entry], list[Entry]]:
+    """Remove what ``may_go`` found; what went, and what stays after all, for somebody uses it by now.
+
+    Of every artifact the manifest goes first, ``on_phase`` is told, then its folder: half of one never looks whole.
+    ArtifactError where the store refuses it.
+    """
+    gone, left = [], []
+    for entry in sorted(going, key=lambda entry: entry.kind != RUN):
+        busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
+        try:
+            if not store.fs.isdir(full := store.full(entry.path)):
+                with removing(entry.path):
+                    if store.fs.exists(full):
+                        store.fs.rm_file(full)
+            elif entry.kind != RUN and entry.path.rpartition("/")[2] in _in_use(store):
+                raise busy
+            else:
+                with store.locked(entry.path, busy):
+                    _remove_folder(store, entry.path, on_phase)
+        except LaunchError:
+            left.append(replace(entry, reason="in use by now", told=True))
+        else:
+            gone.append(entry)
+    return gone, left
+
+
+def _in_use(store: Store) -> set[str]:
+    """Keys that runs name which a launcher holds right now: one started meanwhile may have skipped what it found."""
+    found = [run_names(store, run, starts=True) for run in held_runs(store)]
+    return {key for names in found for key in names.keys | names.meant}
+
+
+def _remove_folder(store: Store, path: str, on_phase: OnPhase) -> None:
+    """Manifests first: of a run's stages, then of its checkpoints, those that rest on others before those.
+
+    The folder of a dataset's day goes with its last dataset.
+    """
+    with removing(path):
+        manifests = [each for each in store.fs.find(store.full(path)) if each.rpartition("/")[2] == MANIFEST]
+        for each in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
+            store.fs.rm_file(each)
+        on_phase(Phase.PRUNE)
+        if store.fs.exists(store.full(path)):
+            store.fs.rm(store.full(path), recursive=True)
+        parent = path.rpartition("/")[0]
+        if store.is_local and parent.count("/") == 2 and not store.names(parent):
+            with suppress(OSError):  # somebody writes there by now
+                store.fs.rmdir(store.full(parent))
+
+
+@contextmanager
+def alone(store: Store, say: Callable[[str], None]) -> Iterator[None]:
+    """No night works on any model of the store, and none begins; LaunchError, naming it, where one does."""
+    models = sorted({*versions.models(store), *store.names("nightly")})
+    with ExitStack() as stack:
+        for model in models:
+            try:
+                stack.enter_context(held(store, model, LEASE_SECONDS, "store gc", say))
+            except LaunchError as error:
+                raise LaunchError(
+                    error.message, hint="the same command once that one has ended; or --dry-run"
+                ) from None
+        yield
+
+
+def collect(
+    store: Store, keep_days: float, grace_hours: float, *, dry_run: bool, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """``nightjar store gc`` as plain data. ``say`` takes a line where a dead night's lock has to be waited for.
+
+    LaunchError while a night works on the store (``dry_run`` only looks, so it does not mind), ArtifactError where it
+    is not known what something kept refers to: nothing is removed then.
+    """
+    with ExitStack() as stack:
+        if not dry_run:
+            stack.enter_context(alone(store, say))
+        rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=time.time())
+        with reachable(store.url):
+            named = version_names(store)
+            found = take_stock(store, held_runs(store))
+            needs = needs_of(store, found, named, rules)
+        going, staying = may_go(found, needs, rules)
+        if not dry_run:
+            going, left = remove(store, going)
+            staying += left
+    return {
+        "store": store.url, "dry_run": dry_run, "keep_days": keep_days, "grace_hours": grace_hours,
+        "bytes": sum(each.bytes for each in going), "versions": len(named),
+        "removed": [each.to_json() for each in going], "kept": [each.to_json() for each in staying],
+        "noticed": [each.path for each in staying if each.told],
+    }  # fmt: skip
