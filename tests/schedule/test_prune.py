@@ -22,6 +22,7 @@ from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
 from pipeline.schedule.lock import held
+from pipeline.schedule.removal import Entry, remove
 
 FIRST = date(2026, 1, 1)
 PLACES = {"ingest": "datasets/d/{day}/{key}", "plan": "plans/{key}", "partition": "towers/{key}"}
@@ -196,7 +197,7 @@ def test_a_run_that_is_started_while_things_go_keeps_what_it_names(store: Store)
     found = take_stock(store)
     going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
     with holding(store, run_of(0)):
-        gone, left = prune.remove(store, going)
+        gone, left = remove(store, going)
     assert {each.path for each in left} == everything(0)
     assert {each.reason for each in left} == {"in use by now"}
     assert everything(1) <= {each.path for each in gone} and all(store.exists(path) for path in everything(0))
@@ -303,14 +304,14 @@ def test_a_version_that_serves_but_is_gone_stops_it(store: Store) -> None:
 
 def test_killed_in_the_middle_nothing_looks_whole_and_the_next_one_goes_on(store: Store) -> None:
     tried = gc(store, dry_run=True)
-    going = [prune.Entry(**each) for each in tried["removed"]]
+    going = [Entry(**each) for each in tried["removed"]]
 
     def killed(phase: str) -> None:
         raise KeyboardInterrupt
 
     for entry in going:
         with pytest.raises(KeyboardInterrupt):
-            prune.remove(store, [entry], killed)
+            remove(store, [entry], killed)
         left = store.fs.find(store.full(entry.path))
         assert left and not [name for name in left if name.endswith("manifest.json")]
     assert removed(gc(store)) == removed(tried)

@@ -1,0 +1,122 @@
+"""Removing what may go from a store, alone on its models; and which runs a launcher holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeline.artifacts import MANIFEST, Store
+from pipeline.checkpoint.index import removing
+from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.errors import LaunchError
+from pipeline.launch.holding import holding
+from pipeline.launch.step import run_directory
+from pipeline.publishing import versions
+from pipeline.schedule.inventory import RUN
+from pipeline.schedule.lock import held
+from pipeline.schedule.references import run_names
+
+LEASE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Something that goes or stays: ``kind`` is dataset, plan, towers, run or remains; ``reason`` in words.
+
+    ``told``: whether people should see that it stays.
+    """
+
+    path: str
+    kind: str
+    bytes: int
+    reason: str
+    told: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        record = asdict(self)
+        del record["told"]
+        return record
+
+
+def held_runs(store: Store) -> set[str]:
+    """Runs that a launcher of this file system holds right now; object stores have no locks."""
+    return {run for run in store.names("runs") if _is_held(store, run)} if store.is_local else set()
+
+
+def _is_held(store: Store, run: str) -> bool:
+    if not store.fs.isdir(store.full(run_directory(run))):
+        return False
+    try:
+        with holding(store, run):
+            return False
+    except LaunchError:
+        return True
+
+
+def remove(store: Store, going: list[Entry], on_phase: OnPhase = ignore) -> tuple[list[Entry], list[Entry]]:
+    """Remove what ``may_go`` found; what went, and what stays after all, for somebody uses it by now.
+
+    Of every artifact the manifest goes first, ``on_phase`` is told, then its folder: half of one never looks whole.
+    ArtifactError where the store refuses it.
+    """
+    gone, left = [], []
+    for entry in sorted(going, key=lambda entry: entry.kind != RUN):
+        busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
+        try:
+            if not store.fs.isdir(full := store.full(entry.path)):
+                with removing(entry.path):
+                    if store.fs.exists(full):
+                        store.fs.rm_file(full)
+            elif entry.kind != RUN and entry.path.rpartition("/")[2] in _in_use(store):
+                raise busy
+            else:
+                with store.locked(entry.path, busy):
+                    _remove_folder(store, entry.path, on_phase)
+        except LaunchError:
+            left.append(replace(entry, reason="in use by now", told=True))
+        else:
+            gone.append(entry)
+    return gone, left
+
+
+def _in_use(store: Store) -> set[str]:
+    """Keys that runs name which a launcher holds right now: one started meanwhile may have skipped what it found."""
+    found = [run_names(store, run, starts=True) for run in held_runs(store)]
+    return {key for names in found for key in names.keys | names.meant}
+
+
+def _remove_folder(store: Store, path: str, on_phase: OnPhase) -> None:
+    """Manifests first: of a run's stages, then of its checkpoints, those that rest on others before those.
+
+    The folder of a dataset's day goes with its last dataset.
+    """
+    store.fs.invalidate_cache(store.full(path))
+    with removing(path):
+        manifests = [each for each in store.fs.find(store.full(path)) if each.rpartition("/")[2] == MANIFEST]
+        for each in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
+            store.fs.rm_file(each)
+        on_phase(Phase.PRUNE)
+        if store.fs.exists(store.full(path)):
+            store.fs.rm(store.full(path), recursive=True)
+        parent = path.rpartition("/")[0]
+        if store.is_local and parent.count("/") == 2 and not store.names(parent):
+            with suppress(OSError):  # somebody writes there by now
+                store.fs.rmdir(store.full(parent))
+
+
+@contextmanager
+def alone(store: Store, say: Callable[[str], None]) -> Iterator[None]:
+    """No night works on any model of the store, and none begins; LaunchError, naming it, where one does."""
+    models = sorted({*versions.models(store), *store.names("nightly")})
+    with ExitStack() as stack:
+        for model in models:
+            try:
+                stack.enter_context(held(store, model, LEASE_SECONDS, "store gc", say))
+            except LaunchError as error:
+                raise LaunchError(
+                    error.message, hint="the same command once that one has ended; or --dry-run"
+                ) from None
+        yield
