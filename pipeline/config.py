@@ -408,7 +408,7 @@ class TrainConfig:
 
     ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
     auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``schedule`` of both learning rates after
-    the warm-up: constant | linear | cosine, the latter to ``min_lr_share`` of them at the last step.
+    the warm-up: constant | linear | cosine, the latter in the last ``decay_share`` of its steps to ``min_lr_share``.
     ``shuffle_window_groups``: row groups that are mixed at a time.
     """
 
@@ -421,6 +421,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     warmup_steps: int = 100
     schedule: str = "constant"
+    decay_share: float = 1.0
     min_lr_share: float = 0.0
     precision: str = "auto"
     compile: bool = False

@@ -21,9 +21,9 @@ _REFUSED_TABLES = ("model.embedding_dim", "data.sparse_defaults.mapping", "data.
 _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
-    "train.weight_decay", "train.warmup_steps", "train.schedule", "train.min_lr_share", "train.shuffle",
-    "train.shuffle_window_groups", "train.precision", "data.label.*", "data.dense_transform", "data.dense.*",
-    "data.missing", "dataset",
+    "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_share", "train.min_lr_share",
+    "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*", "data.dense_transform",
+    "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
 _HASHED = ("hash", "double_hash")
 _HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")
@@ -76,7 +76,7 @@ def _common_tables(
 def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
     """``then``, its learning rates constant where it is older than the settings that say so."""
     default = TrainConfig()
-    schedule = {"schedule": default.schedule, "min_lr_share": default.min_lr_share}
+    schedule = {name: getattr(default, name) for name in ("schedule", "decay_share", "min_lr_share")}
     return {**then, "train": {**schedule, **then["train"]}}
 
 

@@ -121,6 +121,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("train.sparse_lr", 0.0, None),
     ("train.weight_decay", 0.0, None),
     ("train.warmup_steps", 0, None),
+    ("train.decay_share", 0.01, 1.0),
     ("train.min_lr_share", 0.0, 1.0),
     ("train.max_steps", 1, None),
     ("train.threads_per_rank", 1, None),
@@ -449,6 +450,11 @@ def _check_schedule(train: TrainConfig) -> None:
         raise ConfigError(
             f"train.min_lr_share is {train.min_lr_share:g}, but train.schedule=constant never falls to it",
             hint="train.schedule=cosine",
+        )
+    if train.schedule == "constant" and train.decay_share != 1.0:
+        raise ConfigError(
+            f"train.decay_share is {train.decay_share:g}, but train.schedule=constant never falls",
+            hint="train.schedule=linear",
         )
     if train.schedule != "constant" and train.max_steps is not None and train.max_steps <= train.warmup_steps:
         raise ConfigError(

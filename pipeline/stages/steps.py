@@ -28,8 +28,8 @@ INPUTS: dict[str, tuple[str, ...]] = {
 NEEDS_ROWS = ("train", "evaluate", "publish")
 # Settings of train that change speed or what is shown, never the model that comes out.
 NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
-# What a constant learning rate has no use for: trainings of before there were others keep their keys.
-SCHEDULE = ("schedule", "min_lr_share")
+# What a constant learning rate has no use for, and one that always falls: trainings of before keep their keys.
+SCHEDULE = ("schedule", "decay_share", "min_lr_share")
 # Settings of data that a dataset of format tables depends on; but for the first two no other one does.
 DECLARED = ("name", "format", "tables", "table_defaults", "dense_features")
 # Settings of data that decide whether a dataset is made, not what is in it.
@@ -124,7 +124,9 @@ def key_config(name: str, config: Config) -> dict[str, Any]:
     if name == "partition":
         return {"partition": covered_settings(config), "towers_version": Towers.VERSION}
     if name == "train":
-        unused = (*NOT_IN_TRAIN_KEY, *(SCHEDULE if config.train.schedule == "constant" else ()))
+        unused = {*NOT_IN_TRAIN_KEY, *(SCHEDULE if config.train.schedule == "constant" else ())}
+        if config.train.decay_share == 1.0:
+            unused.add("decay_share")
         train = {key: value for key, value in full["train"].items() if key not in unused}
         exchange = {} if config.partition.exchange == "fp32" else {"exchange": config.partition.exchange}
         return {"model": full["model"], "train": train, "seed": config.seed, **exchange}

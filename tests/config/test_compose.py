@@ -76,6 +76,7 @@ MISTAKES = [
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.schedule=cosin", "train.schedule is 'cosin', expected one of: constant, linear, cosine", "train.schedule="),
     ("train.min_lr_share=0.1", "train.min_lr_share is 0.1, but train.schedule=constant never", "train.schedule=cosine"),
+    ("train.decay_share=0.2", "train.decay_share is 0.2, but train.schedule=constant never", "train.schedule=linear"),
     (
         "train={schedule: linear, max_steps: 50}",
         "training ends after train.max_steps=50 steps, within its train.warmup_steps=100",

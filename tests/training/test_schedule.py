@@ -30,6 +30,23 @@ def test_cosine_is_half_a_wave():
     assert (found[0], found[5], found[10]) == pytest.approx((1, 0.75, 0.5))
 
 
+def test_a_share_of_the_decay_keeps_the_rate_until_then():
+    found = factors(12, warmup_steps=2, schedule="linear", decay_share=0.4)
+    assert found == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
+    half = factors(12, warmup_steps=2, schedule="cosine", decay_share=0.4, min_lr_share=0.5)
+    assert half[:8] == [0.5] + 7 * [1]
+    assert half[7:] == pytest.approx([0.75 + 0.25 * math.cos(math.pi * part / 4) for part in range(5)])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_whole_share_is_the_decay_of_all_steps_bit_for_bit(schedule):
+    """As it was computed before there were shares."""
+    found = factors(1000, warmup_steps=17, schedule=schedule)
+    done = [(step - 16) / (999 - 16) for step in range(16, 1000)]
+    left = [1.0 - part if schedule == "linear" else (1.0 + math.cos(math.pi * part)) / 2 for part in done]
+    assert found[16:] == left
+
+
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_training_that_ends_within_its_warm_up_only_rises(schedule):
     assert factors(3, warmup_steps=4, schedule=schedule) == [0.25, 0.5, 0.75]
