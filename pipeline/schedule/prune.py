@@ -172,7 +172,7 @@ def collect(
             needs = needs_of(store, found, named, rules)
         going, staying = may_go(found, needs, rules)
         if not dry_run:
-            going, left = remove(store, going)
+            going, left = remove(store, going, rules.now)
             staying += left
     return {
         "store": store.url, "dry_run": dry_run, "keep_days": keep_days, "grace_hours": grace_hours,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -10,6 +12,7 @@ from typing import Any
 from pipeline.artifacts import MANIFEST, Store
 from pipeline.checkpoint.index import removing
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
 from pipeline.launch.holding import holding
 from pipeline.launch.step import run_directory
@@ -19,6 +22,7 @@ from pipeline.schedule.lock import held
 from pipeline.schedule.references import run_names
 
 LEASE_SECONDS = 30.0
+LOOK_SECONDS = 5.0  # an object store is asked so often which runs were begun meanwhile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,25 +60,20 @@ def _is_held(store: Store, run: str) -> bool:
         return True
 
 
-def remove(store: Store, going: list[Entry], on_phase: OnPhase = ignore) -> tuple[list[Entry], list[Entry]]:
+def remove(
+    store: Store, going: list[Entry], since: float, on_phase: OnPhase = ignore
+) -> tuple[list[Entry], list[Entry]]:
     """Remove what ``may_go`` found; what went, and what stays after all, for somebody uses it by now.
 
-    Of every artifact the manifest goes first, ``on_phase`` is told, then its folder: half of one never looks whole.
-    ArtifactError where the store refuses it.
+    ``since``: when the store was looked at, seconds since 1970. Of every artifact the manifest goes first, ``on_phase``
+    is told, then its folder: half of one never looks whole. ArtifactError where the store refuses it.
     """
-    gone, left = [], []
+    gone, left, used, looked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
-        busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
+        if store.is_local or time.monotonic() - looked > LOOK_SECONDS:
+            used, looked = _used(store, since), time.monotonic()
         try:
-            if not store.fs.isdir(full := store.full(entry.path)):
-                with removing(entry.path):
-                    if store.fs.exists(full):
-                        store.fs.rm_file(full)
-            elif entry.kind != RUN and entry.path.rpartition("/")[2] in _in_use(store):
-                raise busy
-            else:
-                with store.locked(entry.path, busy):
-                    _remove_folder(store, entry.path, on_phase)
+            _remove(store, entry, used, on_phase)
         except LaunchError:
             left.append(replace(entry, reason="in use by now", told=True))
         else:
@@ -82,10 +81,35 @@ def remove(store: Store, going: list[Entry], on_phase: OnPhase = ignore) -> tupl
     return gone, left
 
 
-def _in_use(store: Store) -> set[str]:
-    """Keys that runs name which a launcher holds right now: one started meanwhile may have skipped what it found."""
-    found = [run_names(store, run, starts=True) for run in held_runs(store)]
-    return {key for names in found for key in names.keys | names.meant}
+def _used(store: Store, since: float) -> set[str]:
+    """Runs that were begun ``since`` then, and the keys that they name.
+
+    A launcher writes its run's steps before it looks which of them are committed: what it found, it will read.
+    """
+    store.fs.invalidate_cache()
+    runs = {run for run in store.names("runs") if _begun(store, run) > since}
+    names = [run_names(store, run, starts=True) for run in runs]
+    return runs.union(*(each.keys | each.meant for each in names))
+
+
+def _begun(store: Store, run: str) -> float:
+    """When the steps of ``run`` were written, seconds since 1970; 0 where there are none."""
+    path = f"{run_directory(run)}/steps.json"
+    return time.time() - age(store, store.full(path)) if store.exists(path) else 0.0
+
+
+def _remove(store: Store, entry: Entry, used: set[str], on_phase: OnPhase) -> None:
+    """Remove one; LaunchError where it is ``used``, or another process holds it."""
+    busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
+    if entry.path.rpartition("/")[2] in used:
+        raise busy
+    if store.fs.isdir(full := store.full(entry.path)):
+        with store.locked(entry.path, busy):
+            _remove_folder(store, entry.path, on_phase)
+        return
+    with removing(entry.path):
+        if store.fs.exists(full):
+            store.fs.rm_file(full)
 
 
 def _remove_folder(store: Store, path: str, on_phase: OnPhase) -> None:

@@ -14,7 +14,7 @@ from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
 from pipeline.launch.holding import holding
-from pipeline.launch.step import Step, write_steps
+from pipeline.launch.step import Step, read_steps, write_steps
 from pipeline.publishing import versions
 from pipeline.report import units
 from pipeline.schedule import prune
@@ -192,15 +192,28 @@ def test_a_run_that_a_launcher_holds_stays_with_all_that_it_names(store: Store, 
     assert removed(gc(store)) == everything(0)
 
 
-def test_a_run_that_is_started_while_things_go_keeps_what_it_names(store: Store) -> None:
+@pytest.mark.parametrize("url", ["", "memory://prune-begun"])
+def test_a_run_that_is_begun_while_things_go_keeps_what_it_names(tmp_path: Path, url: str) -> None:
+    store = Store(url or str(tmp_path))
+    for number in range(3):
+        night(store, number, "failed")
+    rules = prune.Rules(keep=0.0, grace=0.0, now=time.time())
+    found = take_stock(store)
+    going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
+    write_steps(store, run_of(0), read_steps(store, run_of(0)))  # as every launcher begins
+    gone, left = remove(store, going, rules.now)
+    assert {each.path for each in left} == everything(0)
+    assert {each.reason for each in left} == {"in use by now"}
+    assert {each.path for each in gone} == everything(1) and all(store.exists(path) for path in everything(0))
+
+
+def test_a_run_that_a_launcher_took_meanwhile_stays(store: Store) -> None:
     rules = prune.Rules(keep=0.0, grace=0.0, now=time.time())
     found = take_stock(store)
     going, _ = prune.may_go(found, prune.needs_of(store, found, {}, rules), rules)
     with holding(store, run_of(0)):
-        gone, left = remove(store, going)
-    assert {each.path for each in left} == everything(0)
-    assert {each.reason for each in left} == {"in use by now"}
-    assert everything(1) <= {each.path for each in gone} and all(store.exists(path) for path in everything(0))
+        _, left = remove(store, going, rules.now)
+    assert [each.path for each in left] == [f"runs/{run_of(0)}"]
 
 
 def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
@@ -311,7 +324,7 @@ def test_killed_in_the_middle_nothing_looks_whole_and_the_next_one_goes_on(store
 
     for entry in going:
         with pytest.raises(KeyboardInterrupt):
-            remove(store, [entry], killed)
+            remove(store, [entry], time.time(), killed)
         left = store.fs.find(store.full(entry.path))
         assert left and not [name for name in left if name.endswith("manifest.json")]
     assert removed(gc(store)) == removed(tried)
