@@ -65,7 +65,7 @@ bench-towers: install ## step time over slow links between hosts, flat, SPTT and
 bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
 	@.venv/bin/python -m benchmarks.towers_quality
 
-bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (6 minutes)
+bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (15 minutes)
 	@.venv/bin/python -m benchmarks.nights
 
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one

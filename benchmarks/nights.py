@@ -59,8 +59,8 @@ def main() -> None:
     """Run the nights and print a table and the JSON line."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--nights", type=int, default=10)
-    options.add_argument("--rows", type=int, default=100_000, help="of a day, a fifth of them held out")
-    options.add_argument("--judged", type=int, default=1_000_000, help="drawn of each day, a fifth of them scored")
+    options.add_argument("--rows", type=int, default=300_000, help="of a day, a fifth of them held out")
+    options.add_argument("--judged", type=int, default=500_000, help="drawn of each day, a fifth of them scored")
     options.add_argument("--ids", type=int, default=1_000, help="of the largest feature")
     options.add_argument("--seeds", type=_numbers, default=[2026], help="of worlds and models, such as 1,2,3")
     options.add_argument("--plot", type=Path, help="write the first seed's three curves there, as a page with an SVG")
