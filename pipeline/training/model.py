@@ -24,7 +24,7 @@ from pipeline.embeddings import (
     shard_model,
 )
 from pipeline.errors import ConfigError
-from pipeline.models import MaxNorm, build_model
+from pipeline.models import Dlrm, MaxNorm, build_model
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -87,7 +87,7 @@ class Head(nn.Module):
 
     def __init__(
         self,
-        ranking: nn.Module,
+        ranking: Dlrm,
         schema: DatasetSchema,
         dtype: torch.dtype | None,
         names: list[str] | None = None,
@@ -195,7 +195,7 @@ def _largest_of_ranks(values: Tensor) -> Tensor:
 
 def _ranking(
     config: Config, schema: DatasetSchema, vectors: int, dim: int, device: torch.device, trained: bool
-) -> nn.Module:
+) -> Dlrm:
     model = replace(config.model, embedding_dim=dim)
     ranking = build_model(model, len(schema.dense), vectors, config.seed).to(device)
     if trained and config.train.compile:
