@@ -157,11 +157,12 @@ SETTINGS: tuple[Use, ...] = (
     _use("model", "bottom_mlp top_mlp", PARTITION, when=_probed),
     _use("train", "global_batch", PARTITION, when=_compared),
     _use("train", "lr sparse_lr dense_optimizer sparse_optimizer weight_decay", PARTITION, when=_probed),
-    _use("train", "warmup_steps precision", PARTITION, when=_probed),
+    _use("train", "warmup_steps precision clip.dense_norm clip.table_value", PARTITION, when=_probed),
     # The training: what its numbers depend on, whatever the ranks, the threads and the kernels.
     _use("model", "name embedding_dim bottom_mlp top_mlp", CHECKPOINTS),
     _use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay", CHECKPOINTS),
     _use("train", "warmup_steps schedule precision shuffle shuffle_window_groups", CHECKPOINTS),
+    _use("train.clip", "dense_norm table_value", CHECKPOINTS),
     _use("train", "decay_share min_lr_share", CHECKPOINTS, when=_scheduled),
     _use("checkpoint", "init_from", CHECKPOINTS, when=_warm, named=True),
     _use("checkpoint", "init_tables_only rename", CHECKPOINTS, when=_warm),
