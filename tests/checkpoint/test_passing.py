@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.artifacts import Store
-from pipeline.checkpoint import Target, TrainState, committed, restore_newest
+from pipeline.checkpoint import Target, TrainState, committed, reader, restore_newest
 from pipeline.checkpoint.aside import set_aside
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
@@ -30,17 +30,20 @@ def tree(root):
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def fail(store, error, part, count):
-    """Let reading of what has ``part`` in its path fail with ``error``, the first ``count`` times; times it failed."""
-    real, failed = store.fs.open, []
+def fail(holder, name, error, count):
+    """Let function ``name`` of ``holder`` fail with ``error`` on chunks, the first ``count`` times; where it failed.
 
-    def opened(path, *args, **kwargs):
-        if part in path and len(failed) < count:
-            failed.append(path)
+    Ranks are processes of their own, so nothing is put back.
+    """
+    real, failed = getattr(holder, name), []
+
+    def failing(*args, **kwargs):
+        if any(CHUNKS in str(arg) for arg in args) and len(failed) < count:
+            failed.append(args)
             raise error
-        return real(path, *args, **kwargs)
+        return real(*args, **kwargs)
 
-    store.fs.open = opened
+    setattr(holder, name, failing)
     return failed
 
 
@@ -56,7 +59,8 @@ def resume_through(folder, name, count):
     """Resume on two ranks while reading fails on the second, ``count`` times."""
     dmp, rows = make(plan_for("row_wise", 2), seed=77)
     saver, said = checkpointer(folder, dmp, rows, **SETTINGS)
-    failed = fail(saver.store, FAULTS[name], CHUNKS, count if dist.get_rank() == 1 else 0)
+    holder, function = (saver.store.fs, "open") if isinstance(FAULTS[name], OSError) else (reader, "read_block")
+    failed = fail(holder, function, FAULTS[name], count if dist.get_rank() == 1 else 0)
     if count == 1:
         assert saver.resume().step == 3
         assert len(failed) == dist.get_rank()
@@ -77,23 +81,22 @@ def test_a_fault_while_restoring_goes_on_or_stops_and_changes_no_file(tmp_path, 
 
 
 def no_new_threads(folder):
-    """Resume while this process cannot start a thread for reading."""
+    """Resume while this process cannot start a thread for reading, once and then for good."""
     dmp, rows = make(plan_for("table_wise", 1), seed=77)
     saver, said = checkpointer(folder, dmp, rows, **SETTINGS)
-    real = threading.Thread.start
+    real, left = threading.Thread.start, [1]
 
     def start(thread):
-        if thread.name.startswith("nightjar-restore"):
+        if thread.name.startswith("nightjar-restore") and left[0]:
+            left[0] -= 1
             raise RuntimeError("can't start new thread")
         real(thread)
 
     threading.Thread.start = start
-    try:
-        with pytest.raises(PassingError, match="can't start new thread"):
-            saver.resume()
-    finally:
-        threading.Thread.start = real
     assert saver.resume().step == 3
+    left[0] = 1000
+    with pytest.raises(PassingError, match="can't start new thread"):
+        saver.resume()
 
 
 def test_no_thread_to_read_with_is_no_damage(tmp_path):
