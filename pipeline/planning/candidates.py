@@ -197,7 +197,7 @@ def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: 
 
 
 def log_bytes(rows: int, columns: int) -> int:
-    """Bytes on SSD of the log of ``rows`` rows, as ``embeddings.ssd`` takes them at the start (without a page's rest)."""
+    """Bytes on SSD of the log of ``rows`` rows, as ``embeddings.ssd`` takes them at the start."""
     record = 4 * columns + RECORD_BYTES
     segment = max(SEGMENT_BYTES, -(-record // PAGE) * PAGE)
     return (int(rows * LOG_SHARE / (segment // record)) + SPARE_SEGMENTS) * segment

@@ -1,7 +1,6 @@
 """A checkpoint's copies of tables on SSD: spread over the disks, their space taken before training begins."""
 
 import dataclasses
-import os
 import resource
 from collections import defaultdict
 from pathlib import Path
@@ -42,7 +41,7 @@ def taken(root):
     """Bytes of this process's nameless files by directory."""
     found = defaultdict(int)
     for link in Path("/proc/self/fd").iterdir():
-        target = os.readlink(link) if link.is_symlink() else ""
+        target = str(link.readlink()) if link.is_symlink() else ""
         if target.startswith(str(root)) and target.endswith("(deleted)"):
             found[Path(target).parent.name] += link.stat().st_size
     return found
