@@ -138,18 +138,27 @@ def score_dataset(
         columns = split.allocate(group.rows)
         columns.ragged = split.read(group, columns, 0)
         for name, (model, translation) in models.items():
-            found.logits[name].append(_score(split, columns, model, translation))
+            raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
+            found.logits[name].append(_score(split, columns, model, translation, raw))
         for name in slices:
             found.codes[name].append(_codes(split, columns, name))
         _count_served(split, columns, trained, found)
     return found
 
 
-def _score(split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None) -> np.ndarray:
-    """Logits of the rows, as the other model would have seen them where there is a ``translation``."""
+def _score(
+    split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None,
+    raw: Mapping[str, np.ndarray],
+) -> np.ndarray:  # fmt: skip
+    """Logits of the rows, as the other model would have seen them where there is a ``translation``.
+
+    ``raw``: numbers of the features that are translated from these.
+    """
     names, wanted = split.schema.dense, model.description.dense
-    dense = [columns.dense[names.index(name)] for name in wanted]
-    ids: dict[str, Any] = {name: _ids(split, columns, name) for name in model.description.sparse}
+    dense = [raw[name] if name in raw else columns.dense[names.index(name)] for name in wanted]
+    ids: dict[str, Any] = {
+        name: raw[name] if name in raw else _ids(split, columns, name) for name in model.description.sparse
+    }
     if translation is not None:
         dense = [translation.values(name, values) for name, values in zip(wanted, dense, strict=True)]
         for name, each in ids.items():
