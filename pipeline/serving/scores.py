@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pipeline.config import Config
 from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.errors import ArtifactError
+from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import MaxNorm, build_model
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.translate import Translation
@@ -120,6 +121,17 @@ def spread_groups(split: SplitReader, most_rows: int) -> None:
     count = max(1, len(split.groups) * most_rows // split.rows)
     split.groups = [split.groups[i * len(split.groups) // count] for i in range(count)]
     split.rows = sum(group.rows for group in split.groups)
+
+
+def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
+    """The rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
+    for group in split.groups:
+        columns = split.allocate(group.rows)
+        columns.ragged = split.read(group, columns, 0)
+        ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
+        for name, each in columns.ragged.items():
+            ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
+        yield RowBlock(columns.labels, columns.dense.T, ids)
 
 
 def score_dataset(
