@@ -126,7 +126,7 @@ def test_ten_days_one_by_one_see_their_ids_and_list_every_row_that_changed_hands
         assert set(pl.read_parquet(now.bytes("freed/c.parquet"))["row"].to_list()) == changed
         assert now.summary["rows_replaced"] == ({"c": len(changed)} if changed else {})
         assert now.summary["rows_freed"] == now.summary["rows_replaced"]
-        assert (now.split("train")["c"] == 1).mean() < 0.6  # a quarter of the ids is new, every day
+        assert (now.split("train")["c"] == 1).mean() < 0.7  # a quarter of the ids is new, every day
     last = made[-1].summary["rows_replaced"]["c"]
     assert f"feature 'c': all 42 rows of its table are taken; {last} of the coldest went to ids" in nights.said[-1]
     again = ten_days(Nights(tmp_path / "again"), tmp_path, **settings_of("replace"))
