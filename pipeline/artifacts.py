@@ -70,36 +70,6 @@ def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
-    """Files at ``path``, sorted: itself, or those of a directory or a glob whose names do not begin with . or _.
-
-    Without the empty names with which object stores mark folders. Nothing listed before is believed.
-    """
-    fs.invalidate_cache()
-    if fs.isdir(path):
-        found = fs.find(path)
-    elif fsspec.core.has_magic(path):
-        found = [name for name in fs.glob(path) if not fs.isdir(name)]
-    else:
-        return [path] if fs.exists(path) else []
-    return sorted(name for name in found if name.rsplit("/", 1)[-1][:1] not in ("", ".", "_"))
-
-
-def fingerprint(url: str) -> str:
-    """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
-
-    ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
-    """
-    fs, path = fsspec.core.url_to_fs(url)
-    paths = files_at(fs, path)
-    digest = hashlib.sha256()
-    for name in paths:
-        info = fs.info(name)
-        mark = info.get("mtime") or info.get("ETag") or info.get("LastModified") or info.get("md5Hash")
-        digest.update(f"{name.rsplit('/', 1)[-1]}|{info['size']}|{mark}\n".encode())
-    return digest.hexdigest()[:32] if paths else ""
-
-
 _SEAL = b',\n "seal": "'
 
 

@@ -24,6 +24,18 @@ class GuardConfig:
 
 
 @dataclass(kw_only=True)
+class ClipConfig:
+    """Limits of the gradients of the mean loss over a global batch; null: no limit.
+
+    ``dense_norm``: largest L2 norm of all dense gradients together. ``table_value``: largest magnitude of each value
+    of the gradient that one lookup adds to its rows.
+    """
+
+    dense_norm: float | None = None
+    table_value: float | None = None
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it. ``auto``: by the
     train rows, at least 200 steps an epoch (``stages/batch.py``); a training that starts from a checkpoint keeps the
@@ -55,6 +67,7 @@ class TrainConfig:
     max_steps: int | None = None
     threads_per_rank: int | None = None
     log_every_steps: int = 20
+    clip: ClipConfig = field(default_factory=ClipConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
 
     @property

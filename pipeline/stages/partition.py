@@ -22,7 +22,7 @@ _PROBE = ("probe", "probe_steps", "probe_rows", "imbalance")
 # Settings of train that reach the probe.
 _TRAIN = (
     "global_batch", "lr", "sparse_lr", "dense_optimizer", "sparse_optimizer", "weight_decay", "warmup_steps",
-    "precision",
+    "precision", "clip",
 )  # fmt: skip
 
 

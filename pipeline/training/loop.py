@@ -142,7 +142,7 @@ class _Run:
             if saving or self.meter.steps == self.config.train.log_every_steps:
                 self._close_interval()
             if saving:
-                check_layers(self.trainer.dense, step, self.config.train)
+                check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config.train)
                 self._save(final=last, stopping=agreed == STOP and not last)
         self.seconds = time.perf_counter() - self.began
 

@@ -52,7 +52,7 @@ class SsdStore:
         self._directories = check_paths(paths)
         self.figures = Figures()
         self._plan, self._names = plan, ssd_tables(plan)
-        self._cached = plan.device != "cpu" if cached is None else cached
+        self.cached = plan.device != "cpu" if cached is None else cached
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[Part]] = {}
         self._hooks: list[Any] = []
@@ -64,7 +64,7 @@ class SsdStore:
                     kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
                     self._shards[name] = (
                         CachedShard(directory, name, shard, kept, table.rows)
-                        if self._cached
+                        if self.cached
                         else SsdShard(directory, name, shard, kept)
                     )
                     self._waiting[name] = deque()
@@ -92,7 +92,7 @@ class SsdStore:
         give_buffers(collection, buffers)
 
     def _buffers(self, shards: list[SsdShard], dim: int) -> HostBuffers:
-        if self._cached:
+        if self.cached:
             return HostBuffers(
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )
