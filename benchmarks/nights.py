@@ -49,7 +49,8 @@ SETTINGS = (
     "data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",
     "data.synthetic.popularity_drift=0.02", "model.embedding_dim=8",
     "model.bottom_mlp=[32]", "model.top_mlp=[64,32]", "train.global_batch=512", "train.precision=fp32",
-    "train.lr=0.001", "train.warmup_steps=1", "train.threads_per_rank=1", "train.log_every_steps=1000",
+    "train.lr=0.001", "train.warmup_steps=1", "train.schedule=constant", "train.threads_per_rank=1",
+    "train.log_every_steps=1000",
     "gate.replicates=50", "gate.max_psi=null", "gate.max_calibration_error=0.2",
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]",
 )  # fmt: skip
