@@ -29,7 +29,7 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
 from pipeline.training.schedule import planned_steps, planned_text
 from pipeline.training.signals import STOP, Agreement
-from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store
+from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store, tell_shortcomings
 from pipeline.training.trainer import Trainer
 
 OnInterval = Callable[[dict[str, Any]], None]
@@ -66,6 +66,7 @@ def train(
     device = connect(config)
     torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(config, store, plan) as ssd:
+        tell_shortcomings(ssd, say)
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)

@@ -112,7 +112,7 @@ def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, p
     """Batches overlap, and segments are emptied many times over."""
     model = Model(tmp_path, rows, dim, pinned)
     if not aio:
-        model.fetcher._queue._calls = None  # as where the kernel has no AIO for us
+        model.fetcher.queue._calls = None  # as where the kernel has no AIO for us
     model.all_same()
     flying, emptied = deque(), []
     empty = model.shard.log.empty

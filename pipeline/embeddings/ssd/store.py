@@ -26,6 +26,7 @@ from pipeline.embeddings.ssd.kernel import storage_of
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
+from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.tables import TableSpec, kernels
@@ -77,6 +78,11 @@ class SsdStore:
     def tables(self) -> tuple[str, ...]:
         """The tables on SSD of which this rank holds rows."""
         return tuple(self._shards)
+
+    def shortcomings(self) -> list[tuple[str, str]]:
+        """What the machine refuses that the tier is quick with, each with what to change."""
+        files = [shard.log.file for shard in self._shards.values()]
+        return shortcomings(self._fetcher.queue, self._worker, files)
 
     def give(self, collection: EmbeddingBagCollection) -> None:
         """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded.
