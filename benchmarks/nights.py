@@ -115,10 +115,10 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
         every = "stages=[ingest,plan,partition,train,evaluate,publish]"
         names = ["publish.model=scratch", f"run=scratch-{day}", "gate.force=to be scored"]
         run(["run", f"data.day={FIRST}..{day}", every, *names, *shared])
-    dataset = _judged(store, day, shared, judged)
+    dataset = judged_dataset(store, day, shared, judged, f"nightly-{day}")
     first = store.get(store.read_json(f"runs/nightly-{FIRST}/result.json")["model"]["uri"], "publish")
-    scratch = _serving(store, "scratch") if number else first
-    found = scores(store, dataset, {"nightly": _serving(store, "nightly"), "scratch": scratch, "frozen": first})
+    scratch = serving(store, "scratch") if number else first
+    found = scores(store, dataset, {"nightly": serving(store, "nightly"), "scratch": scratch, "frozen": first})
     for name, model in (("nightly", "nightly"), ("scratch", "scratch" if number else "nightly")):
         stages = store.read_json(f"runs/{model}-{day}/result.json")["stages"]
         found[f"{name}_seconds"] = sum(stages[stage]["seconds"] for stage in TRAINING)
@@ -134,9 +134,9 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
     return found
 
 
-def _judged(store: Store, day: date, shared: Sequence[str], rows: int) -> Artifact:
-    """The dataset whose held-out rows are scored: ``rows`` of ``day``, ids and inputs as in the night's own."""
-    night = store.read_json(f"runs/nightly-{day}/result.json")["stages"]["ingest"]["artifact"]
+def judged_dataset(store: Store, day: date, shared: Sequence[str], rows: int, run_name: str) -> Artifact:
+    """The dataset whose held-out rows are scored: ``rows`` of ``day``, ids and inputs as in the run ``run_name``."""
+    night = store.read_json(f"runs/{run_name}/result.json")["stages"]["ingest"]["artifact"]
     name = f"judged-{day}"
     more = [f"data.synthetic.rows={rows}", f"data.mapping_from={night}", "data.name=judged", f"run={name}"]
     run(["ingest", f"data.day={day}", *shared, *more])
@@ -153,7 +153,7 @@ def run(arguments: list[str]) -> bool:
     return code == GateHeldError.exit_code
 
 
-def _serving(store: Store, model: str) -> Artifact:
+def serving(store: Store, model: str) -> Artifact:
     found = incumbent(store, model)
     assert found is not None
     return found
