@@ -67,7 +67,8 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
     }  # fmt: skip
     print(
         f"{day}  {night['gain']:.1%} of the reachable gain, calibration {night['calibration']:.3f}; "
-        f"NE {found['nightly']:.5f}, frozen {found['frozen']:.5f} ({found['frozen'] / found['nightly'] - 1:+.2%} ± {found['error']:.2%}), "
+        f"NE {found['nightly']:.5f}, frozen {found['frozen']:.5f} ({found['frozen'] / found['nightly'] - 1:+.2%} "
+        f"± {found['error']:.2%}), "
         f"{night['seconds']:.0f} s{'  HELD: ' + '; '.join(record.get('reasons', [])) if held else ''}",
         flush=True,
     )
