@@ -70,13 +70,13 @@ def train(
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)
-        for line in planned_text(config.train, split.rows) if dist.get_rank() == 0 else ():
-            say(line)
         trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
         saver.resume(init)
+        for line in planned_text(config.train, split.rows) if dist.get_rank() == 0 else ():
+            say(line)
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),

@@ -27,15 +27,20 @@ def planned_text(train: TrainConfig, rows: int) -> list[str]:
     """
     total, lines = planned_steps(train, rows), []
     rising = warmup_steps(train, total)
-    text = f"{total:,} steps of {train.batch:,} samples are planned, the first {rising:,} of them warm up"
+    text = f"{count(total, 'step')} of {train.batch:,} samples planned, warm-up of {count(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
-        lines.append(f"warning: {text}; fewer than {FEWEST_STEPS} leave a model that has hardly begun to learn: {hint}")
+        lines.append(f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}")
     elif total <= rising:
-        lines.append(f"warning: {text}: the learning rates never reach their setting; train.warmup_steps=auto")
+        lines.append(f"warning: {text}; the learning rates never reach their full value: train.warmup_steps=auto")
     else:
         lines.append(text)
     return lines
+
+
+def count(number: int, what: str) -> str:
+    """``number`` and what is counted: 1 step, 2 steps."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:

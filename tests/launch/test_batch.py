@@ -88,16 +88,16 @@ def planned(store, run):
 def test_the_plan_and_the_training_have_the_same_number(done):
     store, parts = done
     assert outcome(store, "cold")["train"]["global_batch"] == planned(store, "cold")["global_batch"] == 64
-    assert "steps of 64 samples are planned" in parts[0]
+    assert "steps of 64 samples planned" in parts[0]
 
 
 def test_a_warm_start_keeps_the_number_of_the_checkpoint(done):
     store, parts = done
     assert outcome(store, "warm")["train"]["global_batch"] == planned(store, "warm")["global_batch"] == 96
-    assert "steps of 96 samples are planned" in parts[2]
+    assert "steps of 96 samples planned" in parts[2]
 
 
 def test_it_keeps_it_when_the_checkpoint_is_gone(done):
     _, parts = done
     assert "resumed from runs/warm/checkpoints/" in parts[3]
-    assert "steps of 96 samples are planned" in parts[3]
+    assert "steps of 96 samples planned" in parts[3]

@@ -75,13 +75,13 @@ def test_the_default_rates_reach_their_setting_and_end_at_zero():
 
 def test_what_is_planned_is_told_and_too_few_steps_are_a_warning():
     enough = TrainConfig(global_batch=100)
-    assert planned_text(enough, 25_000) == ["250 steps of 100 samples are planned, the first 25 of them warm up"]
+    assert planned_text(enough, 25_000) == ["250 steps of 100 samples planned, warm-up of 25 steps"]
     assert planned_text(enough, 4_000) == [
-        "warning: 40 steps of 100 samples are planned, the first 4 of them warm up; fewer than 100 leave a model that "
-        "has hardly begun to learn: train.epochs=3, or a smaller train.global_batch"
+        "warning: 40 steps of 100 samples planned, warm-up of 4 steps; with fewer than 100 steps a model hardly begins "
+        "to learn: train.epochs=3, or a smaller train.global_batch"
     ]
     late = planned_text(TrainConfig(global_batch=100, warmup_steps=300), 25_000)
     assert late == [
-        "warning: 250 steps of 100 samples are planned, the first 300 of them warm up: the learning rates never reach "
-        "their setting; train.warmup_steps=auto"
+        "warning: 250 steps of 100 samples planned, warm-up of 300 steps; the learning rates never reach their full "
+        "value: train.warmup_steps=auto"
     ]
