@@ -74,7 +74,7 @@ def train(
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
-        saver.resume(init)
+        saver.resume(init, total, split.rows)
         for line in planned_text(config.train, split.rows) if dist.get_rank() == 0 else ():
             say(line)
         order = Order(

@@ -75,7 +75,7 @@ def test_a_plan_made_with_the_automatic_batch_is_compared_by_its_number(former: 
         ({"a": 40}, 1.0, "seed=3", "table b is gone"),
         ({"a": 40, "b": 50, "c": 9}, 1.0, "seed=3", "table c is new"),
         ({"a": 40, "b": 50}, 1.2, "seed=3", "table a had 1.00 lookups a sample, has 1.20"),
-        ({"a": 40, "b": 50}, 1.0, "train.global_batch=64", "global_batch was 4096, is 64"),
+        ({"a": 40, "b": 50}, 1.0, "train.global_batch=64", "train.global_batch was 4096, is 64"),
         ({"a": 40, "b": 50}, 1.0, "plan.ddr_reserve=0.3", "plan.ddr_reserve was 0.1, is 0.3"),
     ],
 )
