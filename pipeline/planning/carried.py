@@ -30,7 +30,7 @@ def carried_plan(
     except ArtifactError as error:
         return None, error.message
     # A plan made with train.global_batch=auto covers that word; the plan itself holds the number.
-    then = {**artifact.config, "global_batch": plan.global_batch}
+    then = {**artifact.config, "train": {**artifact.config.get("train", {}), "global_batch": plan.global_batch}}
     change = _setting(then, covered) or _table(plan, schema, profile)
     if change:
         return None, change

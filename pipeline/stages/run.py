@@ -73,7 +73,7 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
 
     dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
     if config.plan.former is not None:
-        covered = {**step.config, "global_batch": config.train.batch}
+        covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
         plan, why = carried_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
         about = {"former": config.plan.former, "reused": plan is not None, "why": why}
         io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")

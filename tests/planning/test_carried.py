@@ -56,15 +56,16 @@ def test_the_plan_is_taken_over_where_nothing_changed(former: tuple[Store, Artif
 def test_a_plan_made_with_the_automatic_batch_is_compared_by_its_number(former: tuple[Store, Artifact]) -> None:
     store, artifact = former
     covered = key_config("plan", compose(["model.embedding_dim=8"]))
-    assert covered["global_batch"] == "auto"
+    assert covered["train"]["global_batch"] == "auto"
+    numbers = [{**covered, "train": {**covered["train"], "global_batch": number}} for number in (4096, 128)]
     with store.draft("plans/auto", kind="plan", key="auto", config=covered, inputs={}) as draft:
         draft.write_json("plan.json", store.read_json(f"{artifact.path}/plan.json"))
         draft.commit({})
     tables = schema(a=40, b=50), profile(a=40, b=50), "now"
-    plan, why = carried_plan(store, "plans/auto", {**covered, "global_batch": 4096}, *tables)
+    plan, why = carried_plan(store, "plans/auto", numbers[0], *tables)
     assert plan is not None, why
-    assert carried_plan(store, "plans/auto", {**covered, "global_batch": 128}, *tables) == (
-        None, "global_batch was 4096, is 128",
+    assert carried_plan(store, "plans/auto", numbers[1], *tables) == (
+        None, "train.global_batch was 4096, is 128",
     )  # fmt: skip
 
 
