@@ -93,21 +93,25 @@ def collective_device(device: torch.device) -> torch.device:
 
 
 def add_up(values: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, on the device of ``values``."""
+    """The sum over all ranks, in place, wherever ``values`` lie."""
     return _reduced(values, dist.ReduceOp.SUM)
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise maximum over all ranks, on the device of ``values``."""
+    """The elementwise maximum over all ranks, in place, wherever ``values`` lie."""
     return _reduced(values, dist.ReduceOp.MAX)
 
 
 def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
     if dist.get_world_size() == 1:
         return values
-    sent = values.to(collective_device(values.device))
+    device = collective_device(values.device)
+    if device.type == values.device.type:
+        dist.all_reduce(values, op=op)
+        return values
+    sent = torch.empty_like(values, device=device).copy_(values)
     dist.all_reduce(sent, op=op)
-    return sent.to(values.device)
+    return values.copy_(sent)
 
 
 def first_fault(fault: Fault | None) -> Fault | None:
