@@ -166,11 +166,15 @@ class WatermarkConfig:
     """When the logs of ``data.day`` are complete: files are there, and ...
 
     ``success``: a file of that name (it may hold {day}) lies in each of their folders; null: none is waited for.
-    ``min_rows``: they hold so many rows. ``max_age_hours``: so long after the day's end (UTC) nothing more will come,
-    and ``success`` is no longer waited for; null: it always is.
+    ``partitions``: folders below ``data.path`` that each hold a file: [hour=00, hour=01], or ["hour={00..23}"] for 24.
+    ``min_partitions``: so many folders hold files; null: any number. ``min_rows``: the files hold so many rows.
+    ``max_age_hours``: so long after the day's end (UTC) nothing more will come, and neither ``success`` nor folders
+    are waited for; null: they always are.
     """
 
     success: str | None = None
+    partitions: list[str] = field(default_factory=list)
+    min_partitions: int | None = None
     min_rows: int = 1
     max_age_hours: float | None = None
 
