@@ -68,7 +68,7 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3, help="times a phase is measured at most, in turn with memory")
     options.add_argument("--minutes", type=float, default=7.0, help="after which no further round begins")
     options.add_argument("--warm", type=float, default=8.0, help="seconds of training before the clock runs, a phase")
-    options.add_argument("--aged", type=float, default=0.3, help="share of rows that leave memory before that phase")
+    options.add_argument("--aged", type=float, default=0.15, help="share of rows that leave memory before that phase")
     options.add_argument("--steps-only", type=int, help="train so many steps on SSD within the first limit, no more")
     options.add_argument("--folder", help="where the tables lie; a temporary folder unless given")
     given = options.parse_args()

@@ -121,7 +121,7 @@ class _Model:
             rng, ids = np.random.default_rng(seed), ZipfIds(shard.rows, zipf)
             weight = initial_rows(0, self.trainer.rows.tables[shard.table], 0, min(DRAWN, shard.rows))
             log, gone = self.ssd.shard(shard.table).log, 0
-            while gone < age * shard.rows or not log.emptied:
+            while self._kept < shard.rows and (gone < age * shard.rows or not log.emptied):
                 places = np.unique(ids.draw(rng, DRAWN))
                 places = places[places >= self._kept]
                 state = {"adagrad_sum": torch.zeros(len(places))}
