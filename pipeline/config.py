@@ -61,6 +61,7 @@ class SparseFeature:
     mapping: str | None = None
     rows: int | None = None
     min_count: int | None = None
+    when_full: str | None = None
     evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None
@@ -78,13 +79,15 @@ class SparseDefaults:
     ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) | hash (xxhash64 modulo rows) | double_hash
     (two such rows, summed) | learned (rare ids share rows with ids that behave alike). ``rows``: the cap of the table,
     the reserved rows 0 (missing) and 1 (unseen or rare) included. ``min_count``: lookups before an id gets a row.
-    ``evict_after_days``: an id that was not seen for so many days of logs loses it (null: never); of vocab with
-    ``data.day``.
+    ``when_full``: how new ids get rows of a vocab table that is full, replace (they take those of ids that are looked
+    up less) | keep (they get none). ``evict_after_days``: an id that was not seen for so many days of logs loses its
+    row (null: never); of vocab with ``data.day``.
     """
 
     mapping: str = "vocab"
     rows: int = 100_000
     min_count: int = 1
+    when_full: str = "replace"
     evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None

@@ -16,11 +16,13 @@ from pipeline.errors import ConfigError
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
+WHEN_FULL = ("replace", "keep")
 MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
     "data.sparse_defaults.mapping": MAPPINGS,
+    "data.sparse_defaults.when_full": WHEN_FULL,
     "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day", "hours"),
@@ -385,6 +387,11 @@ def _check_sparse(data: DataConfig) -> None:
             )
         if sparse.min_count is not None:
             _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
+        if sparse.when_full not in (None, *WHEN_FULL):
+            raise ConfigError(
+                f"data.sparse.{name}.when_full is {sparse.when_full!r}, expected one of: {', '.join(WHEN_FULL)}",
+                hint=f"data.sparse.{name}.when_full=replace",
+            )
         if sparse.evict_after_days is not None:
             _check_range(f"data.sparse.{name}.evict_after_days", sparse.evict_after_days, 1, None)
         for key, low in (("bins", 2), ("max_ids", 1)):

@@ -19,6 +19,7 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "ingest": (
             "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
             "day", "rows_late", "rows_other_days", "rows_freed", "replaces",
+            "rows_replaced", "split_by_place",
         ),
     },
     "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
