@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from pipeline.gateconfig import GateConfig
-from pipeline.guardconfig import ClipConfig, GuardConfig
 from pipeline.launchconfig import LaunchConfig, ScheduleConfig
+from pipeline.trainconfig import TrainConfig
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
 # What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
@@ -399,40 +399,6 @@ class PartitionConfig:
     dim: int = 0
     cross_layers: int = 1
     exchange: str = "fp32"
-
-
-@dataclass(kw_only=True)
-class TrainConfig:
-    """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
-
-    ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
-    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``schedule`` of both learning rates after
-    the warm-up: constant | linear | cosine, the latter in the last ``decay_share`` of its steps to ``min_lr_share``.
-    ``shuffle_window_groups``: row groups that are mixed at a time.
-    """
-
-    global_batch: int = 4096
-    epochs: int = 1
-    lr: float = 0.002
-    sparse_lr: float = 0.05
-    dense_optimizer: str = "adam"
-    sparse_optimizer: str = "rowwise_adagrad"
-    weight_decay: float = 0.0
-    warmup_steps: int = 100
-    schedule: str = "constant"
-    decay_share: float = 1.0
-    min_lr_share: float = 0.0
-    precision: str = "auto"
-    compile: bool = False
-    pipeline: str = "sparse_dist"
-    shuffle: bool = True
-    shuffle_window_groups: int = 8
-    prefetch_batches: int = 4
-    max_steps: int | None = None
-    threads_per_rank: int | None = None
-    log_every_steps: int = 20
-    clip: ClipConfig = field(default_factory=ClipConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
 
 
 @dataclass(kw_only=True)
