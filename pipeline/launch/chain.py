@@ -25,6 +25,7 @@ from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.step import Step, run_directory
+from pipeline.retrying import explained
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
 MOST_RANKS = 16  # that one machine acts several hosts with
@@ -90,8 +91,11 @@ class Chain:
                     self._run_step(self.all[name])
                 refuse_held(self.artifacts)
         except BaseException as error:
-            with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
-                self._write(error)
+            known = explained(error)
+            with contextlib.suppress(Exception):  # a full disk must not hide the first error
+                self._write(known or error)
+            if known is not None:
+                raise known from error
             raise
         finally:
             if self._runner is not None:
