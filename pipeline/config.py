@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from pipeline.guardconfig import ClipConfig, GuardConfig
 from pipeline.launchconfig import LaunchConfig, ScheduleConfig
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
@@ -392,17 +393,6 @@ class PartitionConfig:
 
 
 @dataclass(kw_only=True)
-class GuardConfig:
-    """When training stops itself (exit code 5)."""
-
-    window_steps: int = 50
-    collapse_after_steps: int = 200
-    min_logit_std: float = 1e-4
-    max_window_ne: float = 1.0
-    collapse: bool = True
-
-
-@dataclass(kw_only=True)
 class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
 
@@ -432,6 +422,7 @@ class TrainConfig:
     max_steps: int | None = None
     threads_per_rank: int | None = None
     log_every_steps: int = 20
+    clip: ClipConfig = field(default_factory=ClipConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
 
 

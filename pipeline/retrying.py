@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.errors import NightjarError, UnreachableError
+from pipeline.errors import NightjarError, PassingError
 
 TRIES = 3
 FIRST_SECONDS, FACTOR = 0.2, 4.0  # between the tries: 0.2 and 0.8 s; clients of object stores wait longer before
@@ -86,8 +86,8 @@ def explained(error: BaseException) -> NightjarError | None:
     said = " ".join(str(error).split())
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, MemoryError):
-        return UnreachableError(f"there was not enough memory{where}: {said or 'MemoryError'}", hint=AGAIN)
+        return PassingError(f"there was not enough memory{where}: {said or 'MemoryError'}", hint=AGAIN)
     if isinstance(error, RuntimeError):
         limits = "ulimit -u and the container's pids limit say how many there may be"
-        return UnreachableError(f"this machine starts no more threads: {said}", hint=f"{AGAIN}; {limits}")
-    return UnreachableError(f"the disk or the store did not answer{where}: {type(error).__name__}: {said}", hint=AGAIN)
+        return PassingError(f"this machine starts no more threads: {said}", hint=f"{AGAIN}; {limits}")
+    return PassingError(f"the disk or the store did not answer{where}: {type(error).__name__}: {said}", hint=AGAIN)

@@ -1,15 +1,15 @@
 """A file system whose answers are answers: errors that pass are tried again, and none is taken for "not there".
 
-fsspec answers ``exists``, ``isdir`` and ``isfile`` with "no" where the disk or the connection fails, and ``find`` leaves
-out folders that cannot be listed. What is taken for absent is written anew or removed, so here they raise.
+fsspec answers ``exists``, ``isdir`` and ``isfile`` with "no" where the disk or the connection fails, and ``find``
+leaves out folders that cannot be listed. What is taken for absent is written anew or removed, so here they raise.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import stat
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fsspec import AbstractFileSystem
@@ -75,7 +75,7 @@ class Steady:
     def _look(self, path: str) -> str | None:
         try:
             if isinstance(self.inner, LocalFileSystem):
-                mode = os.stat(LocalFileSystem._strip_protocol(path)).st_mode
+                mode = Path(LocalFileSystem._strip_protocol(path)).stat().st_mode
                 return "directory" if stat.S_ISDIR(mode) else "file"
             if self.inner.root_marker == path or path in ("", "/"):
                 return "directory"

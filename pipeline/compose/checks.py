@@ -120,6 +120,8 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("train.lr", 0.0, None),
     ("train.sparse_lr", 0.0, None),
     ("train.weight_decay", 0.0, None),
+    ("train.clip.dense_norm", 1e-12, None),
+    ("train.clip.table_value", 1e-12, None),
     ("train.warmup_steps", 0, None),
     ("train.decay_share", 0.01, 1.0),
     ("train.min_lr_share", 0.0, 1.0),

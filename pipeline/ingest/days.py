@@ -14,10 +14,11 @@ from datetime import UTC, date, datetime, timedelta
 
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Artifact, Store, fingerprint
+from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig
 from pipeline.contracts import dataset_path
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.rawfiles import fingerprint
 from pipeline.ingest.sources import Files, counted_lines, decompressed, find_files, readable
 
 EPOCH = date(1970, 1, 1)

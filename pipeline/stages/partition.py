@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towers
-from pipeline.errors import ArtifactError, ConfigError, UnreachableError
+from pipeline.errors import ArtifactError, ConfigError, DamagedError
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing
@@ -22,7 +22,7 @@ _PROBE = ("probe", "probe_steps", "probe_rows", "imbalance")
 # Settings of train that reach the probe.
 _TRAIN = (
     "global_batch", "lr", "sparse_lr", "dense_optimizer", "sparse_optimizer", "weight_decay", "warmup_steps",
-    "precision",
+    "precision", "clip",
 )  # fmt: skip
 
 
@@ -127,9 +127,7 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
     for checkpoint in reversed(checkpoints):
         try:
             found = read_state(store, checkpoint)["train"].get("towers", {})
-        except UnreachableError:
-            raise
-        except ArtifactError:
+        except DamagedError:
             continue  # restoring passes over it, too
         assigned = list(found.values())
         if not found or assigned == [list(tower.features) for tower in towers.towers]:

@@ -1,4 +1,4 @@
-"""What is done while things fail, phase by phase, and what must hold afterwards. Each act tells ``reached`` its phase."""
+"""What is done while things fail and what must hold afterwards. Each act tells ``reached`` its phases."""
 
 import contextlib
 import copy
@@ -21,18 +21,18 @@ from tests.publishing.made import plain
 WENT_ON = "went on"
 
 
-class Failed(AssertionError):
+class BrokenPromiseError(AssertionError):
     """Something that must hold did not."""
 
 
 def outcome(work):
-    """``WENT_ON``, or the one error of the family that ``work`` ended with; Failed for any other."""
+    """``WENT_ON``, or the one error of the family that ``work`` ended with; BrokenPromiseError for any other."""
     try:
         work()
     except Exception as error:
         known = error if isinstance(error, NightjarError) else explained(error)
         if known is None:
-            raise Failed(f"a traceback, not a message: {type(error).__name__}: {error}") from error
+            raise BrokenPromiseError(f"a traceback, not a message: {type(error).__name__}: {error}") from error
         require(known.message and known.hint, f"no hint: {known.message}")
         require(known.exit_code in (3, 5, 7, 8), f"exit code {known.exit_code}: {known.message}")
         return f"{known.exit_code}: {known.message}"
@@ -40,9 +40,9 @@ def outcome(work):
 
 
 def require(holds, what):
-    """Failed with ``what`` unless it ``holds``."""
+    """BrokenPromiseError with ``what`` unless it ``holds``."""
     if not holds:
-        raise Failed(what)
+        raise BrokenPromiseError(what)
 
 
 def whole(store, path):
@@ -303,7 +303,8 @@ class Nightly:
         save, out = nightly._save, io.StringIO()
         with (
             mock.patch.object(cli, "_code", run), mock.patch.object(nightly, "_save", saved),
-            mock.patch.object(compose, "compose", composed), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out),
+            mock.patch.object(compose, "compose", composed),
+            contextlib.redirect_stdout(out), contextlib.redirect_stderr(out),
         ):  # fmt: skip
             code = cli.main(
                 ["nightly", "date=2026-01-05", f"store={self.store.url}", "publish.model=m", "experiment=demo",

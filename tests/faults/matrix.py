@@ -13,7 +13,7 @@ from unittest import mock
 from pipeline import retrying
 from pipeline.artifacts import Store
 from tests.checkpoint.s3 import bucket, served
-from tests.faults.acts import ACTS, WENT_ON, Failed, outcome
+from tests.faults.acts import ACTS, WENT_ON, BrokenPromiseError, outcome
 from tests.faults.injector import OPERATIONS, Injector, Requests, disk_seams, machine_seams
 
 COUNTS = (1, 10)
@@ -93,9 +93,9 @@ def one(act, place, phase, operation, count, injector):
             cell.met = injector.met
             injector.disarm()
         if not armed:
-            raise Failed(f"phase {phase!r} was not reached")
+            raise BrokenPromiseError(f"phase {phase!r} was not reached")
         act.verify(cell.ended)
-    except Failed as error:
+    except BrokenPromiseError as error:
         cell.problem = str(error)
     except Exception as error:
         cell.problem = f"afterwards: {type(error).__name__}: {error}"

@@ -215,3 +215,22 @@ def assert_same_bits(one: pl.DataFrame, other: pl.DataFrame) -> None:
         else:
             left, right = (frame[name].rechunk().to_arrow() for frame in (one, other))
             assert left.equals(right), name
+
+
+@pytest.mark.parametrize("value", ["0.7", "-0.1", "1700000000.3", "5", "1e-9"])
+def test_a_constant_feature_says_nothing_in_every_transform(run_ingest, tmp_path, value):
+    path = tmp_path / "a.csv"
+    lines = [f"{i % 3 == 0:d},{value if i % 5 else ''},id{i % 7},{value}" for i in range(600)]
+    path.write_text("\n".join(["label,x,c,y", *lines]) + "\n")
+    kinds = ["none", "log1p", "standardise", "log1p_standardise", "percentile"]
+    dense = {kind: DenseFeature(column="x", transform=kind) for kind in kinds}
+    dense |= {"clipped": DenseFeature(column="y", transform="standardise", clip=[-1.3, 0.9])}
+    dataset = run_ingest(
+        csv_config(path, dense=dense, sparse={"c": SparseFeature(), "b": SparseFeature(column="y", bins=5)})
+    )
+    rows = dataset.all_rows
+    for name in ("standardise", "log1p_standardise", "percentile", "clipped"):
+        assert rows[name].abs().max() < 1e-5, name
+    assert dataset.json("transforms.json")["dense"]["standardise"]["std"] == 1.0
+    assert dataset.json("profile.json")["dense"]["none"]["std"] == 0.0
+    assert rows["b"].n_unique() == 1
