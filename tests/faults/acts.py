@@ -171,7 +171,6 @@ class Restoring(Taking):
 
     def do(self, reached):
         """What a trainer does first."""
-        reached("begin")
         self.hook, self.said = reached, []
         rows = SimpleNamespace(**vars(access(self.table)), scratch=None)
         self.table.weight.zero_()
@@ -180,6 +179,7 @@ class Restoring(Taking):
         saver = Checkpointer(
             self.store, self.directory, config, model, "k" * 32, {}, {}, self.said.append, on_phase=reached
         )
+        reached("begin")
         state = saver.resume()
         require(state is not None and state.step == 3, f"went back to {state and state.step}: {self.said}")
         require(bool((self.table.weight == value(3)).all()), "restored by half")

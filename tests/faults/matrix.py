@@ -3,6 +3,7 @@
 ``python -m tests.faults.matrix`` prints the table of docs/measurements.md.
 """
 
+import logging
 import sys
 import tempfile
 import time
@@ -132,6 +133,7 @@ def main():
     """Print the table, and what is wrong on standard error; the number of wrong cells."""
     import pytest
 
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
     names = set(sys.argv[1:])
     acts = [act for act in ACTS if not names & {a.name for a in ACTS} or act.name in names]
     found, injector = [], Injector()
