@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PlanError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PassingError, PlanError
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
@@ -202,14 +202,14 @@ class Chain:
         return artifact
 
     def _launched(self, step: Step) -> Artifact:
-        """Submit the stage, again after an unexplained death, up to ``launch.attempts`` times."""
+        """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times."""
         attempt, attempts = 1, self.config.launch.attempts
         while True:
             try:
                 return self._attempt(step)
             except NoRoomError as full:
                 step = self._shrink(step, full)
-            except StageError as fault:
+            except (StageError, PassingError) as fault:
                 if attempt == attempts:
                     raise
                 attempt += 1

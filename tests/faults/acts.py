@@ -329,6 +329,3 @@ class Nightly:
         require(self.record()["outcome"] == "published", "the night has no verdict")
         log = json.loads(self.store.fs.cat_file(self.store.full("models/m/current.json")))["log"]
         require(len(log) == 1, f"published {len(log)} times")
-
-
-ACTS = (Promoting, Nightly, Taking, Restoring)

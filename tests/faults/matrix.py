@@ -1,6 +1,7 @@
 """Every operation failing once and ten times at every phase, on a disk and on S3: what came of it, as a table.
 
-``python -m tests.faults.matrix`` prints the table of docs/measurements.md.
+``python -m tests.faults.matrix`` prints the table of docs/measurements.md; names of acts, of operations, ``disk`` or
+``S3`` behind it choose a part.
 """
 
 import logging
@@ -14,9 +15,11 @@ from unittest import mock
 from pipeline import retrying
 from pipeline.artifacts import Store
 from tests.checkpoint.s3 import bucket, served
-from tests.faults.acts import ACTS, WENT_ON, BrokenPromiseError, outcome
+from tests.faults.acts import WENT_ON, BrokenPromiseError, Nightly, Promoting, Restoring, Taking, outcome
 from tests.faults.injector import OPERATIONS, Injector, Requests, disk_seams, machine_seams
+from tests.faults.publish_act import Publishing
 
+ACTS = (Taking, Restoring, Publishing, Promoting, Nightly)
 COUNTS = (1, 10)
 
 
@@ -135,12 +138,13 @@ def main():
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     names = set(sys.argv[1:])
+    operations = [each for each in OPERATIONS if not names & set(OPERATIONS) or each in names]
     acts = [act for act in ACTS if not names & {a.name for a in ACTS} or act.name in names]
     found, injector = [], Injector()
     if "S3" not in names:
         for act in acts:
             with tempfile.TemporaryDirectory() as folder, on_disk(folder, injector) as (store, place):
-                found += cells(act, store, place, injector)
+                found += cells(act, store, place, injector, operations)
     if "disk" not in names:
         import moto.server
 
@@ -148,7 +152,7 @@ def main():
         with served(moto.server) as proxy:
             for act in acts:
                 with on_s3(proxy, monkeypatch, act.name, injector) as (store, place):
-                    found += cells(act, store, place, injector)
+                    found += cells(act, store, place, injector, operations)
         monkeypatch.undo()
     print(table(found))
     wrong = [cell for cell in found if cell.problem]
