@@ -62,7 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
-        return _unexpected(error)
+        from pipeline.retrying import explained
+
+        known = explained(error)
+        return _unexpected(error) if known is None else _complain(str(known), exit_code_of(known))
 
 
 def _parser() -> argparse.ArgumentParser:

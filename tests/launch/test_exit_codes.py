@@ -19,6 +19,7 @@ from pipeline.errors import (
 )
 from pipeline.launch import Interrupted, Report, StageError
 from pipeline.launch.result import assemble
+from pipeline.retrying import explained
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,8 +39,8 @@ OTHERS = [
     (KeyboardInterrupt(), 130),
     (BrokenPipeError(), 141),
     (RuntimeError("x"), 1),
-    (MemoryError(), 1),
-    (OSError(28, "no space left"), 1),
+    (explained(MemoryError()), 7),
+    (explained(OSError(5, "Input/output error")), 7),
 ]  # fmt: skip
 EVERY = [*((kind("m", hint="h"), kind.exit_code) for kind in FAMILY), *OTHERS]
 
