@@ -158,6 +158,10 @@ class Checkpointer:
         self.figures.stalled += time.monotonic() - began
         return True
 
+    def turn_to(self, directory: str) -> None:
+        """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
+        self.directory, self._entries, self._gone = directory, [], []
+
     def close(self) -> None:
         """Wait for the checkpoint in flight; ArtifactError if it fails."""
         began = time.monotonic()

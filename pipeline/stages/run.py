@@ -114,7 +114,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     from pipeline.checkpoint import committed
     from pipeline.training import train
 
-    key = continuation_key(config, step.config, step.input_keys)
+    key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
     before = [] if config.force else committed(store, step.scratch[0])
     plan, towers = read_towers(config, store, inputs, before, io.say)
     init = init_artifact(step, config, store)

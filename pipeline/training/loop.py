@@ -76,7 +76,7 @@ def train(
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
-        saver.resume(init)
+        saver.resume(init, total, split.rows)
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
