@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Container, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
@@ -67,6 +68,11 @@ def entry_of(artifact: Artifact) -> Entry:
     name = artifact.path.rsplit("/", 1)[-1]
     parents, rested = tuple(summary["parents"]), tuple(summary.get("compacted", ()))
     return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
+
+
+def entry_from(record: dict[str, Any]) -> Entry:
+    """The entry whose fields went through JSON."""
+    return Entry(**{**record, "parents": tuple(record["parents"]), "rested": tuple(record["rested"])})
 
 
 def committed(store: Store, directory: str, damaged: dict[str, str] | None = None) -> list[Artifact]:
