@@ -216,13 +216,17 @@ def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase
     Raises ArtifactError where the store refuses it.
     """
     for entry in sorted(entries, key=lambda entry: -entry.step):
-        path = f"{directory}/{entry.name}"
-        with removing(path):
-            if store.exists(f"{path}/{MANIFEST}"):
-                store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
-            on_phase(Phase.PRUNE)
-            if store.exists(path):
-                store.fs.rm(store.full(path), recursive=True)
+        remove_folder(store, f"{directory}/{entry.name}", on_phase)
+
+
+def remove_folder(store: Store, path: str, on_phase: OnPhase = ignore) -> None:
+    """Remove the checkpoint at ``path``: it stops existing before its files go. ArtifactError if the store refuses."""
+    with removing(path):
+        if store.exists(f"{path}/{MANIFEST}"):
+            store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
+        on_phase(Phase.PRUNE)
+        if store.exists(path):
+            store.fs.rm(store.full(path), recursive=True)
 
 
 def removing(path: str) -> AbstractContextManager[None]:

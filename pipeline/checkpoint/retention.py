@@ -8,14 +8,25 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint import aside
-from pipeline.checkpoint.index import committed, entry_of, kept, remove, removing, rested_on
+from pipeline.checkpoint.index import (
+    NAME,
+    committed,
+    entry_of,
+    kept,
+    needed,
+    remove,
+    remove_folder,
+    removing,
+    rested_on,
+    step_of,
+)
 from pipeline.checkpoint.naming import PATH, directories, run_of
 from pipeline.errors import ArtifactError, DamagedError
 
@@ -150,6 +161,27 @@ def collect(
     return going, staying
 
 
+def clear(store: Store, directory: str, pins: Mapping[str, str]) -> list[str]:
+    """Remove the checkpoints of ``directory``, each manifest before its files; names of those that stay.
+
+    What ``pins`` ({path: what names it}) holds stays, with all it rests on, and what was set aside. ArtifactError where
+    the store refuses it.
+    """
+    names = [name for name in store.names(directory) if NAME.fullmatch(name)]
+    entries = {entry.name: entry for entry in map(entry_of, committed(store, directory))}
+    named = {name for name in names if f"{directory}/{name}" in pins}
+    stay = named | {below for name in named & set(entries) for below in needed(entries[name], entries)}
+    for odd in named - set(entries):  # what it rests on is not known
+        stay |= {name for name in names if step_of(name) < step_of(odd)}
+    theirs = aside.in_place(store, directory)
+    for name in sorted(set(names) - stay - theirs, key=step_of, reverse=True):
+        remove_folder(store, f"{directory}/{name}")
+    if not store.names(directory) and store.exists(directory):
+        with removing(directory):
+            store.fs.rm(store.full(directory), recursive=True)
+    return sorted(stay & set(names))
+
+
 def _aside(store: Store, each: aside.SetAside, pins: dict[str, str], min_age: float) -> tuple[Removal, str]:
     """The removal of a checkpoint that a training set aside, and why it stays ("": it goes).
 
@@ -185,7 +217,7 @@ def _remains(
     theirs = aside.in_place(store, directory)
     for name in store.names(directory):
         path = f"{directory}/{name}"
-        if path in going or name == aside.FOLDER or name in theirs:
+        if path in going or not name.startswith("step-") or name in theirs:
             continue
         files = {full: store.fs.info(full) for full in store.fs.find(store.full(path))}
         if name in known:

@@ -115,8 +115,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     from pipeline.training import train
 
     key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
-    before = [] if config.force else committed(store, step.scratch[0])
-    plan, towers = read_towers(config, store, inputs, before, io.say)
+    plan, towers = read_towers(config, store, inputs, committed(store, step.scratch[0]), io.say)
     init = init_artifact(step, config, store)
     summary = train(
         config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_phase,
