@@ -54,7 +54,8 @@ _COSTS = (
     "lookup_ns", "update_ns", "table_overhead_us", "step_overhead_ms",
 )  # fmt: skip
 _GATE_LIMITS = (
-    "ne", "calibration_error", "ne_increase", "psi", "ne_drift", "label_shift", "coverage_drop", "serving_gap",
+    "ne", "calibration_error", "ne_increase", "psi", "ne_drift", "label_shift", "coverage_drop",
+    "serving_gap",
 )  # fmt: skip
 # (field, lowest, highest): closed ranges; None is an open end.
 _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
@@ -80,6 +81,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.id_groups", 0, None),
     ("data.synthetic.popularity_drift", 0.0, 1.0),
     ("data.watermark.min_rows", 1, None),
+    ("data.watermark.min_partitions", 1, None),
     ("data.watermark.max_age_hours", 0.0, None),
     ("data.late_days", 1, 366),
     ("data.max_quarantine_share", 0.0, 1.0),
@@ -150,9 +152,12 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("gate.slice_max_calibration_error", 0.0, None),
     ("gate.min_auc", 0.0, 1.0),
     ("gate.min_coverage", 0.0, 1.0),
+    ("gate.min_baseline_gain", 0.0, None),
     ("gate.slice_values", 1, 1000),
     ("gate.slice_min_clicks", 1, None),
     ("gate.confidence", 0.5, 0.9999),
+    ("gate.power", 0.5, 0.9999),
+    ("gate.best_of_last", 1, 1000),
     ("gate.replicates", 20, 10_000),
     ("gate.blocks", 10, 100_000),
     ("gate.min_rows", 1, None),
@@ -394,6 +399,12 @@ def _check_sparse(data: DataConfig) -> None:
 
 
 def _check_days(data: DataConfig) -> None:
+    for name in data.watermark.partitions:
+        if not name.strip("/") or ".." in name.split("/") or set(name) & set("*?["):
+            raise ConfigError(
+                f"data.watermark.partitions has {name!r}, expected names of folders below data.path, without wildcards",
+                hint='data.watermark.partitions=[hour=00,hour=01], or ["hour={00..23}"] for all 24',
+            )
     if data.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", data.day):
         raise ConfigError(
             f"data.day is {data.day!r}, expected YYYY-MM-DD, or two such days for a range",

@@ -36,15 +36,27 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
     Empty names, with which object stores mark folders, are left out. The file system is listed anew.
     """
     fs.invalidate_cache()
-    if fs.isdir(path):
-        root, found = path, fs.find(path)
+    root = _root(fs, path)
+    if root == path:
+        found = fs.find(path)
     elif fsspec.core.has_magic(path):
-        root = path[: _MAGIC.search(path).start()].rpartition("/")[0]  # type: ignore[union-attr]
         found = [name for name in fs.glob(path) if not fs.isdir(name)]
     else:
         return [path] if fs.exists(path) else []
     asked = [part for part in path.removeprefix(root).split("/") if part[:1] in (".", "_")]
     return sorted(name for name in found if not is_hidden(below(name, root), asked))
+
+
+def root_of(fs: AbstractFileSystem, url: str) -> str:
+    """The folder that ``url`` names: itself, what stands before the first wildcard, or that of the one file."""
+    return _root(fs, str(fs._strip_protocol(url)))
+
+
+def _root(fs: AbstractFileSystem, path: str) -> str:
+    if fs.isdir(path):
+        return path
+    wildcard = _MAGIC.search(path)
+    return path[: wildcard.start() if wildcard else None].rpartition("/")[0]
 
 
 def below(name: str, root: str) -> str:
