@@ -14,6 +14,7 @@ from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.launch.step import Step
+from pipeline.retrying import retried
 from pipeline.stages.init import init_artifact
 from pipeline.stages.partition import assign, refine_plan
 from pipeline.stages.read import is_first_rank, read_dataset, read_plan, read_towers
@@ -115,7 +116,8 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     from pipeline.training import train
 
     key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
-    plan, towers = read_towers(config, store, inputs, committed(store, step.scratch[0]), io.say)
+    before = retried(lambda: committed(store, step.scratch[0]), f"listing {store.url_of(step.scratch[0])}")
+    plan, towers = read_towers(config, store, inputs, before, io.say)
     init = init_artifact(step, config, store)
     summary = train(
         config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_phase,
