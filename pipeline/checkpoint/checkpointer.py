@@ -89,9 +89,10 @@ class Checkpointer:
     def __post_init__(self) -> None:
         self._flight = Flight(self.store, self.on_phase, self.limits)
         self._pruner = self._new_pruner()
-        self._buffers = HostBuffers(scratch=self.model.rows.scratch)
+        # Takes the disk's space of tables on SSD too.
+        self._buffers, values = HostBuffers(), full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
-            self._buffers.prepare(full_values(self.model.rows))
+            self._buffers.prepare(values)
         self._entries: list[Entry] = []
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings: dict[str, Coding] = {}
@@ -276,7 +277,7 @@ class Checkpointer:
         if landed is None:
             return
         if landed.stuck:  # its thread still reads them
-            self._buffers = HostBuffers(scratch=self.model.rows.scratch)
+            self._buffers = HostBuffers()
         if landed.entry is None:
             self._put_back(landed, raising)
             return
