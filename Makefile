@@ -11,7 +11,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 
 .PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
 	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
-	bench-nights
+	bench-nights bench-defaults
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -67,6 +67,9 @@ bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat
 
 bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (15 minutes)
 	@.venv/bin/python -m benchmarks.nights
+
+bench-defaults: install ## ten nights of 60,000 rows with nothing set but the logs: gain, verdicts, NE against frozen
+	@.venv/bin/python -m benchmarks.defaults
 
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
 	@.venv/bin/python -m benchmarks.gate
