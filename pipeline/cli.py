@@ -61,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
-        return _unexpected(error)
+        from pipeline.retrying import explained
+
+        known = explained(error)
+        return _unexpected(error) if known is None else _complain(str(known), known.exit_code)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PlanError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PassingError, PlanError
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
@@ -25,6 +25,7 @@ from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.retrying import explained
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
 MOST_RANKS = 16  # that one machine acts several hosts with
@@ -92,8 +93,11 @@ class Chain:
                     self._run_step(self.all[name])
                 refuse_held(self.artifacts)
         except BaseException as error:
-            with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
-                self._write(error)
+            known = explained(error)
+            with contextlib.suppress(Exception):  # a full disk must not hide the first error
+                self._write(known or error)
+            if known is not None:
+                raise known from error
             raise
         finally:
             if self._runner is not None:
@@ -211,14 +215,14 @@ class Chain:
         return artifact
 
     def _launched(self, step: Step) -> Artifact:
-        """Submit the stage, again after an unexplained death, up to ``launch.attempts`` times."""
+        """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times."""
         attempt, attempts = 1, self.config.launch.attempts
         while True:
             try:
                 return self._attempt(step)
             except NoRoomError as full:
                 step = self._shrink(step, full)
-            except StageError as fault:
+            except (StageError, PassingError) as fault:
                 if attempt == attempts:
                     raise
                 attempt += 1

@@ -21,6 +21,7 @@ from pipeline.errors import ArtifactError, GateHeldError, NightjarError
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
 from pipeline.launch.step import run_directory
+from pipeline.retrying import explained
 from pipeline.schedule.base import Base, find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
 from pipeline.schedule.watermark import wait_for
@@ -107,8 +108,9 @@ def _of_family(problem: Exception) -> NightjarError:
     """
     if isinstance(problem, BrokenPipeError):
         raise problem
-    if isinstance(problem, NightjarError):
-        return problem
+    known = problem if isinstance(problem, NightjarError) else explained(problem)
+    if known is not None:
+        return known
     traceback.print_exception(problem)
     return NightjarError(
         f"unexpected {type(problem).__name__}: {problem}",
