@@ -13,7 +13,15 @@ from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PassingError, PlanError
+from pipeline.errors import (
+    UNEXPECTED,
+    ArtifactError,
+    ConfigError,
+    LaunchError,
+    NightjarError,
+    PassingError,
+    PlanError,
+)
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
@@ -49,6 +57,12 @@ class StageError(Exception):
     def __init__(self, message: str, report: Report | None, log: str) -> None:
         super().__init__(message)
         self.message, self.report, self.log = message, report, log
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a fault that a rank reported; a rank that is gone without a word was ended from outside."""
+        told = self.report is not None and self.report.status == "failed"
+        return UNEXPECTED if told else LaunchError.exit_code
 
 
 class Chain:
