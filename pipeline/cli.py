@@ -196,7 +196,7 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
     from pipeline.report import write_report
-    from pipeline.stages import prepare, run_stage, shown_plan, with_possible_stages
+    from pipeline.stages import discard, prepare, run_stage, shown_plan, with_possible_stages
 
     console = Console(say=_say, write=_write, columns=_columns())
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
@@ -210,7 +210,7 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
         io = _stage_io(config, store, console.columns)
         chain = Chain(
             config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
-            lambda smaller: prepare(smaller, store),
+            lambda smaller: prepare(smaller, store), lambda step: discard(store, step),
         )  # fmt: skip
         result = chain.run()
     except (NightjarError, StageError) as error:
