@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.commands import ckpt, clusters, nights, plans, published, stores
+from pipeline.cpus import share_cpus
 from pipeline.errors import ConfigError, NightjarError
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints one clear message for an expected failure."""
+    if arguments is None:  # the process is ours: before any stage loads torch or Polars
+        share_cpus()
     parser = _parser()
     options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments))
     if options.command is None:
