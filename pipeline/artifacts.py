@@ -28,9 +28,10 @@ import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, UnreachableError
+from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, NightjarError, UnreachableError
 
 SCHEMA_VERSION = 2
+_READS = 4  # of a file whose bytes are wrong: two that agree are proof
 MANIFEST = "manifest.json"
 
 
@@ -70,36 +71,6 @@ def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
-    """Files at ``path``, sorted: itself, or those of a directory or a glob whose names do not begin with . or _.
-
-    Without the empty names with which object stores mark folders. Nothing listed before is believed.
-    """
-    fs.invalidate_cache()
-    if fs.isdir(path):
-        found = fs.find(path)
-    elif fsspec.core.has_magic(path):
-        found = [name for name in fs.glob(path) if not fs.isdir(name)]
-    else:
-        return [path] if fs.exists(path) else []
-    return sorted(name for name in found if name.rsplit("/", 1)[-1][:1] not in ("", ".", "_"))
-
-
-def fingerprint(url: str) -> str:
-    """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
-
-    ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
-    """
-    fs, path = fsspec.core.url_to_fs(url)
-    paths = files_at(fs, path)
-    digest = hashlib.sha256()
-    for name in paths:
-        info = fs.info(name)
-        mark = info.get("mtime") or info.get("ETag") or info.get("LastModified") or info.get("md5Hash")
-        digest.update(f"{name.rsplit('/', 1)[-1]}|{info['size']}|{mark}\n".encode())
-    return digest.hexdigest()[:32] if paths else ""
-
-
 _SEAL = b',\n "seal": "'
 
 
@@ -116,6 +87,13 @@ def _unsealed(data: bytes) -> dict[str, Any]:
         raise ValueError("its content and its seal (a checksum of it) differ")
     record: dict[str, Any] = json.loads(body + b"}")
     return record
+
+
+def _parsed(path: str, data: bytes) -> Artifact:
+    """The artifact whose manifest is ``data``."""
+    record = _unsealed(data)
+    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+    return Artifact(path=path, files=files, **record)
 
 
 class _HashingFile(io.RawIOBase):
@@ -276,7 +254,7 @@ class Draft:
     def clear(self) -> None:
         """Remove everything written so far; a manifest goes first, so that no half of an artifact looks committed."""
         full = self.store.full(self.path)
-        if self.store.fs.exists(f"{full}/{MANIFEST}"):
+        if self.store.exists(f"{self.path}/{MANIFEST}"):
             self.store.fs.rm_file(f"{full}/{MANIFEST}")
         for name in self.store.names(self.path):
             self.store.fs.rm(f"{full}/{name}", recursive=True)
@@ -284,9 +262,8 @@ class Draft:
     def discard(self) -> None:
         """Remove the artifact, as ``clear``, and its folder."""
         self.clear()
-        full = self.store.full(self.path)
-        if self.store.fs.exists(full):
-            self.store.fs.rm(full, recursive=True)
+        if self.store.exists(self.path):
+            self.store.fs.rm(self.store.full(self.path), recursive=True)
 
 
 class Store:
@@ -323,8 +300,16 @@ class Store:
             return bool(self.fs.exists(self.root or "/")) and not self.fs.isfile(self.root or "/")
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory lies at ``path``."""
-        return bool(self.fs.exists(self.full(path)))
+        """Whether a file or directory lies at ``path``. The store's own error where it cannot tell.
+
+        fsspec's ``exists`` answers "no" to a connection that broke or a disk that failed, and what is taken for absent
+        is written or removed.
+        """
+        try:
+            self.fs.info(self.full(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
 
     def open(self, path: str, mode: str = "rb") -> Any:
         """Open a file for reading."""
@@ -389,27 +374,29 @@ class Store:
     def names(self, path: str) -> list[str]:
         """Sorted names directly under ``path``; empty where it does not exist."""
         full = self.full(path)
-        if not self.fs.exists(full):
-            return []
         self.fs.invalidate_cache(full)
+        if not self.exists(path):
+            return []
         return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in self.fs.ls(full, detail=False))
 
     def find(self, path: str) -> Artifact | None:
-        """The artifact committed at ``path``, or None. Raises ArtifactError for a manifest that does not parse."""
-        if not self.exists(f"{path}/{MANIFEST}"):
-            return None
-        try:
-            with self.open(f"{path}/{MANIFEST}") as source:
-                record = _unsealed(source.read())
-            files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
-            return Artifact(path=path, files=files, **record)
-        except FileNotFoundError:
-            return None  # it went after it was seen
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise ArtifactError(
-                f"{self.url_of(path)}/{MANIFEST} is not a manifest of schema version {SCHEMA_VERSION}: {error}",
-                hint="force=true writes the artifact again",
-            ) from None
+        """The artifact committed at ``path``, or None. DamagedError for a manifest that does not parse, read twice."""
+        former, where = None, f"{self.url_of(path)}/{MANIFEST}"
+        for _ in range(_READS):
+            try:
+                data = self.fs.cat_file(self.full(f"{path}/{MANIFEST}"))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            try:
+                return _parsed(path, data)
+            except (KeyError, ValueError, TypeError, AttributeError) as error:
+                if data == former:
+                    raise DamagedError(
+                        f"{where} is not a manifest of schema version {SCHEMA_VERSION}: {error}",
+                        hint="force=true writes the artifact again",
+                    ) from None
+                former = data
+        raise UnreachableError(f"{where} reads differently every time", hint="the same command again; check the disk")
 
     def get(self, path: str, stage: str) -> Artifact:
         """The artifact committed at ``path``; ArtifactError naming the ``stage`` that makes it where there is none."""
@@ -443,14 +430,14 @@ class Store:
     def verify(self, artifact: Artifact, only: str = "") -> None:
         """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.
 
-        ArtifactError names the first that differs.
+        DamagedError names the first that differs.
         """
         for name, entry in artifact.files.items():
             if only and name != only:
                 continue
             path = f"{artifact.path}/{name}"
             if not self.exists(path):
-                raise ArtifactError(f"{self.url_of(path)} is missing from its artifact", hint="force=true")
+                raise DamagedError(f"{self.url_of(path)} is missing from its artifact", hint="force=true")
             digest, count = xxhash.xxh3_128(), 0
             with self.open(path) as source:
                 while block := source.read(1 << 22):
@@ -458,7 +445,7 @@ class Store:
                     count += len(block)
             found = FileEntry(count, f"xxh3_128:{digest.hexdigest()}")
             if found != entry:
-                raise ArtifactError(
+                raise DamagedError(
                     f"{self.url_of(path)} is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
                     f"expected {entry.bytes} and {entry.checksum}",
                     hint="force=true writes the artifact again",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from pipeline.guardconfig import ClipConfig, GuardConfig
 from pipeline.launchconfig import LaunchConfig, ScheduleConfig
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
@@ -165,11 +166,15 @@ class WatermarkConfig:
     """When the logs of ``data.day`` are complete: files are there, and ...
 
     ``success``: a file of that name (it may hold {day}) lies in each of their folders; null: none is waited for.
-    ``min_rows``: they hold so many rows. ``max_age_hours``: so long after the day's end (UTC) nothing more will come,
-    and ``success`` is no longer waited for; null: it always is.
+    ``partitions``: folders below ``data.path`` that each hold a file: [hour=00, hour=01], or ["hour={00..23}"] for 24.
+    ``min_partitions``: so many folders hold files; null: any number. ``min_rows``: the files hold so many rows.
+    ``max_age_hours``: so long after the day's end (UTC) nothing more will come, and neither ``success`` nor folders
+    are waited for; null: they always are.
     """
 
     success: str | None = None
+    partitions: list[str] = field(default_factory=list)
+    min_partitions: int | None = None
     min_rows: int = 1
     max_age_hours: float | None = None
 
@@ -392,17 +397,6 @@ class PartitionConfig:
 
 
 @dataclass(kw_only=True)
-class GuardConfig:
-    """When training stops itself (exit code 5)."""
-
-    window_steps: int = 50
-    collapse_after_steps: int = 200
-    min_logit_std: float = 1e-4
-    max_window_ne: float = 1.0
-    collapse: bool = True
-
-
-@dataclass(kw_only=True)
 class TrainConfig:
     """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
 
@@ -432,6 +426,7 @@ class TrainConfig:
     max_steps: int | None = None
     threads_per_rank: int | None = None
     log_every_steps: int = 20
+    clip: ClipConfig = field(default_factory=ClipConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
 
 

@@ -28,8 +28,7 @@ class NightjarError(Exception):
     @staticmethod
     def from_json(record: dict[str, object]) -> NightjarError:
         """The error that ``to_json`` described; an unknown class becomes a plain NightjarError."""
-        family = {c.__name__: c for c in (*NightjarError.__subclasses__(), *ArtifactError.__subclasses__())}
-        kind = family.get(str(record.get("error")), NightjarError)
+        kind = _family(NightjarError).get(str(record.get("error")), NightjarError)
         return kind(str(record.get("message", "")), hint=str(record.get("hint", "")))
 
 
@@ -69,7 +68,18 @@ class ArtifactError(NightjarError):
     exit_code = 7
 
 
-class UnreachableError(ArtifactError):
+class DamagedError(ArtifactError):
+    """An artifact is proven damaged: a file it names is gone, or its bytes, read whole, are not those written.
+
+    Only this error may be the reason to pass an artifact over.
+    """
+
+
+class PassingError(ArtifactError):
+    """Something failed that says nothing about an artifact: memory, a thread, a connection. It may work next time."""
+
+
+class UnreachableError(PassingError):
     """A store does not answer, after several tries: what lies there may be whole, so nothing may be made of it."""
 
 
@@ -77,3 +87,11 @@ class LaunchError(NightjarError):
     """The scheduler could not start, find or finish a stage."""
 
     exit_code = 8
+
+
+def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
+    """``kind`` and all classes below it, by name."""
+    found = {kind.__name__: kind}
+    for below in kind.__subclasses__():
+        found |= _family(below)
+    return found

@@ -22,8 +22,8 @@ _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
     "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_share", "train.min_lr_share",
-    "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*", "data.dense_transform",
-    "data.dense.*", "data.missing", "dataset",
+    "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
+    "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
 _HASHED = ("hash", "double_hash")
 _HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")

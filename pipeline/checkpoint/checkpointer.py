@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.artifacts import Artifact, Store
+from pipeline.checkpoint.aside import in_place, set_aside
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.index import (
@@ -25,12 +26,13 @@ from pipeline.checkpoint.index import (
     name_of,
     newest_chain,
     remove,
+    step_of,
     sweep,
 )
 from pipeline.checkpoint.phases import OnPhase, ignore
 from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
-from pipeline.checkpoint.ranks import exchange, this_rank, together
+from pipeline.checkpoint.ranks import exchange, patiently, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
@@ -99,25 +101,39 @@ class Checkpointer:
 
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
-        model = self.model
+        model, say = self.model, self.say if this_rank() == 0 else lambda text: None
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_phase=self.on_phase)
-        together("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None)
-        found = restore_newest(self.store, self.directory, target, self.say if this_rank() == 0 else lambda text: None)
+        patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None, say=say)
+        damaged: dict[str, str] = {}
+        found = restore_newest(self.store, self.directory, target, say, damaged)
         if found is None:
             return None
         artifact, state = found
-        # Differences after a damaged chain must not rest on it: what is newer than the restored one goes.
-        entries = [entry_of(each) for each in committed(self.store, self.directory)]
-        self._entries = [entry for entry in entries if entry.step <= state.step]
-        newer = [entry for entry in entries if entry.step > state.step]
-        together("removing damaged checkpoints", lambda: self._remove(newer) if this_rank() == 0 else None)
+        # Differences after a damaged chain must not rest on it: all that is newer than the restored one is damaged,
+        # or rests on what is.
+        newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
+        entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer), say=say)[0]
+        self._entries = [
+            Entry(**{**entry, "parents": tuple(entry["parents"]), "rested": tuple(entry["rested"])})
+            for entry in entries
+        ]
         self.newest = artifact.path
         self.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
 
+    def _without(self, damaged: dict[str, str]) -> list[dict[str, Any]]:
+        """Rank 0 sets ``damaged`` aside; the entries of the checkpoints that are left, as plain data."""
+        if this_rank() != 0:
+            return []
+        for line in set_aside(self.store, self.directory, damaged):
+            self.say(line)
+        return [asdict(entry_of(each)) for each in committed(self.store, self.directory)]
+
     def _sweep(self) -> None:
         pins = self._pins()
-        for line in sweep(self.store, self.directory, pins) if pins is not None else []:
+        for line in (
+            sweep(self.store, self.directory, pins, in_place(self.store, self.directory)) if pins is not None else []
+        ):
             self.say(line)
 
     def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:
@@ -141,6 +157,10 @@ class Checkpointer:
             self._collect(raising=True, timeout=left)
         self.figures.stalled += time.monotonic() - began
         return True
+
+    def turn_to(self, directory: str) -> None:
+        """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
+        self.directory, self._entries, self._gone = directory, [], []
 
     def close(self) -> None:
         """Wait for the checkpoint in flight; ArtifactError if it fails."""

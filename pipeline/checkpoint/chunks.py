@@ -16,10 +16,10 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.checkpoint.container import read_tensors, write_tensors
+from pipeline.checkpoint.container import read_tensors, require_memory, write_tensors
 from pipeline.checkpoint.quantise import Coding, EncodedRows, decode, encode
 from pipeline.checkpoint.rowids import decode_ids, encode_ids
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -122,7 +122,7 @@ class Chunk:
 
 
 def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
-    """The chunk in a file's bytes, its rows not yet decoded. Raises ArtifactError naming ``where``."""
+    """The chunk in a file's bytes, its rows not yet decoded. Raises DamagedError naming ``where``."""
     tensors, metadata = read_tensors(data, where)
     try:
         if metadata["format"] != FORMAT:
@@ -141,7 +141,7 @@ def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
 
 
 def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
-    """The rows that ``write_block`` wrote, as float32. Raises ArtifactError naming ``where``."""
+    """The rows that ``write_block`` wrote, as float32. Raises DamagedError naming ``where``."""
     chunk = open_chunk(data, where)
     try:
         block = chunk.rows()
@@ -152,8 +152,9 @@ def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
     return block
 
 
-def _not_a_chunk(where: str, error: Exception) -> ArtifactError:
-    return ArtifactError(
+def _not_a_chunk(where: str, error: Exception) -> DamagedError:
+    require_memory(error)
+    return DamagedError(
         f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify <its run> names all damage"
     )
 

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
 from pipeline.errors import ConfigError
@@ -20,8 +21,8 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[dict[str, Any
     """One record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
 
     ``bytes`` of its own files, ``share``: of a full fp32 checkpoint; ``age_seconds``; ``rests``: names that rest on it;
-    ``problem``: what is wrong with its manifest ("": nothing); what only a manifest says is None then. Raises
-    ConfigError for an unknown run.
+    ``problem``: what is wrong with its manifest ("": nothing); what only a manifest says is None then. One that a
+    training set aside is of type "set aside", with the reason as ``why``. Raises ConfigError for an unknown run.
     """
     _check_run(store, run)
     found = []
@@ -31,6 +32,7 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[dict[str, Any
         entries = {entry.name: entry for entry in map(entry_of, artifacts)}
         records = [{**_record(artifact), "problem": ""} for artifact in artifacts]
         records += [_damaged_record(path, problem) for path, problem in damaged.items()]
+        records += [_aside_record(store, each) for each in aside.listed(store, directory)]
         for record in sorted(records, key=lambda record: record["step"]):
             rests = [each.name for each in entries.values() if record["name"] in needed(each, entries)]
             found.append({**record, "rests": rests})
@@ -51,6 +53,28 @@ def _damaged_record(path: str, problem: str) -> dict[str, Any]:
     absent = dict.fromkeys(("rows", "bytes", "share", "created", "age_seconds"))
     place = {"run": run_of(path), "name": path.rpartition("/")[2], "path": path, "step": step_of(path)}
     return {**place, "type": "damaged", "parents": [], "codings": [], **absent, "problem": f"{MANIFEST} {problem}"}
+
+
+def _aside_record(store: Store, each: aside.SetAside) -> dict[str, Any]:
+    absent = dict.fromkeys(("rows", "share"))
+    place = {
+        "run": run_of(each.path),
+        "name": each.path.rpartition("/")[2],
+        "path": each.path,
+        "step": step_of(each.former),
+    }
+    age = None if each.created is None else max(0.0, time.time() - each.created)
+    known = {"bytes": aside.size(store, each), "created": each.created, "age_seconds": age}
+    return {
+        **place,
+        "type": "set aside",
+        "parents": [],
+        "codings": [],
+        **absent,
+        **known,
+        "problem": "",
+        "why": each.why,
+    }
 
 
 def _record(artifact: Artifact) -> dict[str, Any]:
@@ -74,7 +98,8 @@ def _record(artifact: Artifact) -> dict[str, Any]:
 
 def show(store: Store, name: str) -> dict[str, Any]:
     """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
-    from pipeline.checkpoint.reader import read_index, read_state, read_verified
+    from pipeline.checkpoint.reader import read_index, read_state
+    from pipeline.checkpoint.verified import read_verified
     from pipeline.checkpoint.writer import DENSE
 
     artifact = find_checkpoint(store, name)
@@ -180,7 +205,7 @@ def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, Any]:
 
 def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
     from pipeline.checkpoint.container import read_tensors
-    from pipeline.checkpoint.reader import read_verified
+    from pipeline.checkpoint.verified import read_verified
     from pipeline.checkpoint.writer import DENSE
 
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{artifact.path}/{DENSE}")

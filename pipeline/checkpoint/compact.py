@@ -20,9 +20,10 @@ from pipeline.artifacts import MANIFEST, Artifact, Draft, Store
 from pipeline.checkpoint.chunks import Chunk, RowBlock, TableCoding, open_chunk, write_block, write_part
 from pipeline.checkpoint.index import BASELINE, damage_hint, in_store, restore_order
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
-from pipeline.checkpoint.reader import read_index, read_verified
+from pipeline.checkpoint.reader import read_index
+from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, DamagedError
 
 ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"
 
@@ -95,7 +96,7 @@ class _Merge:
                 self.progress(self.read, self.total)
         if not taken.all():
             missing = int((~taken.all(0)).sum())
-            raise ArtifactError(
+            raise DamagedError(
                 f"checkpoint {self.chain[-1].path} and what it rests on do not hold {missing} rows of table {table!r}",
                 hint=damage_hint(self.store, self.chain[-1].path),
             )

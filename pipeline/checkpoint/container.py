@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 _NAMES = {
     torch.float32: "F32",
@@ -27,6 +27,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LONGEST_HEADER = 100 << 20
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "allocation error")
 
 
 def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -52,7 +53,7 @@ def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str
 def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors (sharing ``data``'s memory) and metadata of a safetensors file held in memory.
 
-    Raises ArtifactError naming ``where`` for anything that is not a whole safetensors file; nothing in it is executed.
+    Raises DamagedError naming ``where`` for anything that is not a whole safetensors file; nothing in it is executed.
     """
     view = memoryview(data).cast("B")
     try:
@@ -64,10 +65,20 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
         body = view[8 + length :]
         tensors = {name: _tensor(body, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        raise ArtifactError(
+        require_memory(error)
+        raise DamagedError(
             f"{where} is not a whole safetensors file: {error}", hint="nightjar ckpt verify <its run> names all damage"
         ) from None
     return tensors, metadata
+
+
+def require_memory(error: Exception) -> None:
+    """Raise MemoryError where ``error`` says that memory ran out: that is no fault of what was read.
+
+    torch (RuntimeError) and zstd (ZstdError) have the same class for it as for content that makes no sense.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
+        raise MemoryError(str(error)) from error
 
 
 def _tensor(body: memoryview, entry: dict[str, Any]) -> Tensor:

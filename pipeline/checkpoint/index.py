@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.policy import Chain
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
@@ -86,7 +86,7 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
             artifact = store.find(path)
             if artifact is not None:
                 _check_summary(store, artifact)
-        except ArtifactError as error:
+        except DamagedError as error:
             if damaged is not None:
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
             continue
@@ -96,7 +96,7 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
 
 
 def _check_summary(store: Store, artifact: Artifact) -> None:
-    """ArtifactError for a sealed manifest whose summary is not a checkpoint's: parents are earlier ones beside it."""
+    """DamagedError for a sealed manifest whose summary is not a checkpoint's: parents are earlier ones beside it."""
     summary, name = artifact.summary, artifact.path.rpartition("/")[2]
     step, parents = summary.get("step"), summary.get("parents")
     sound = (
@@ -108,22 +108,25 @@ def _check_summary(store: Store, artifact: Artifact) -> None:
     )
     if not sound:
         said = f"step {step!r}, type {summary.get('type')!r}, parents {parents!r}"
-        raise ArtifactError(f"{store.url_of(artifact.path)}/{MANIFEST} is not that of a checkpoint {name}: {said}")
+        raise DamagedError(f"{store.url_of(artifact.path)}/{MANIFEST} is not that of a checkpoint {name}: {said}")
 
 
 def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
     """``artifact`` and what it rests on, in the order in which they are applied (baseline first).
 
-    Raises ArtifactError naming a parent that is damaged or not there any more.
+    Raises DamagedError naming a parent that is damaged or not there any more.
     """
     directory = artifact.path.rsplit("/", 1)[0]
     order: list[Artifact] = []
     for parent in reversed(artifact.summary["parents"]):
         damaged: dict[str, str] = {}
         found = next(iter(readable(store, [f"{directory}/{parent}"], damaged)), None)
+        if found is None and not damaged:  # looked for twice, for its absence condemns what rests on it
+            store.fs.invalidate_cache(store.full(f"{directory}/{parent}"))
+            found = next(iter(readable(store, [f"{directory}/{parent}"], damaged)), None)
         if found is None:
             wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
-            raise ArtifactError(
+            raise DamagedError(
                 f"checkpoint {artifact.path} rests on {parent}, {wrong[0]}", hint=damage_hint(store, artifact.path)
             )
         order.insert(0, found)
@@ -180,16 +183,17 @@ def rested_on(artifacts: Iterable[Artifact]) -> dict[str, str]:
     return {parent: each.path for each in artifacts for parent in each.summary["parents"]}
 
 
-def sweep(store: Store, directory: str, pinned: Iterable[str] = ()) -> list[str]:
+def sweep(store: Store, directory: str, pinned: Iterable[str] = (), aside: Container[str] = ()) -> list[str]:
     """Remove what writers and pruners that were killed left, checkpoints without a manifest; says in lines what.
 
-    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest.
+    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest. What was set
+    ``aside`` (names) stays without a word.
     """
     stay = set(pinned) | set(rested_on(committed(store, directory)))
     lines = []
     for name in store.names(directory):
         path = f"{directory}/{name}"
-        if not name.startswith("step-") or store.exists(f"{path}/{MANIFEST}"):
+        if not name.startswith("step-") or name in aside or store.exists(f"{path}/{MANIFEST}"):
             continue
         if name in stay:
             lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
@@ -206,13 +210,13 @@ def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase
     Raises ArtifactError where the store refuses it.
     """
     for entry in sorted(entries, key=lambda entry: -entry.step):
-        path = store.full(f"{directory}/{entry.name}")
-        with removing(f"{directory}/{entry.name}"):
-            if store.fs.exists(f"{path}/{MANIFEST}"):
-                store.fs.rm_file(f"{path}/{MANIFEST}")
+        path = f"{directory}/{entry.name}"
+        with removing(path):
+            if store.exists(f"{path}/{MANIFEST}"):
+                store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
             on_phase(Phase.PRUNE)
-            if store.fs.exists(path):
-                store.fs.rm(path, recursive=True)
+            if store.exists(path):
+                store.fs.rm(store.full(path), recursive=True)
 
 
 def removing(path: str) -> AbstractContextManager[None]:

@@ -7,11 +7,11 @@ from typing import Any
 
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.writer import FORMAT
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 
 def parse_index(data: bytes | bytearray, where: str) -> dict[str, Any]:
-    """The index in ``data``; ArtifactError naming ``where`` for anything that is not one of this format."""
+    """The index in ``data``; DamagedError naming ``where`` for anything that is not one of this format."""
     try:
         index: dict[str, Any] = json.loads(data)
         if index["format"] != FORMAT:
@@ -29,7 +29,7 @@ def parse_index(data: bytes | bytearray, where: str) -> dict[str, Any]:
 
 
 def parse_state(data: bytes | bytearray, where: str) -> dict[str, Any]:
-    """The state record in ``data``, its ``train`` a TrainState's; ArtifactError naming ``where`` for anything else."""
+    """The state record in ``data``, its ``train`` a TrainState's; DamagedError naming ``where`` for anything else."""
     try:
         record: dict[str, Any] = json.loads(data)
         TrainState(**record["train"])
@@ -46,6 +46,6 @@ def _require(record: dict[str, Any], kind: type, *names: str) -> None:
             raise ValueError(f"{name} is {record[name]!r}")
 
 
-def _odd(what: str, error: Exception) -> ArtifactError:
+def _odd(what: str, error: Exception) -> DamagedError:
     reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return ArtifactError(f"{what}: {reason}", hint="nightjar ckpt verify <its run> names all damage")
+    return DamagedError(f"{what}: {reason}", hint="nightjar ckpt verify <its run> names all damage")

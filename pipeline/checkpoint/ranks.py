@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pipeline.errors import ArtifactError, NightjarError
+from pipeline.errors import NightjarError, PassingError
+
+PAUSES = (0.5, 1.0, 2.0)  # seconds before each further try of what met a passing fault
 
 
 def this_rank() -> int:
@@ -36,11 +39,15 @@ def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [json.loads(b[: int(n)].cpu().numpy().tobytes()) for b, n in zip(blocks, sizes, strict=True)]
 
 
+_AGAIN = "the same command again; the log of that rank says more"
+
+
 def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
     """Run ``work`` on every rank and return all results (JSON data) in rank order. Collective over ``group``.
 
     Where it fails on some ranks, all ranks raise the error of the first of them, so none waits for ever.
-    An unexpected exception becomes an ArtifactError that names the rank.
+    An unexpected exception becomes a PassingError that names the rank: memory, a thread or a connection that was not
+    to be had says nothing about what was read.
     """
     cause: Exception | None = None
     try:
@@ -49,9 +56,26 @@ def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None
         cause, record = error, {"error": error.to_json()}
     except Exception as error:
         message = f"{what} failed on rank {this_rank()}: {type(error).__name__}: {error}"
-        cause, record = error, {"error": ArtifactError(message, hint="the log of that rank says more").to_json()}
+        cause, record = error, {"error": PassingError(message, hint=_AGAIN).to_json()}
     records = exchange(record, group)
     for each in records:
         if "error" in each:
             raise NightjarError.from_json(each["error"]) from cause
     return [each["value"] for each in records]
+
+
+def patiently(
+    what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None, say: Callable[[str], None] | None = None
+) -> list[Any]:
+    """``together``, again after a pause where a passing fault was met, as often as there are ``PAUSES``.
+
+    ``work`` must bear being done twice. ``say`` gets a line for each further try, on rank 0.
+    """
+    for pause in PAUSES:
+        try:
+            return together(what, work, group)
+        except PassingError as error:
+            if say is not None and this_rank() == 0:
+                say(f"{what}: again in {pause:g} s, because {error.message}")
+            time.sleep(pause)
+    return together(what, work, group)

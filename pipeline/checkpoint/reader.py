@@ -1,7 +1,8 @@
 """Restoring a checkpoint, and what it rests on, into any world size and sharding.
 
 Rows are applied in the order of the chain, baseline first, each file verified as it is read. A damaged chain is
-never half applied and called good: the caller falls back to an older checkpoint (``restore_newest``).
+never half applied and called good: the caller falls back to an older checkpoint (``restore_newest``). Only proven
+damage is a reason for that. What fails otherwise is tried again, and then stops the restore.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from torch import Tensor
 
-from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store, reachable
+from pipeline.artifacts import MANIFEST, Artifact, Store, reachable
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
-from pipeline.checkpoint.index import committed, damage_hint, restore_order
+from pipeline.checkpoint.index import committed, restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
-from pipeline.checkpoint.ranks import together
+from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
-from pipeline.checkpoint.writer import DENSE, INDEX, KIND, STATE
+from pipeline.checkpoint.verified import damage, read_verified
+from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
-from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.errors import ArtifactError, DamagedError
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2
@@ -57,49 +58,59 @@ class Target:
 
 
 @torch.no_grad()
-def restore(store: Store, artifact: Artifact, target: Target, report: Report | None = None) -> TrainState:
+def restore(
+    store: Store,
+    artifact: Artifact,
+    target: Target,
+    report: Report | None = None,
+    say: Callable[[str], None] | None = None,
+) -> TrainState:
     """Read checkpoint ``artifact`` and its chain into ``target``. Collective: every rank reads what its shards need.
 
-    The caller sets the random state from ``TrainState.rng``. ArtifactError on all ranks for a missing or corrupt file,
-    and naming every table and parameter that differs.
+    The caller sets the random state from ``TrainState.rng``. On all ranks: DamagedError for a missing or corrupt file,
+    PassingError where something else failed every time, ArtifactError naming every table and parameter that differs.
     """
     result: list[TrainState] = []
     report = report or Report()
 
     def read() -> None:
+        for part in (report.checkpoints, report.rows, result):  # of a try that failed
+            part.clear()
         with reachable(store.url_of(artifact.path)):
             chain = restore_order(store, artifact)
         _restore_rows(store, chain, target, report)
         result.append(restore_dense(store, artifact, target))
 
-    together(f"restoring {artifact.path}", read)
+    patiently(f"restoring {artifact.path}", read, say=say)
     return result[0]
 
 
 def restore_newest(
-    store: Store, directory: str, target: Target, say: Callable[[str], None]
+    store: Store, directory: str, target: Target, say: Callable[[str], None], damaged: dict[str, str] | None = None
 ) -> tuple[Artifact, TrainState] | None:
     """Restore the newest checkpoint under ``directory`` that is whole; None where there is none at all.
 
-    Collective. Each one that is damaged is told to ``say`` and passed over; ArtifactError where all are damaged.
+    Collective. Each one that is damaged, or rests on a damaged one, is told to ``say``, passed over and added to
+    ``damaged`` ({name: what is wrong}); DamagedError where all are. PassingError where one cannot be read.
     """
-    names, failures = together(f"listing {store.url_of(directory)}", lambda: _listing(store, directory))[0]
-    for message in failures:
+    damaged = {} if damaged is None else damaged
+    names, wrong = patiently(f"listing {store.url_of(directory)}", lambda: _listing(store, directory), say=say)[0]
+    damaged |= wrong
+    for message in wrong.values():
         say(f"a checkpoint cannot be used: {message}")
     for name in reversed(names):
         found: list[Artifact] = []
         path = f"{directory}/{name}"
         try:
-            together(f"opening {path}", lambda path=path, found=found: found.append(_open(store, path)))  # type: ignore[misc]
-            return found[0], restore(store, found[0], target)
-        except UnreachableError:
-            raise
-        except ArtifactError as error:
-            failures.append(error.message)
+            patiently(f"opening {path}", lambda path=path, found=found: found.append(_open(store, path)), say=say)  # type: ignore[misc]
+            return found[-1], restore(store, found[-1], target, say=say)
+        except DamagedError as error:
+            damaged[name] = error.message
             say(f"checkpoint {path} cannot be used, going back to the one before it: {error.message}")
-    if failures:
-        raise ArtifactError(
-            f"no checkpoint in {store.url_of(directory)} is whole, the first of {len(failures)}: {failures[0]}",
+    if damaged:
+        raise DamagedError(
+            f"no checkpoint in {store.url_of(directory)} is whole, the first of {len(damaged)}: "
+            f"{next(iter(damaged.values()))}",
             hint="force=true trains from the start",
         )
     return None
@@ -110,44 +121,12 @@ def _open(store: Store, path: str) -> Artifact:
         return store.get(path, "train")
 
 
-def _listing(store: Store, directory: str) -> tuple[list[str], list[str]]:
+def _listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
     """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged."""
     damaged: dict[str, str] = {}
     with reachable(store.url_of(directory)):
         names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
-    return names, [f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()]
-
-
-def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
-    """The bytes of file ``name`` of ``artifact``; ArtifactError if it is missing or differs from the manifest."""
-    path = f"{artifact.path}/{name}"
-    expected = artifact.files.get(name)
-    if expected is None:
-        raise _damage(store, artifact, f"{store.url_of(artifact.path)} has no file {name}, expected in a {KIND}")
-    data = bytearray(expected.bytes)
-    try:
-        with reachable(store.url_of(path)), store.open(path) as source:
-            view, count = memoryview(data), 0
-            while count < len(view) and (got := source.readinto(view[count:])):
-                count += got
-            count += len(source.read(1))
-    except FileNotFoundError:
-        raise _damage(store, artifact, f"{store.url_of(path)} is missing from its artifact") from None
-    except OSError as error:
-        raise _damage(store, artifact, f"{store.url_of(path)} cannot be read: {error}") from error
-    found = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
-    if found != expected:
-        raise _damage(
-            store,
-            artifact,
-            f"{store.url_of(path)} is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
-            f"expected {expected.bytes} and {expected.checksum}",
-        )
-    return data
-
-
-def _damage(store: Store, artifact: Artifact, message: str) -> ArtifactError:
-    return ArtifactError(message, hint=damage_hint(store, artifact.path))
+    return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
 
 
 def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:
@@ -163,7 +142,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]])
         name = extent["file"]
         block = read_block(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
         if block.table != extent["table"] or len(block.ids) != extent["rows"]:
-            raise _damage(store, artifact, f"{store.url_of(artifact.path)}/{name} holds other rows than its index says")
+            raise damage(store, artifact, f"{store.url_of(artifact.path)}/{name} holds other rows than its index says")
         return block
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-restore") as pool:
@@ -256,7 +235,7 @@ def _check_tables(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec
 
 
 def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], store: Store, artifact: Artifact) -> None:
-    """ArtifactError where a baseline does not hold every value of a local shard.
+    """DamagedError where a baseline does not hold every value of a local shard.
 
     Counted by extents; those of a compacted baseline may have gaps that others fill, so there it is a lower bound.
     """
@@ -268,7 +247,7 @@ def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], store:
             if meets(e, shard)
         )
         if cells < shard.rows * shard.columns:
-            raise _damage(
+            raise damage(
                 store,
                 artifact,
                 f"checkpoint {store.url_of(artifact.path)} holds {cells} of the {shard.rows * shard.columns} values of "
@@ -277,12 +256,12 @@ def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], store:
 
 
 def read_state(store: Store, artifact: Artifact) -> dict[str, Any]:
-    """What ``state.json`` of checkpoint ``artifact`` holds; ArtifactError where it is damaged."""
+    """What ``state.json`` of checkpoint ``artifact`` holds; DamagedError where it is damaged."""
     return parse_state(read_verified(store, artifact, STATE), f"{store.url_of(artifact.path)}/{STATE}")
 
 
 def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
-    """The dense parameters of checkpoint ``artifact`` by name; ArtifactError where its file is damaged."""
+    """The dense parameters of checkpoint ``artifact`` by name; DamagedError where its file is damaged."""
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
     return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
 

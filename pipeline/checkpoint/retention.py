@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
+from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import committed, entry_of, kept, remove, removing, rested_on
 from pipeline.checkpoint.naming import PATH, directories
 from pipeline.errors import ArtifactError
+
+ASIDE = "set aside"
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,30 @@ def collect(
                 going.append(Removal(artifact.path, size, "outside retention"))
         named = {f"{directory}/{name}": f"{by} rests on it" for name, by in rested_on(artifacts).items()}
         named |= {path: f"named by {by}" for path, by in pins.items()}
+        for one in aside.listed(store, directory):
+            removal, reason = _aside(store, one, pins, min_age_seconds)
+            if reason:
+                staying.append({"path": one.path, "reason": reason})
+            else:
+                going.append(removal)
         for each in _remains(store, directory, by_name, {each.path for each in going}, min_age_seconds):
             if each.path in named:
                 staying.append({"path": each.path, "reason": f"{named[each.path]}, though its manifest is gone"})
             else:
                 going.append(each)
     return going, staying
+
+
+def _aside(store: Store, each: aside.SetAside, pins: dict[str, str], min_age: float) -> tuple[Removal, str]:
+    """The removal of a checkpoint that a training set aside, and why it stays ("": it goes).
+
+    What something names stays until a whole checkpoint lies in its place again.
+    """
+    removal = Removal(each.path, aside.size(store, each), f"{ASIDE}: {each.why}")
+    if each.former in pins and not store.exists(f"{each.former}/{MANIFEST}"):
+        return removal, f"{ASIDE}, but {pins[each.former]} names {each.former}"
+    young = each.created is not None and time.time() - each.created < min_age
+    return removal, f"{ASIDE} only now" if young else ""
 
 
 def _stay(artifacts: list[Artifact], pins: set[str], keep_last: int | None, keep_every: int | None) -> dict[str, str]:
@@ -146,9 +167,10 @@ def _remains(
 ) -> list[Removal]:
     """Directories without a manifest, and files that their checkpoint's manifest does not name."""
     found = []
+    theirs = aside.in_place(store, directory)
     for name in store.names(directory):
         path = f"{directory}/{name}"
-        if path in going:
+        if path in going or name == aside.FOLDER or name in theirs:
             continue
         files = {full: store.fs.info(full) for full in store.fs.find(store.full(path))}
         if name in known:
@@ -184,6 +206,10 @@ def sweep(store: Store, going: list[Removal]) -> None:
         entries = [entry_of(each) for each in committed(store, directory)]
         remove(store, directory, [entry for entry in entries if entry.name in names])
     for each in going:
-        if each.reason != "outside retention" and store.exists(each.path):
+        if each.reason.startswith(ASIDE):
+            found = [one for one in aside.listed(store, each.path.rsplit("/", 2)[0]) if one.path == each.path]
+            for one in found:
+                aside.remove(store, one)
+        elif each.reason != "outside retention" and store.exists(each.path):
             with removing(each.path):
                 store.fs.rm(store.full(each.path), recursive=True)

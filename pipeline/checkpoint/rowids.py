@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 _LONGEST = 9
 
@@ -32,10 +32,10 @@ def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def decode_ids(data: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
-    """The ``count`` ids that ``encode_ids`` wrote; ArtifactError where the bytes do not hold that many."""
+    """The ``count`` ids that ``encode_ids`` wrote; DamagedError where the bytes do not hold that many."""
     last = (data & 0x80) == 0
     if int(last.sum()) != count or (len(data) > 0 and not last[-1]):
-        raise ArtifactError(
+        raise DamagedError(
             f"row numbers are corrupt: {int(last.sum())} in the file, expected {count}",
             hint="nightjar ckpt verify <its run> names all damage",
         )

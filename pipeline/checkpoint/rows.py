@@ -12,9 +12,10 @@ from torch import Tensor
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.index import damage_hint, restore_order
-from pipeline.checkpoint.reader import apply_block, read_index, read_verified
+from pipeline.checkpoint.reader import apply_block, read_index
+from pipeline.checkpoint.verified import read_verified
 from pipeline.embeddings import LocalShard
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 # float32 bytes of a window of rows.
 WINDOW_BYTES = 16 << 20
@@ -33,7 +34,7 @@ class Window:
 class ChainReader:
     """Reads a checkpoint and what it rests on without a model. ``tables``: {name: {"rows", "dim"}}.
 
-    Chunks are verified as they are read (ArtifactError). Held in memory: a window, and of each checkpoint of the chain
+    Chunks are verified as they are read (DamagedError). Held in memory: a window, and of each checkpoint of the chain
     the chunks that overlap it.
     """
 
@@ -81,7 +82,7 @@ class ChainReader:
         for key in set(self._open) - used:
             del self._open[key]
         if window.weight.isnan().any():
-            raise ArtifactError(
+            raise DamagedError(
                 f"checkpoint {self.artifact.path} does not hold all of rows {window.first} to "
                 f"{window.first + count - 1} of table {window.table!r}",
                 hint=damage_hint(self.store, self.artifact.path),

@@ -78,7 +78,7 @@ def take_snapshot(
 ) -> list[RowBlock]:
     """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
-    GuardError naming table and row where a weight is not finite.
+    GuardError naming table and row where a weight or an optimizer state is not finite.
     """
     picked = [
         (shard, None if touched is None else touched.mask(shard_key(shard)).nonzero().squeeze(1))
@@ -107,17 +107,19 @@ def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBl
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
         shard.copy(part if rows is None else rows[part], weight[part], {name: s[part] for name, s in state.items()})
-        _check(weight[part], shard.table, ids[part])
+        _check(shard.table, ids[part], weight[part], {name: s[part] for name, s in state.items()})
     return RowBlock(shard.table, ids.astype(np.int64), shard.column, weight, state)
 
 
-def _check(weight: Tensor, table: str, ids: NDArray[np.int64]) -> None:
-    # A sum is not finite if a value is not, and reads the piece once; large finite values may overflow it.
-    if bool(torch.isfinite(weight.sum())):
-        return
-    bad = ~torch.isfinite(weight).all(dim=1)
-    if bool(bad.any()):
-        raise GuardError(
-            f"table {table!r} row {ids[int(bad.long().argmax())]} is not finite; no checkpoint was written",
-            hint="lower train.lr and train.sparse_lr, or more train.warmup_steps",
-        )
+def _check(table: str, ids: NDArray[np.int64], weight: Tensor, state: dict[str, Tensor]) -> None:
+    for name, values in {"": weight, **state}.items():
+        # A sum is not finite if a value is not, and reads the piece once; large finite values may overflow it.
+        if bool(torch.isfinite(values.sum())):
+            continue
+        bad = ~torch.isfinite(values.view(len(ids), -1)).all(dim=1)
+        if bool(bad.any()):
+            what = f": its {name}" if name else ""
+            raise GuardError(
+                f"table {table!r} row {ids[int(bad.long().argmax())]}{what} is not finite; no checkpoint was written",
+                hint="lower train.lr and train.sparse_lr, more train.warmup_steps, or train.clip.table_value=0.001",
+            )

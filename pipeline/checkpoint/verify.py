@@ -12,9 +12,10 @@ from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import BASELINE, readable
 from pipeline.checkpoint.parse import parse_state
-from pipeline.checkpoint.reader import read_blocks, read_index, read_verified
+from pipeline.checkpoint.reader import read_blocks, read_index
+from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
-from pipeline.errors import ArtifactError
+from pipeline.errors import DamagedError
 
 _BLOCK = 4 << 20
 
@@ -93,7 +94,7 @@ def _extents(store: Store, artifact: Artifact) -> tuple[dict[str, dict[str, Any]
         return {}, [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
     try:
         extents = {extent["file"]: extent for extent in read_index(store, artifact)["files"]}
-    except ArtifactError as error:
+    except DamagedError as error:
         return {}, [Damage(artifact.path, name, error.message)]
     lost = [Damage(artifact.path, MANIFEST, f"does not name {c}") for c in extents if c not in artifact.files]
     return extents, lost
@@ -104,7 +105,7 @@ def _chunk_problem(store: Store, artifact: Artifact, extent: dict[str, Any]) -> 
     try:
         for _ in read_blocks(store, artifact, [extent]):
             return ""
-    except ArtifactError as error:
+    except DamagedError as error:
         return error.message
     return ""
 
@@ -117,6 +118,6 @@ def _content_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Dam
             continue
         try:
             parse(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
-        except ArtifactError as error:
+        except DamagedError as error:
             found.append(Damage(artifact.path, name, error.message))
     return found

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.index import restore_order
-from pipeline.checkpoint.ranks import together
+from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import (
     OTHER_MODEL,
     Target,
@@ -72,6 +72,7 @@ def warm_start(
     lines: list[str] = []
 
     def read() -> None:
+        lines.clear()  # of a try that failed
         chain = restore_order(store, artifact)
         stored = read_index(store, chain[-1])["tables"]
         pairs = match_tables(stored, target.rows.tables, rename or {})
@@ -82,7 +83,7 @@ def warm_start(
         else:
             lines.extend(_read_dense(store, artifact, target, partly, towers or {}))
 
-    together(f"starting from {artifact.path}", read)
+    patiently(f"starting from {artifact.path}", read)
     return lines
 
 

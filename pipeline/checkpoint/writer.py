@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
+from pipeline.checkpoint.aside import make_room
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
@@ -156,7 +157,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         return {"extents": extents, "files": {name: asdict(entry) for name, entry in draft.files.items()}}
 
     try:
-        together(f"clearing {job.path}", lambda: draft.discard() if leader else None, group)
+        together(f"clearing {job.path}", lambda: _clear(draft) if leader else None, group)
         parts = together(f"writing {job.path}", write, group)
         committed = together(
             f"committing {job.path}", lambda: _commit(draft, job, parts, on_phase).to_json() if leader else None, group
@@ -166,6 +167,12 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
             _discard_uncommitted(draft)
         raise
     return _artifact(job.path, committed)
+
+
+def _clear(draft: Draft) -> None:
+    """Remove what a writer that was killed left in this place; what was set aside there is moved, not removed."""
+    make_room(draft.store, draft.path)
+    draft.discard()
 
 
 def _artifact(path: str, record: dict[str, Any]) -> Artifact:

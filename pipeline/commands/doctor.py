@@ -7,6 +7,7 @@ process of their own.
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -24,11 +25,15 @@ GIB = 1 << 30
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
 LOCK = "make venv installs the locked set (requirements/*.txt, with --no-deps)"
 PROBE = """
+import json, pathlib, sys
 import torch, fbgemm_gpu, torchrec
 bags = torchrec.EmbeddingBagCollection(device=torch.device("cpu"), tables=[torchrec.EmbeddingBagConfig(
     name="C1", embedding_dim=4, num_embeddings=3, feature_names=["C1"])])
 ids = torchrec.KeyedJaggedTensor(keys=["C1"], values=torch.tensor([0, 2]), lengths=torch.tensor([1, 1]))
 assert bags(ids).values().shape == (2, 4)
+if sys.argv[1]:
+    from pipeline.embeddings.ssd.support import examine
+    print(json.dumps(examine(pathlib.Path(sys.argv[1]))))
 print(int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count(),
       int(torch.cuda.is_available() and torch.cuda.is_bf16_supported()))
 """
@@ -56,7 +61,7 @@ def examine(store: str) -> list[Finding]:
     """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
     findings = [python_version(), *triple(), *tools(), cores(), memory(), disk(store), shared_memory()]
     broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
-    return [*findings, *([] if broken else lookup())]
+    return [*findings, *([] if broken else lookup(store))]
 
 
 def python_version() -> Finding:
@@ -127,13 +132,21 @@ def memory() -> Finding:
     )  # fmt: skip
 
 
-def disk(store: str) -> Finding:
-    """Free space where the store lies (its nearest existing parent, if it is on a local disk)."""
+def local_place(store: str) -> Path | None:
+    """The nearest existing directory above ``store``; None where it is not on a local disk."""
     if "://" in store and not store.startswith("file://"):
-        return Finding("ok", "disk", f"{store} is not a local disk; its space is not known here")
+        return None
     place = Path(store.removeprefix("file://")).absolute()
     while not place.exists():
         place = place.parent
+    return place
+
+
+def disk(store: str) -> Finding:
+    """Free space where the store lies (its nearest existing parent, if it is on a local disk)."""
+    place = local_place(store)
+    if place is None:
+        return Finding("ok", "disk", f"{store} is not a local disk; its space is not known here")
     free = shutil.disk_usage(place).free
     text = f"{free / GIB:.1f} GiB free at the store"
     if not os.access(place, os.W_OK):
@@ -155,9 +168,14 @@ def shared_memory() -> Finding:
     return Finding("warn", "/dev/shm", text, "containers: --shm-size=1g, or a memory emptyDir at /dev/shm")
 
 
-def lookup() -> list[Finding]:
-    """Import the triple for real and look two ids up in a tiny table, in a process of its own."""
-    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=300)
+def lookup(store: str) -> list[Finding]:
+    """Import the triple for real and look two ids up in a tiny table, in a process of its own.
+
+    There too: what the machine refuses of tables on SSD whose files lie in a local ``store``.
+    """
+    place = local_place(store)
+    scratch = str(place) if place is not None and os.access(place, os.W_OK) else ""
+    done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or [f"died with exit code {done.returncode}"])[-1]
         return [Finding("fail", "lookup", last[:200], LOCK)]
@@ -169,8 +187,15 @@ def lookup() -> list[Finding]:
         findings.append(
             Finding("warn", "bf16", "not computed natively here", "none needed: train.precision=auto is fp32")
         )
+    findings += tables_on_ssd(done.stdout.splitlines()[-2]) if scratch else []
     findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
     return findings
+
+
+def tables_on_ssd(refused: str) -> list[Finding]:
+    """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.support.examine``."""
+    found = [Finding("warn", "ssd", what, advice) for what, advice in json.loads(refused)]
+    return found or [Finding("ok", "ssd", "tables on SSD get asynchronous reads past the page cache at the store")]
 
 
 def installed(name: str) -> str | None:

@@ -136,6 +136,7 @@ def config_hash(config: Config) -> str:
     record = dataclasses.asdict(config)
     for name in NOT_IN_RUN_NAME:
         del record[name]
+    del record["train"]["guard"]  # it may stop a run, and its hints must lead back to the same one
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 

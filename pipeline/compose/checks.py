@@ -80,6 +80,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("data.synthetic.id_groups", 0, None),
     ("data.synthetic.popularity_drift", 0.0, 1.0),
     ("data.watermark.min_rows", 1, None),
+    ("data.watermark.min_partitions", 1, None),
     ("data.watermark.max_age_hours", 0.0, None),
     ("data.late_days", 1, 366),
     ("data.max_quarantine_share", 0.0, 1.0),
@@ -120,6 +121,8 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("train.lr", 0.0, None),
     ("train.sparse_lr", 0.0, None),
     ("train.weight_decay", 0.0, None),
+    ("train.clip.dense_norm", 1e-12, None),
+    ("train.clip.table_value", 1e-12, None),
     ("train.warmup_steps", 0, None),
     ("train.decay_share", 0.01, 1.0),
     ("train.min_lr_share", 0.0, 1.0),
@@ -392,6 +395,12 @@ def _check_sparse(data: DataConfig) -> None:
 
 
 def _check_days(data: DataConfig) -> None:
+    for name in data.watermark.partitions:
+        if not name.strip("/") or ".." in name.split("/") or set(name) & set("*?["):
+            raise ConfigError(
+                f"data.watermark.partitions has {name!r}, expected names of folders below data.path, without wildcards",
+                hint='data.watermark.partitions=[hour=00,hour=01], or ["hour={00..23}"] for all 24',
+            )
     if data.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", data.day):
         raise ConfigError(
             f"data.day is {data.day!r}, expected YYYY-MM-DD, or two such days for a range",

@@ -14,10 +14,12 @@ from datetime import UTC, date, datetime, timedelta
 
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Artifact, Store, fingerprint
+from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig
 from pipeline.contracts import dataset_path
 from pipeline.errors import ConfigError, DataError
+from pipeline.ingest.partitions import missing_partitions
+from pipeline.ingest.rawfiles import fingerprint
 from pipeline.ingest.sources import Files, counted_lines, decompressed, find_files, readable
 
 EPOCH = date(1970, 1, 1)
@@ -101,6 +103,8 @@ def day_state(config: Config, day: date, now: float | None = None) -> DayState:
     if limit.success and waits:
         names = [f"{folder}/{filled(limit.success, day)}" for folder in sorted(_folders(files))]
         missing += [f"{name} is not there yet" for name in names if not files.fs.exists(name)]
+    if waits:
+        missing += missing_partitions(limit, path, files, lambda name: filled(name, day))
     if limit.min_rows > 1 and has_pattern(data):
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:
@@ -145,7 +149,8 @@ def incomplete(day: date, missing: list[str]) -> DataError:
     """The error for a day that cannot be ingested yet."""
     return DataError(
         f"{day} is not complete: {'; '.join(missing)}",
-        hint="the same command again once it is delivered, or data.watermark.success=null data.watermark.min_rows=1",
+        hint="the same command again once it is delivered, or another data.watermark: success=null, partitions=[], "
+        "min_partitions=null and min_rows=1 wait for nothing",
     )
 
 

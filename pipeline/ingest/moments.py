@@ -16,6 +16,8 @@ import polars as pl
 
 LOG_QUANTUM = 1.0 / 65536
 _SHIFT = 2200  # below the exponent of the square of the smallest float64
+_SPLIT = 2.0**27 + 1.0  # cuts a float64 into halves whose products are exact
+_NOISE = 2.0**-48  # of the largest value: 0.3 and 0.1 + 0.2 differ by less
 
 
 @dataclass
@@ -43,11 +45,13 @@ class Moments:
 
     @property
     def std(self) -> float:
-        """Population standard deviation; 0 where nothing was seen."""
+        """Population standard deviation; 0 where nothing was seen, and where values differ by rounding alone."""
         if not self.count:
             return 0.0
         mean = Fraction(self.total, self.count << _SHIFT)
-        return math.sqrt(float(Fraction(self.squares, self.count << _SHIFT) - mean * mean))
+        # Squares below the smallest float64 are 0, so the difference can be negative for values that small.
+        std = math.sqrt(max(float(Fraction(self.squares, self.count << _SHIFT) - mean * mean), 0.0))
+        return std if std > _NOISE * max(abs(self.minimum), abs(self.maximum)) else 0.0
 
 
 def signed_log(column: pl.Expr) -> pl.Expr:
@@ -75,9 +79,27 @@ def _moments(values: np.ndarray) -> Moments:
         whole = values if bound < 2.0**53 else values.astype(np.int64)
         # Not np.dot: the threads of a BLAS wait for its next call by spinning, on cores that parse the next block.
         moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.einsum("i,i", whole, whole)) << _SHIFT
+    elif moments.minimum == moments.maximum:
+        one = values[:1]
+        moments.total, moments.squares = exact_sum(one) * len(values), exact_squares(one) * len(values)
     else:
-        moments.total, moments.squares = exact_sum(values), exact_sum(values * values)
+        moments.total, moments.squares = exact_sum(values), exact_squares(values)
     return moments
+
+
+def exact_squares(values: np.ndarray) -> int:
+    """Exact sum of the squares of float64 ``values`` below 1e150, in units of 2^-2200.
+
+    A square is the rounded product and its error, which is a float64 too (Dekker 1971). Without the error the variance
+    of values far from 0 drowns in the rounding of their squares, and that of a constant comes out negative.
+    """
+    product = values * values
+    scaled = values * _SPLIT
+    high = scaled - (scaled - values)
+    low = values - high
+    error = ((high * high - product) + 2.0 * high * low) + low * low
+    # Values with at most 26 significant bits, such as all of float32, have exact squares.
+    return exact_sum(product) + (exact_sum(error) if error.any() else 0)
 
 
 def exact_sum(values: np.ndarray) -> int:

@@ -62,9 +62,8 @@ def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile
 
 def bin_counts(counts: BinCounts, bounds: np.ndarray, missing: int) -> tuple[int, np.ndarray]:
     """Distinct values (buckets of them), and lookups of every row of the table of bins."""
-    total = int(counts.sketch.counts.sum())
-    per_bin = (counts.sketch.shares(bounds) * total).round().astype(np.int64)
-    return int((counts.sketch.counts > 0).sum()), np.concatenate([[missing, 0], per_bin])
+    per_bin = (counts.sketch.shares(bounds) * counts.sketch.total).round().astype(np.int64)
+    return len(counts.sketch.used), np.concatenate([[missing, 0], per_bin])
 
 
 def _known_counts(table: pl.DataFrame, fitted: SparseTransform) -> np.ndarray:

@@ -35,7 +35,7 @@ def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:
         sketch = train.sketches[dense.name]
         bounds = sketch.bounds(BINS)
         features[dense.name] = {
-            "missing": 1 - int(sketch.counts.sum()) / train.rows, "distinct": int((sketch.counts > 0).sum()),
+            "missing": 1 - sketch.total / train.rows, "distinct": len(sketch.used),
             "bounds": bounds.tolist(), "shares": sketch.shares(bounds).tolist(),
         }  # fmt: skip
     for sparse in spec.sparse:
@@ -48,7 +48,7 @@ def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
     if isinstance(counts, BinCounts):
         bounds = counts.sketch.bounds(BINS)
         return {
-            "mapping": "bins", "missing": missing, "distinct": int((counts.sketch.counts > 0).sum()),
+            "mapping": "bins", "missing": missing, "distinct": len(counts.sketch.used),
             "bounds": bounds.tolist(),
             "shares": counts.sketch.shares(bounds).tolist(),
         }  # fmt: skip
@@ -191,11 +191,10 @@ def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, flo
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
     """The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own."""
-    absent = (train.rows - int(sketch.counts.sum()), train.positives - int(sketch.positives.sum()))
-    used = np.flatnonzero(sketch.counts)
-    counts, positives = sketch.counts[used], sketch.positives[used]
+    counts, positives = sketch.rows, sketch.clicks
+    absent = (train.rows - sketch.total, train.positives - int(positives.sum()))
     areas = []
-    for place in (0, len(used)):
+    for place in (0, len(counts)):
         area = auc(np.insert(counts, place, absent[0]), np.insert(positives, place, absent[1]))
         areas += [area, 1 - area]
     some = [absent[0]] if absent[0] else []

@@ -7,12 +7,16 @@ the positive class are counted too: they tell how well a value alone predicts th
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 BUCKETS = 1 << 16
 _HALF = 1 << 15
+_FEW = 1 << 13  # values that are counted sooner by sorting than by an array of all buckets
 
 
+@cache
 def lower_edges() -> np.ndarray:
     """The lowest value of every bucket: float64 [BUCKETS]; those of no number are NaN or infinite."""
     order = np.arange(BUCKETS, dtype=np.int64)
@@ -21,33 +25,75 @@ def lower_edges() -> np.ndarray:
     # Of negative values the bucket's lowest has the largest magnitude.
     edges = np.where(negative, keys | np.uint32(0xFFFF), keys).astype(np.uint32).view(np.float32)
     with np.errstate(invalid="ignore"):
-        return edges.astype(np.float64)
+        found = edges.astype(np.float64)
+    found.flags.writeable = False
+    return found
 
 
 class Sketch:
-    """Counts of finite values by bucket; ``positives``: of those with label 1."""
+    """Counts of finite values by bucket, and of those with label 1.
+
+    Only the buckets that hold values are kept, in rising order: a column fills a few thousand of the 65,536, and a
+    block of a wide log has a sketch for each of its columns.
+    """
 
     def __init__(self) -> None:
-        self.counts = np.zeros(BUCKETS, np.int64)
-        self.positives = np.zeros(BUCKETS, np.int64)
+        self.used = np.zeros(0, np.uint16)
+        self.rows = np.zeros(0, np.int64)
+        self.clicks = np.zeros(0, np.int64)
+
+    @property
+    def counts(self) -> np.ndarray:
+        """Values of every bucket: int64 [BUCKETS]."""
+        return _spread(self.used, self.rows)
+
+    @property
+    def positives(self) -> np.ndarray:
+        """Values with label 1 of every bucket: int64 [BUCKETS]."""
+        return _spread(self.used, self.clicks)
+
+    @property
+    def total(self) -> int:
+        """Values in all buckets."""
+        return int(self.rows.sum())
 
     def add(self, values: np.ndarray, labels: np.ndarray) -> None:
         """Count ``values`` (NaN: missing, not counted) with their ``labels``."""
         keep = np.isfinite(values)
         if not keep.all():
             values, labels = values[keep], labels[keep]
-        bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)  # -0 counts as 0
-        bits += (labels > 0).astype(np.uint32) << np.uint32(16)
-        found = np.bincount(bits, minlength=2 * BUCKETS).reshape(2, BUCKETS)
+        if not len(values):
+            return
+        words = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)  # -0 counts as 0
+        keys, seen = _counted(words << np.uint32(1) | (labels > 0))
+        starts = np.flatnonzero(np.diff(keys >> 1, prepend=-1))
+        rows, clicks = np.add.reduceat(seen, starts), np.add.reduceat(seen * (keys & 1), starts)
+        bits = keys[starts] >> 1
         # Buckets rise with the value: of negative ones the larger bits come first.
-        for half, bucket in ((found[:, :_HALF], slice(_HALF, None)), (found[:, : _HALF - 1 : -1], slice(_HALF))):
-            self.counts[bucket] += half[0] + half[1]
-            self.positives[bucket] += half[1]
+        used = np.where(bits < _HALF, bits + _HALF, BUCKETS - 1 - bits).astype(np.uint16)
+        order = np.argsort(used)
+        self._take_in(used[order], rows[order], clicks[order])
 
     def merge(self, other: Sketch) -> None:
         """Take in what ``other`` counted."""
-        self.counts += other.counts
-        self.positives += other.positives
+        self._take_in(other.used.copy(), other.rows.copy(), other.clicks.copy())
+
+    def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
+        if not len(self.used):
+            self.used, self.rows, self.clicks = used, rows, clicks
+            return
+        at = np.searchsorted(self.used, used)
+        known = self.used[np.minimum(at, len(self.used) - 1)] == used
+        if not known.all():
+            self.used, order = np.unique(np.concatenate([self.used, used]), return_index=True)
+            before = len(self.rows)
+            fresh = order >= before
+            self.rows, self.clicks = (
+                np.where(fresh, 0, own[np.where(fresh, 0, order)]) for own in (self.rows, self.clicks)
+            )
+            at = np.searchsorted(self.used, used)
+        self.rows[at] += rows
+        self.clicks[at] += clicks
 
     def bounds(self, bins: int) -> np.ndarray:
         """Where to cut the values into at most ``bins`` bins of equal counts: float64, rising, none twice.
@@ -55,10 +101,10 @@ class Sketch:
         A value's bin is the number of bounds that are not above it. Bounds are edges of buckets, so bins are as even
         as the buckets let them be.
         """
-        used = np.flatnonzero(self.counts)
+        used = self.used
         if len(used) < 2:
             return np.zeros(0)
-        below = np.cumsum(self.counts[used])
+        below = np.cumsum(self.rows)
         wanted = below[-1] * np.arange(1, bins) / bins
         # The used bucket that follows the one in which the quantile lies, or that one where it begins nearer to it.
         first = np.searchsorted(below, wanted, side="left")
@@ -70,10 +116,25 @@ class Sketch:
 
     def shares(self, bounds: np.ndarray) -> np.ndarray:
         """Share of the values in each bin of ``bounds``: float64 [len(bounds) + 1]; zeros where nothing was counted."""
-        used = np.flatnonzero(self.counts)
-        bins = np.searchsorted(bounds, lower_edges()[used], side="right")
-        counts = np.bincount(bins, self.counts[used], minlength=len(bounds) + 1)
+        bins = np.searchsorted(bounds, lower_edges()[self.used], side="right")
+        counts = np.bincount(bins, self.rows, minlength=len(bounds) + 1)
         return counts / max(counts.sum(), 1.0)
+
+
+def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct ``keys`` (below 2 * BUCKETS) in rising order, and how often each is there: int64."""
+    if len(keys) < _FEW:
+        distinct, seen = np.unique(keys, return_counts=True)
+        return distinct.astype(np.int64), seen
+    found = np.bincount(keys)
+    distinct = np.flatnonzero(found)
+    return distinct, found[distinct]
+
+
+def _spread(used: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    every = np.zeros(BUCKETS, np.int64)
+    every[used] = counts
+    return every
 
 
 def bin_of(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:

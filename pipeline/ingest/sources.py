@@ -15,9 +15,10 @@ import polars as pl
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from pipeline.artifacts import Store, files_at
+from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import DataError, NightjarError, UnreachableError
+from pipeline.ingest.rawfiles import files_at
 from pipeline.ingest.text import Layout, Reject, read_lines
 
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
@@ -102,7 +103,7 @@ def missing_data(path: str) -> DataError:
 
 
 def find_files(path: str) -> Files:
-    """Files at ``path`` sorted by name, hidden ones (starting with . or _) left out; DataError if none."""
+    """Files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
     try:
         fs, root = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:

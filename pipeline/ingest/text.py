@@ -16,6 +16,7 @@ import polars as pl
 
 NEWLINE = 10
 FLOAT32_MAX = 3.4028234663852886e38
+_TRIMMED = frozenset(b" \t")
 _COUNTED = 1 << 18  # bytes compared at a time: they stay in the cache
 
 
@@ -119,8 +120,13 @@ def _read_clean(block: bytes, layout: Layout) -> pl.DataFrame | None:
 
 
 def _read_numbers(block: bytes, layout: Layout) -> pl.DataFrame | None:
-    """The frame with its numbers as such; None unless all of them are plain: no blanks, words, or none too large."""
-    if not layout.numbers or b" " in block:
+    """The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
+
+    Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of them
+    is read as text, so that what counts as a number never depends on the other lines of a block.
+    """
+    trimmed = _TRIMMED - set(layout.separator.encode())
+    if not layout.numbers or any(byte in block for byte in trimmed):
         return None
     try:
         frame = _read(block, layout, layout.numbers)

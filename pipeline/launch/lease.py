@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
-from pipeline.errors import NightjarError
+from pipeline.errors import LaunchError
 
 CHECKS = 6  # of the record, and renewals of it, while a lease lasts
 Seen = TypeVar("Seen")
@@ -51,20 +51,31 @@ class Lease(ABC):
         self.acquire()
         ended = threading.Event()
         keeper = threading.Thread(target=self._keep, args=(ended,), name="lease", daemon=True)
-        keeper.start()
+        try:
+            keeper.start()
+        except RuntimeError as error:  # a limit of processes is reached; without a keeper the lease would be lost
+            self._leave()
+            raise LaunchError(
+                f"{self.name} cannot be kept: {error}",
+                hint="the same command once the machine has room; look at ulimit -u and the container's pids limit",
+            ) from error
         try:
             yield
         finally:
             ended.set()
             keeper.join()
-            with suppress(NightjarError, OSError):
-                if not self.lost:
-                    self.release()
+            if not self.lost:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Release; where the store does not answer the next launcher waits for this one's time to end."""
+        with suppress(Exception):  # clients of object stores have error classes of their own
+            self.release()
 
     def _keep(self, ended: threading.Event) -> None:
         renewed = time.monotonic()
         while not ended.wait(self.seconds / CHECKS):
-            with suppress(NightjarError, OSError):
+            with suppress(Exception):  # it is tried again until the lease is over; nothing may end this thread
                 if self.renew():
                     renewed = time.monotonic()
                     continue

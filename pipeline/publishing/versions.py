@@ -1,14 +1,16 @@
 """Versions of a model, and which of them serves: ``models/<model>/<version>/`` and ``models/<model>/current.json``.
 
-``current.json`` is replaced as a whole (a rename on a local disk, one put on an object store), so whoever reads it sees
-the former version or the new one, whenever the writer was killed. It holds the line of versions that served, of which
-the last one serves now: promoting appends, rolling back takes off.
+``current.json`` is replaced as a whole and only while it is still what its writer read (``swapping``), so whoever reads
+it sees the former version or the new one, and of two writers at once neither loses what the other one did. It holds the
+line of versions that served, of which the last one serves now: promoting appends, rolling back takes off.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +18,7 @@ from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, UnreachableError
+from pipeline.swapping import Seen, SwappedError, look, swap
 
 CURRENT = "current.json"
 FORMAT = 1
@@ -24,6 +27,7 @@ _TABLES = "tables/"  # begins the names of a version's large files
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
 UNFINISHED = "not finished: it is being written, or its writer was killed (models gc removes it then)"
 _LOG_ENTRIES = 200
+_TRIES = 10  # of a promotion beside others that write; each of them lets one through
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,19 +103,32 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
 
 def read_current(store: Store, model: str) -> Current:
     """What serves; an empty line where nothing was published yet. ArtifactError for a damaged file."""
-    path = f"{model_path(model)}/{CURRENT}"
-    if not store.exists(path):
+    return _read(store, model)[1]
+
+
+def _read(store: Store, model: str) -> tuple[Seen, Current]:
+    """``current.json`` as it was read, for ``swap``, and what it says."""
+    seen = look(store, _current_path(model))
+    return seen, _parsed(store, model, seen)
+
+
+def _parsed(store: Store, model: str, seen: Seen) -> Current:
+    if seen.data is None:
         return Current(model=model)
-    record = store.read_json(path)
     try:
+        record = json.loads(seen.data)
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}, expected {FORMAT}")
         return Current(model=model, line=tuple(map(str, record["line"])), log=tuple(record["log"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ArtifactError(
-            f"{store.url_of(path)} does not say which version serves: {error}",
+            f"{store.url_of(_current_path(model))} does not say which version serves: {error}",
             hint=f"nightjar models promote {model} <version> --reason '...' after removing that file",
         ) from None
+
+
+def _current_path(model: str) -> str:
+    return f"{model_path(model)}/{CURRENT}"
 
 
 def incumbent(store: Store, model: str) -> Artifact | None:
@@ -137,25 +154,39 @@ def promote(
     nobody else can change what serves. ArtifactError for a version that is not there whole, ConfigError for one that
     the gate held where no ``reason`` is given.
     """
+    mine, whole = uuid.uuid4().hex, None
     with _held(store, model):
-        current = read_current(store, model)
-        if version == current.version:
-            return current
-        if check is not None:
-            check()
-        held = _require_whole(store, model, version, tables=by != "publish").summary.get("verdict") == "HOLD"
-        if held and not reason.strip():
-            raise ConfigError(
-                f"the gate held {version} of model {model!r}: publishing it all the same needs a reason, which is kept",
-                hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
-            )
-        return _swap(store, current, (*current.line, version), by, version, reason)
+        for _ in range(_TRIES):
+            seen, current = _read(store, model)
+            if version == current.version or _wrote(current, mine):
+                return current
+            if check is not None:
+                check()
+            whole = whole or _require_whole(store, model, version, tables=by != "publish")
+            if whole.summary.get("verdict") == "HOLD" and not reason.strip():
+                raise _needs_reason(model, version)
+            try:
+                return _swap(store, seen, current, (*current.line, version), _entry(mine, current, by, version, reason))
+            except SwappedError:
+                continue  # somebody promoted or rolled back since: all of it holds beside that one, or not
+        raise _changed(store, model, f"{_TRIES} times")
+
+
+def _needs_reason(model: str, version: str) -> ConfigError:
+    return ConfigError(
+        f"the gate held {version} of model {model!r}: publishing it all the same needs a reason, which is kept",
+        hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
+    )
 
 
 def roll_back(store: Store, model: str, reason: str = "") -> Current:
-    """Let the version that served before serve again. ConfigError where there is none."""
+    """Let the version that served before serve again. ConfigError where there is none.
+
+    LaunchError where another process changes what serves meanwhile: the version before that one is another one.
+    """
+    mine = uuid.uuid4().hex
     with _held(store, model):
-        current = read_current(store, model)
+        seen, current = _read(store, model)
         if current.previous is None:
             known = f"{current.version} is the first one that serves" if current.version else "nothing was published"
             raise ConfigError(
@@ -163,13 +194,39 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
                 hint=f"nightjar models ls {model} shows the versions there are",
             )
         _require_whole(store, model, current.previous, tables=False)
-        return _swap(store, current, current.line[:-1], "rollback", current.previous, reason)
+        entry = _entry(mine, current, "rollback", current.previous, reason)
+        try:
+            return _swap(store, seen, current, current.line[:-1], entry)
+        except SwappedError as other:
+            now = _parsed(store, model, other.now)
+            if _wrote(now, mine):
+                return now
+            raise _changed(store, model, "meanwhile") from None
 
 
-def _swap(store: Store, current: Current, line: tuple[str, ...], by: str, version: str, reason: str) -> Current:
-    entry = {"version": version, "instead_of": current.version, "by": by, "reason": reason, "at": time.time()}
+def _entry(mine: str, current: Current, by: str, version: str, reason: str) -> dict[str, Any]:
+    """An entry of the log; ``id`` tells its writer whether a write whose answer was lost was done."""
+    return {
+        "version": version, "instead_of": current.version, "by": by, "reason": reason, "at": time.time(), "id": mine,
+    }  # fmt: skip
+
+
+def _wrote(current: Current, mine: str) -> bool:
+    return any(entry.get("id") == mine for entry in current.log)
+
+
+def _changed(store: Store, model: str, when: str) -> LaunchError:
+    now = read_current(store, model).version
+    return LaunchError(
+        f"another process changed which version of model {model!r} serves {when}: now {now or 'nothing'} serves",
+        hint=f"nightjar models ls {model}; then the same command, if it is still right",
+    )
+
+
+def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: dict[str, Any]) -> Current:
     after = Current(model=current.model, line=line, log=(*current.log, entry))
-    store.write_json(f"{model_path(current.model)}/{CURRENT}", after.to_json())
+    data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
+    swap(store, _current_path(current.model), seen, data)
     return after
 
 
@@ -222,7 +279,7 @@ def _require_whole(store: Store, model: str, version: str, *, tables: bool) -> A
 
 
 def _held(store: Store, model: str) -> AbstractContextManager[None]:
-    """One writer of ``current.json`` at a time on this file system; object stores have no locks."""
+    """One writer of ``current.json`` at a time on this file system; object stores have no locks (``swap`` decides)."""
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
         return nullcontext()  # no such model: whoever asks says so

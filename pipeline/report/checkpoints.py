@@ -51,7 +51,8 @@ def listing(records: Sequence[Mapping[str, Any]]) -> str:
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
     total = sum(r["bytes"] or 0 for r in records)
     lines = [table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
-    return "\n".join([*lines, *(f"damaged: {r['path']}/{r['problem']}" for r in records if r["problem"])])
+    lines += [f"damaged: {r['path']}/{r['problem']}" for r in records if r["problem"]]
+    return "\n".join([*lines, *(f"set aside: {r['path']}: {r['why']}" for r in records if "why" in r)])
 
 
 def details(record: Mapping[str, Any]) -> str:

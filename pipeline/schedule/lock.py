@@ -6,6 +6,7 @@ Clocks decide nothing, but a wrong one is told.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -17,8 +18,9 @@ from typing import Any
 from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.lease import CHECKS, Lease, watched
+from pipeline.swapping import Seen, SwappedError, is_conditional, look, swap
 
-SETTLE_SECONDS = 1.0  # on an object store, until what two writers wrote at once is one of the two for both
+SETTLE_SECONDS = 1.0  # on a store without conditions, until what two wrote at once is one of the two for both
 CLOCKS_DIFFER = 5.0  # seconds more than a renewal takes to be seen
 
 Record = dict[str, Any]
@@ -44,20 +46,24 @@ class _StoreLease(Lease):
         super().__init__(f"the lock of model {model!r}", seconds)
         self.store, self.model, self.say = store, model, say
         self.path = lease_path(model)
-        self.owner = uuid.uuid4().hex
+        self.owner, self.seen = uuid.uuid4().hex, Seen(None)
         self.fixed = {"owner": self.owner, "host": socket.gethostname(), "pid": os.getpid(), "doing": doing}
 
     def acquire(self) -> None:
         """Take the lease where it is free, given up, or not renewed any more; LaunchError elsewhere."""
-        seen = self._read()
-        if seen is not None:
-            self._outwait(seen)
-        with self._alone():
-            now = self._read()
-            if now is not None and now != seen:
+        seen = self._look()
+        if (record := self._record(seen)) is not None:
+            self._outwait(record)
+            seen = self._look()
+            if (now := self._record(seen)) is not None and now != record:
                 raise self._busy(now)
-            self._write()
-        if not self.store.is_local:  # no lock there: of two that wrote at once, the later one has it
+        try:
+            self.seen = swap(self.store, self.path, seen, self._renewed())
+        except SwappedError as other:
+            if (now := self._record(other.now)) is None:
+                raise self._gone() from None
+            raise self._busy(now) from None
+        if not is_conditional(self.store):  # of two that wrote at once, the later one has it
             time.sleep(SETTLE_SECONDS)
             if (now := self._read()) is not None and now["owner"] != self.owner:
                 raise self._busy(now)
@@ -78,41 +84,54 @@ class _StoreLease(Lease):
 
     def renew(self) -> bool:
         """Whether the lease was still this launcher's, and is now for another while."""
-        with self._alone():
-            now = self._read()
+        try:
+            self.seen = swap(self.store, self.path, self.seen, self._renewed())
+        except SwappedError as other:
+            now = self._record(other.now)
             if now is None or now["owner"] != self.owner:
                 return False
-            self._write()
+            self.seen = other.now  # an earlier renewal was done though its answer never came
+            return self.renew()
         return True
 
     def release(self) -> None:
         """Leave the lease to the next launcher at once."""
-        with self._alone():
-            now = self._read()
+        try:
+            swap(self.store, self.path, self.seen, None)
+        except SwappedError as other:
+            now = self._record(other.now)
             if now is not None and now["owner"] == self.owner:
-                self.store.fs.rm_file(self.store.full(self.path))
+                self.seen = other.now
+                self.release()
+
+    def _look(self) -> Seen:
+        return look(self.store, self.path)
 
     def _read(self) -> Record | None:
-        self.store.fs.invalidate_cache(self.store.full(self.path))
-        if not self.store.exists(self.path):
+        return self._record(self._look())
+
+    def _record(self, seen: Seen) -> Record | None:
+        """What the lease says; None where there is none. ArtifactError where it does not parse."""
+        if seen.data is None:
             return None
-        with suppress(ArtifactError):
-            record: Record = self.store.read_json(self.path)
+        with suppress(ValueError):
+            record: Record = json.loads(seen.data)
             if isinstance(record, dict) and {*self.fixed, "renewed", "seconds"} <= record.keys():
                 return record
-        if not self.store.exists(self.path):  # its holder gave it up meanwhile
-            return None
         raise ArtifactError(
             f"{self.store.url_of(self.path)} does not say who works on model {self.model!r}",
             hint="remove that file, if nobody does",
         )
 
-    def _write(self) -> None:
-        self.store.write_json(self.path, {**self.fixed, "renewed": time.time(), "seconds": self.seconds})
+    def _renewed(self) -> bytes:
+        record = {**self.fixed, "renewed": time.time(), "seconds": self.seconds}
+        return (json.dumps(record, indent=1) + "\n").encode()
 
-    def _alone(self) -> AbstractContextManager[None]:
-        """Nobody else reads and writes the lease: by a lock of its folder. Object stores have none."""
-        return self.store.locked(self.path.rpartition("/")[0])
+    def _gone(self) -> LaunchError:
+        return LaunchError(
+            f"model {self.model!r} was being worked on by another launcher until this moment",
+            hint="the same command again",
+        )
 
     def _busy(self, record: Record) -> LaunchError:
         return LaunchError(

@@ -13,7 +13,7 @@ INIT_FROM = "checkpoint.init_from="  # as it is typed
 
 
 def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
-    """What the train key covers of ``checkpoint.init_from``: the checkpoint it names and how it is used.
+    """What the train key covers of ``checkpoint.init_from``: the checkpoint it names, by its key and step.
 
     Raises ArtifactError where there is no such checkpoint, ConfigError where it does not go with the settings.
     """
@@ -27,16 +27,15 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
             hint="checkpoint.init_from=null, or a step of it: checkpoint.init_from=<run>/step-00000100",
         )
     known = None if config.force else _recorded_init(config, store)
-    use = {"tables_only": wanted.init_tables_only, "rename": dict(wanted.rename)}
     try:
         artifact = find_checkpoint(store, str(wanted.init_from), *(known or ()), option=INIT_FROM)
     except ArtifactError:
         if known is None:
             raise
-        return {"key": known[0], "step": known[1], **use}  # removed since; training has checkpoints of its own
+        return {"key": known[0], "step": known[1]}  # removed since; training has checkpoints of its own
     if "train" in config.stages:
         check_changes(artifact, config, dataset)
-    return {"key": artifact.key, "step": artifact.summary["step"], **use}
+    return {"key": artifact.key, "step": artifact.summary["step"]}
 
 
 def _recorded_init(config: Config, store: Store) -> tuple[str, int] | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towers
-from pipeline.errors import ArtifactError, ConfigError, UnreachableError
+from pipeline.errors import ArtifactError, ConfigError, DamagedError
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing
@@ -17,38 +17,17 @@ if TYPE_CHECKING:
 
 STRIDED = "strided"
 AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for all that is no table
-# Settings of partition that say how features are compared; strided compares none.
-_PROBE = ("probe", "probe_steps", "probe_rows", "imbalance")
-# Settings of train that reach the probe.
-_TRAIN = (
-    "global_batch", "lr", "sparse_lr", "dense_optimizer", "sparse_optimizer", "weight_decay", "warmup_steps",
-    "precision",
-)  # fmt: skip
 
 
-def covered_settings(config: Config) -> dict[str, Any]:
-    """What the towers depend on; of a flat partition its name alone. How they talk belongs to the training."""
-    from pipeline.towers import tower_count
+def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
+    """The checkpoint that features are compared by, as the stage's key covers it; None where none is named.
 
-    if config.partition.name == "flat":
-        return {"name": "flat"}
-    settings = dataclasses.asdict(config.partition)
-    unused = ("exchange", *(_PROBE if config.partition.strategy == STRIDED else ()))
-    return {**{name: value for name, value in settings.items() if name not in unused}, "towers": tower_count(config)}
-
-
-def covered_probe(config: Config, store: Store) -> dict[str, Any]:
-    """What the stage's key covers of the probe, {} where there is none; ArtifactError where its checkpoint is missing.
-
-    A checkpoint is meant by its key and step: the run it is of may have newer ones tomorrow.
+    By its key and step: the run it is of may have newer ones tomorrow. ArtifactError where it is missing.
     """
     if config.partition.name == "flat" or config.partition.strategy == STRIDED:
-        return {}
-    if (artifact := _checkpoint(config, store)) is not None:
-        return {"key": artifact.key, "step": artifact.summary["step"]}
-    train = dataclasses.asdict(config.train)
-    training = {name: train[name] for name in _TRAIN}
-    return {"train": training, "model": dataclasses.asdict(config.model), "seed": config.seed}
+        return None
+    artifact = _checkpoint(config, store)
+    return None if artifact is None else {"key": artifact.key, "step": artifact.summary["step"]}
 
 
 def assign(
@@ -127,9 +106,7 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
     for checkpoint in reversed(checkpoints):
         try:
             found = read_state(store, checkpoint)["train"].get("towers", {})
-        except UnreachableError:
-            raise
-        except ArtifactError:
+        except DamagedError:
             continue  # restoring passes over it, too
         assigned = list(found.values())
         if not found or assigned == [list(tower.features) for tower in towers.towers]:

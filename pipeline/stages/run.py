@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.errors import ArtifactError, DamagedError
 from pipeline.launch.step import Step
 from pipeline.stages.init import init_artifact
 from pipeline.stages.partition import assign, refine_plan
@@ -114,7 +114,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     from pipeline.checkpoint import committed
     from pipeline.training import train
 
-    key = continuation_key(config, step.config, step.input_keys)
+    key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
     before = [] if config.force else committed(store, step.scratch[0])
     plan, towers = read_towers(config, store, inputs, before, io.say)
     init = init_artifact(step, config, store)
@@ -133,7 +133,6 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
 def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
     import numpy as np
 
-    from pipeline.checkpoint.reader import OTHER_MODEL
     from pipeline.evaluation import evaluate, reliability
     from pipeline.stages.publish import LOGITS
     from pipeline.training import predict
@@ -144,11 +143,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     plan, towers = read_towers(config, store, inputs, _named(store, final))
     try:
         predictions = predict(config, store, inputs["ingest"], plan, final, towers)
-    except UnreachableError:
-        raise
-    except ArtifactError as error:
-        if error.hint == OTHER_MODEL:
-            raise
+    except DamagedError as error:
         hint = f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
         raise ArtifactError(error.message, hint=hint) from error
     if predictions is None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pipeline.artifacts import Store, artifact_key
@@ -15,7 +15,8 @@ from pipeline.contracts import Towers, dataset_path
 from pipeline.errors import DataError
 from pipeline.launch.step import Step, run_directory, write_steps
 from pipeline.stages.init import covered_init
-from pipeline.stages.partition import covered_probe, covered_settings
+from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
+from pipeline.stages.partition import covered_probe
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "ingest": (),
@@ -26,14 +27,6 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "publish": ("ingest", "plan", "partition", "train", "evaluate"),
 }
 NEEDS_ROWS = ("train", "evaluate", "publish")
-# Settings of train that change speed or what is shown, never the model that comes out.
-NOT_IN_TRAIN_KEY = ("log_every_steps", "prefetch_batches")
-# What a constant learning rate has no use for, and one that always falls: trainings of before keep their keys.
-SCHEDULE = ("schedule", "decay_share", "min_lr_share")
-# Settings of data that a dataset of format tables depends on; but for the first two no other one does.
-DECLARED = ("name", "format", "tables", "table_defaults", "dense_features")
-# Settings of data that decide whether a dataset is made, not what is in it.
-CHECKED = ("watermark", "max_quarantine_share", "checks")
 
 
 def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
@@ -51,23 +44,24 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
     for name in names:
         if name == "publish" and name not in config.stages:
             continue
-        covered = key_config(name, config)
+        settings = key_config(name, config)
         if name == "ingest":
-            covered["raw"] = raw_fingerprint(config, store)
+            settings["raw"] = raw_fingerprint(config, store)
         if name == "train" and config.checkpoint.init_from is not None:
-            covered["init"] = covered_init(config, store, made["ingest"].key)
+            settings["init"] = covered_init(config, store, made["ingest"].key)
         if name == "publish":
-            covered["incumbent"] = covered_incumbent(config, store, made["train"].key)
-        if name == "partition" and (probe := covered_probe(config, store)):
-            covered["probe"] = probe
+            settings["incumbent"] = covered_incumbent(config, store, made["train"].key)
+        if name == "partition" and (probe := covered_probe(config, store)) is not None:
+            settings["probe"] = probe
         input_keys = {stage: made[stage].key for stage in INPUTS[name]}
-        key = artifact_key(name, covered, input_keys)
+        scratch: tuple[str, ...] = ()
+        key = artifact_key(name, settings, input_keys)
+        if name == "train":
+            own = continuation_key(config, settings.get("init"), input_keys["ingest"])
+            scratch = (checkpoint_directory(config, own),)
         made[name] = Step(
-            name=name, key=key, path=_path(name, key, config), config=covered, input_keys=input_keys,
-            inputs={stage: made[stage].path for stage in INPUTS[name]},
-            scratch=(checkpoint_directory(config, continuation_key(config, covered, input_keys)),)
-            if name == "train"
-            else (),
+            name=name, key=key, path=_path(name, key, config), config=settings, input_keys=input_keys,
+            inputs={stage: made[stage].path for stage in INPUTS[name]}, scratch=scratch,
         )  # fmt: skip
     return list(made.values())
 
@@ -91,48 +85,17 @@ def with_possible_stages(config: Config) -> Config:
 
 
 def key_config(name: str, config: Config) -> dict[str, Any]:
-    """The part of the configuration that stage ``name``'s key covers: what its artifact depends on, no more."""
-    full = dataclasses.asdict(config)
-    if name == "ingest":
-        data, ingest = full["data"], full["ingest"]
-        del data["path"]  # raw_fingerprint stands for it: the same file elsewhere is the same data
-        if config.data.format == "tables":
-            return {"data": {key: data[key] for key in DECLARED}}
-        for name in DECLARED[2:]:
-            del data[name]
-        for name in CHECKED:
-            del data[name]
-        for name in ("block_mib", "engine", "ray"):  # how much is read at a time, and by whom, changes no byte
-            del ingest[name]
-        if config.data.format == "synthetic":
-            return {"data": data, "ingest": ingest, "seed": config.seed}
-        del data["synthetic"]  # real logs depend neither on the generator's settings nor on the seed
-        return {"data": data, "ingest": ingest}
-    if name == "plan":
-        if config.plan.former is None:
-            del full["plan"]["former"]
-        del full["hardware"]["ssd_paths"]  # where scratch files lie changes no plan
-        optimizer = config.train.sparse_optimizer
-        stateless = {} if optimizer == "rowwise_adagrad" else {"sparse_optimizer": optimizer}
-        return {
-            **stateless,
-            "plan": full["plan"],
-            "hardware": full["hardware"],
-            "embedding_dim": config.model.embedding_dim,
-            "global_batch": config.train.global_batch,
-        }
-    if name == "partition":
-        return {"partition": covered_settings(config), "towers_version": Towers.VERSION}
-    if name == "train":
-        unused = {*NOT_IN_TRAIN_KEY, *(SCHEDULE if config.train.schedule == "constant" else ())}
-        if config.train.decay_share == 1.0:
-            unused.add("decay_share")
-        train = {key: value for key, value in full["train"].items() if key not in unused}
-        exchange = {} if config.partition.exchange == "fp32" else {"exchange": config.partition.exchange}
-        return {"model": full["model"], "train": train, "seed": config.seed, **exchange}
-    if name == "publish":
-        return {"gate": full["gate"], "model": config.model_name, "quantise": config.publish.quantise}
-    return {"evaluate": full["evaluate"]}
+    """The part of the configuration that key ``name`` covers (``keys.SETTINGS``); what it names, ``steps`` adds."""
+    found = covered(name, config)
+    if name in (PARTITION, CHECKPOINTS, TRAIN) and config.partition.name != "flat":
+        from pipeline.towers import tower_count
+
+        found["partition"]["towers"] = tower_count(config)
+    if name == PARTITION:
+        found["towers_version"] = Towers.VERSION
+    if name == PUBLISH:
+        found["model"] = config.model_name
+    return found
 
 
 def _path(name: str, key: str, config: Config) -> str:
@@ -147,14 +110,15 @@ def _path(name: str, key: str, config: Config) -> str:
     }[name]
 
 
-def continuation_key(config: Config, train_config: Mapping[str, Any], input_keys: Mapping[str, str]) -> str:
-    """What a training must share with a checkpoint to go on from it: everything but the hardware and the plan.
+def continuation_key(config: Config, init: Any, dataset: str) -> str:
+    """What a training must share with a checkpoint to go on from it: ``keys.CHECKPOINTS``, start and dataset.
 
-    Rows are stored by table and row number and the batches do not depend on the ranks, so a run that lost its
-    machines goes on with others.
+    Neither hardware nor plan: rows are stored by table and row number and the batches do not depend on the ranks, so
+    a run that lost its machines goes on with others. Nor its length: a training may be made longer. ``init``: what
+    the train step covers of the checkpoint it starts from, None where there is none; ``dataset``: that one's key.
     """
-    covered = {**train_config, "partition": covered_settings(config)}
-    return artifact_key("checkpoints", covered, {"ingest": input_keys["ingest"]})
+    start = {} if init is None else {"init": init}
+    return artifact_key(CHECKPOINTS, {**key_config(CHECKPOINTS, config), **start}, {"ingest": dataset})
 
 
 def checkpoint_directory(config: Config, key: str) -> str:

@@ -14,10 +14,19 @@ from torch import Tensor, nn
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
 from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
 from pipeline.contracts import dataset_path
 from pipeline.embeddings import RowAccess, TouchedRows, reset_rows
 from pipeline.errors import ArtifactError
+from pipeline.training.length import (
+    check_finer,
+    check_length,
+    coding_of,
+    length_line,
+    planned_before,
+    same_coding,
+)
 from pipeline.training.metrics import Meter
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.trainer import Trainer
@@ -53,10 +62,11 @@ class Checkpoints:
         """Path of the newest committed checkpoint, '' where there is none."""
         return self.saver.newest or ""
 
-    def resume(self, init: Artifact | None) -> None:
+    def resume(self, init: Artifact | None, total: int, rows: int) -> None:
         """Continue from the newest whole checkpoint of this training, unless ``force`` starts anew. Collective.
 
-        Where there is none, start with what ``init`` holds: the position is the beginning all the same.
+        Where there is none, start with what ``init`` holds: the position is the beginning all the same. ``total``:
+        steps planned, on ``rows`` rows an epoch; ConfigError where more are taken already.
         """
         state = None if self.config.force else self.saver.resume()
         if state is None:
@@ -69,12 +79,39 @@ class Checkpoints:
                 f"the model's: {_told(self.trainer.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
+        then = together(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)[0]
+        check_length(self.config.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
         self.meter.load(state.windows)
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
             self.say(f"resumed from {self.final} after step {state.step:,}")
+            if line := length_line(self.config.train, then, state.step, total, rows):
+                self.say(line)
+        if state.step == total:
+            self._end_as_asked(state, then, planned_before(self.config.train, then, rows) == total)
+
+    def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
+        """See that the last checkpoint of a training without a step left is written as ``checkpoint`` asks. Collective.
+
+        ``then``: the configuration that wrote the newest one; ``ended``: whether that one was a training's last. What
+        is there stays, for other artifacts name it: another coding lies in a directory beside it.
+        """
+        wanted = self.config.checkpoint
+        if ended and same_coding(wanted, then):
+            return
+        if ended:
+            check_finer(wanted, then, self.final)
+        directory = f"{self.saver.directory}-{coding_of(wanted)}"
+        path = f"{directory}/{self.final.rpartition('/')[2]}"
+        self.saver.turn_to(directory)
+        if together(f"looking for {path}", lambda: self.saver.store.find(path) is not None)[0]:
+            self.saver.newest = path
+            return
+        self.saver.save(state, final=True, wait=True)
+        if dist.get_rank() == 0:
+            self.say(f"its last checkpoint is written again, as {path}: {coding_of(wanted)}")
 
     def _start_from(self, init: Artifact) -> None:
         wanted, model = self.config.checkpoint, self.saver.model

@@ -211,29 +211,42 @@ class BatchReader:
             epoch, batch = epoch + 1, 0
 
     def _epoch(self, reader: WindowReader, epoch: int, batch: int) -> Iterator[Batch]:
-        """Walk over the windows; a batch is given out once the window that holds its last position is there."""
+        """Walk over the windows; a batch is given out once the window that holds its last position is there.
+
+        With ``announce`` that is the last position of the global batch, so that every batch is announced once and whole
+        before any rank looks it up, wherever windows end.
+        """
         parts: list[tuple[np.ndarray, Columns]] = []
+        heard: list[dict[str, np.ndarray]] = []
         groups = self.order.windows(self.split.groups, epoch)
         for window in reader.windows(groups, batch * self.order.global_batch):
             cuts = self._cuts(batch, window.start, window.start + window.rows)
-            if not any(len(cut.inside) for cut in cuts):
+            if self._announce is None and not any(len(cut.inside) for cut in cuts):
                 continue
             order = self.order.rows(window.rows, epoch, window.number)
             mine = take_each(window.columns, [order[cut.positions[cut.inside] - window.start] for cut in cuts])
             for cut, part in zip(cuts, mine, strict=True):
-                self._tell(window, order, batch)
-                parts.append((cut.inside, part))
+                heard.append(self._heard(window, order, batch))
+                if len(cut.inside):
+                    parts.append((cut.inside, part))
                 if cut.complete:
+                    self._tell(heard)
                     yield self._builder.build(parts, cut.own, cut.total)
-                    parts, batch = [], batch + 1
+                    parts, heard, batch = [], [], batch + 1
 
-    def _tell(self, window: Window, order: np.ndarray, batch: int) -> None:
-        """Announce the ids of all ranks' rows of a batch, as far as they lie in the ``window``."""
+    def _heard(self, window: Window, order: np.ndarray, batch: int) -> dict[str, np.ndarray]:
+        """The ids to announce of all ranks' rows of a batch, as far as they lie in the ``window``."""
         if self._announce is None:
-            return
+            return {}
         low = max(batch * self.order.global_batch - window.start, 0)
         rows = order[low : (batch + 1) * self.order.global_batch - window.start]
-        self._announce.tell({name: self._ids(window.columns, name, rows) for name in self._announce.features})
+        return {name: self._ids(window.columns, name, rows) for name in self._announce.features}
+
+    def _tell(self, heard: list[dict[str, np.ndarray]]) -> None:
+        """Announce a batch of which every window held a piece."""
+        if self._announce is not None:
+            names = self._announce.features
+            self._announce.tell({name: np.concatenate([piece[name] for piece in heard]) for name in names})
 
     def _ids(self, columns: Columns, name: str, rows: np.ndarray) -> np.ndarray:
         if name in columns.ragged:
@@ -246,14 +259,18 @@ class BatchReader:
         while batch < self.batches_per_epoch and batch * self.order.global_batch < stop:
             positions, own, total = self.order.positions(batch, self.split.rows)
             inside = np.flatnonzero((positions >= start) & (positions < stop))
-            cuts.append(_Cut(positions, inside, own, total, bool(positions.max() < stop)))
+            last = positions.max() if self._announce is None else batch * self.order.global_batch + total - 1
+            cuts.append(_Cut(positions, inside, own, total, bool(last < stop)))
             batch += 1
         return cuts
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A batch's stream ``positions`` and which of them lie ``inside`` a window; ``complete``: none comes later."""
+    """A batch's stream ``positions`` and which of them lie ``inside`` a window.
+
+    ``complete``: no later window is needed before the batch is given out.
+    """
 
     positions: np.ndarray
     inside: np.ndarray

@@ -48,21 +48,35 @@ def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
         )
 
 
-def check_layers(dense: dict[str, torch.nn.Parameter], step: int, config: TrainConfig) -> None:
-    """Before a checkpoint: stop where the last update left a layer that is not finite. Collective.
+def check_layers(
+    dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, step: int, config: TrainConfig
+) -> None:
+    """Before a checkpoint: stop where a layer or the state of its ``optimizer`` is not finite. Collective.
 
-    Tables are checked where their rows are copied (``checkpoint.snapshot``), which costs no further pass over them.
+    An infinite moment freezes its weight for ever, though the weight itself stays finite. Tables are checked where
+    their rows are copied (``checkpoint.snapshot``), which saves a pass over them.
     """
-    fault = _spoilt_layer(dense)
+    fault = _spoilt_layer(dense) or _spoilt_state(dense, optimizer)
     flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
     if add_up(flag).item():
         name = first_message((0, fault) if fault else None)
         raise GuardError(
             f"{name} is not finite after step {step}; no checkpoint was written",
-            hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}",
+            hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or train.clip.dense_norm=1",
         )
 
 
 def _spoilt_layer(dense: dict[str, torch.nn.Parameter]) -> str | None:
     bad = (name for name, value in dense.items() if not torch.isfinite(value).all())
     return next((f"layer parameter {name!r}" for name in bad), None)
+
+
+def _spoilt_state(dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> str | None:
+    states = ((name, optimizer.state.get(parameter, {})) for name, parameter in dense.items())
+    bad = (
+        f"{key} of layer parameter {name!r}"
+        for name, state in states
+        for key, value in state.items()
+        if isinstance(value, torch.Tensor) and not torch.isfinite(value).all()
+    )
+    return next(bad, None)

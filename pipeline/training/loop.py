@@ -29,7 +29,7 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
 from pipeline.training.schedule import planned_steps
 from pipeline.training.signals import STOP, Agreement
-from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store
+from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store, tell_shortcomings
 from pipeline.training.trainer import Trainer
 
 OnInterval = Callable[[dict[str, Any]], None]
@@ -66,6 +66,7 @@ def train(
     device = connect(config)
     torch.manual_seed(config.seed + dist.get_rank())
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(config, store, plan) as ssd:
+        tell_shortcomings(ssd, say)
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)
@@ -75,7 +76,7 @@ def train(
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
-        saver.resume(init)
+        saver.resume(init, total, split.rows)
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
@@ -142,7 +143,7 @@ class _Run:
             if saving or self.meter.steps == self.config.train.log_every_steps:
                 self._close_interval()
             if saving:
-                check_layers(self.trainer.dense, step, self.config.train)
+                check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config.train)
                 self._save(final=last, stopping=agreed == STOP and not last)
         self.seconds = time.perf_counter() - self.began
 

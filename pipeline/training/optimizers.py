@@ -6,7 +6,9 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config import TrainConfig
-from pipeline.embeddings import dense_parameters, dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings import clip_table_gradients, dense_parameters, dense_table_optimizer, set_sparse_lr
+from pipeline.towers.transform import TowerEmbeddings
+from pipeline.training.clipping import DenseClip
 from pipeline.training.schedule import lr_factor
 
 
@@ -15,12 +17,18 @@ class Optimizers:
 
     The fused table optimizer works inside the backward pass; Adam(W) or Adagrad for the dense part (``dense``) and the
     data-parallel tables' Adagrad (``tables``, None where there are none) work in ``step``. ``total``: steps planned,
-    at whose last the learning rates' schedule ends.
+    at whose last the learning rates' schedule ends. ``towers``: whose modules' gradients differ between the ranks.
     """
 
-    def __init__(self, dmp: DistributedModelParallel, config: TrainConfig, total: int) -> None:
+    def __init__(
+        self, dmp: DistributedModelParallel, config: TrainConfig, total: int, towers: TowerEmbeddings | None = None
+    ) -> None:
         self._dmp, self._config, self._total = dmp, config, total
-        self.dense = _dense_optimizer(list(dense_parameters(dmp).values()), config)
+        parameters, clip = list(dense_parameters(dmp).values()), config.clip
+        self.dense = _dense_optimizer(parameters, config)
+        self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None
+        if clip.table_value is not None:
+            clip_table_gradients(dmp, clip.table_value)
         self._factor = 0.0
         self.tables = dense_table_optimizer(dmp)
         self._parts = [self.dense, *([self.tables] if self.tables else [])]
@@ -42,6 +50,8 @@ class Optimizers:
 
     def step(self) -> None:
         """Apply the gradients of the last backward pass."""
+        if self._clip is not None:
+            self._clip()
         for part in self._parts:
             part.step()
 

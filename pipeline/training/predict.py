@@ -39,14 +39,18 @@ def predict(
     device = connect(config)
     with shared_failure():
         split = SplitReader(store, dataset, "test")
-        order = Order(
-            key=dataset.key, seed=config.seed, global_batch=config.evaluate.global_batch, shuffle=False,
-            rank=dist.get_rank(), world_size=dist.get_world_size(),
-        )  # fmt: skip
-        with BatchReader(split, order) as reader, ssd_store(config, store, plan) as ssd:
-            sharded = assemble(config, split.schema, plan, towers, device, trained=False, ssd=ssd)
-            load_weights(store, checkpoint, sharded.rows, dense_parameters(sharded.model))
-            logits = _run(sharded.model, reader, device)
+        with ssd_store(config, store, plan) as ssd:
+            batch = config.evaluate.global_batch
+            if ssd is not None and ssd.cached:  # its caches have slots for the rows of the plan's batches, not of more
+                batch = min(batch, plan.global_batch)
+            order = Order(
+                key=dataset.key, seed=config.seed, global_batch=batch, shuffle=False,
+                rank=dist.get_rank(), world_size=dist.get_world_size(),
+            )  # fmt: skip
+            with BatchReader(split, order) as reader:
+                sharded = assemble(config, split.schema, plan, towers, device, trained=False, ssd=ssd)
+                load_weights(store, checkpoint, sharded.rows, dense_parameters(sharded.model))
+                logits = _run(sharded.model, reader, device)
         gathered = _gather(logits)
         if gathered is None:
             return None

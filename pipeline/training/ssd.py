@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
+from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
 from pipeline.contracts import Plan
 from pipeline.embeddings import SsdStore
@@ -45,6 +46,15 @@ def _paths(config: Config, store: Store) -> list[str]:
     scratch = Path(store.full(SCRATCH))
     scratch.mkdir(parents=True, exist_ok=True)
     return [str(scratch)]
+
+
+def tell_shortcomings(ssd: SsdStore | None, say: Callable[[str], None]) -> None:
+    """Say once, on rank 0, what the machine of any rank refuses that the tier is quick with. Collective."""
+    if ssd is None:
+        return
+    found = [(what, advice) for refused in exchange(ssd.shortcomings()) for what, advice in refused]
+    for what, advice in dict.fromkeys(found) if dist.get_rank() == 0 else ():
+        say(f"{what}; {advice}")
 
 
 class SsdMeter:

@@ -43,7 +43,7 @@ class Trainer:
         self.ssd = ssd
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
-        self.optimizers = Optimizers(self.model, config.train, total)
+        self.optimizers = Optimizers(self.model, config.train, total, self._towers)
         self.links = Links(config.hardware.ranks_per_host)
         self._reductions = _reductions(sharded, self.dense)
         self.steps = 0

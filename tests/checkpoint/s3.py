@@ -2,7 +2,7 @@
 
 import http.client
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 SLOW_DOWN = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
@@ -12,7 +12,8 @@ CODES = {500: b"InternalError", 503: b"SlowDown"}
 class Fault:
     """Fails requests of ``method`` whose path holds ``part``: the first ``count`` for each path (None: all of them).
 
-    ``kind``: 500, 503, "timeout": the answer never comes, or "cut": it ends in the middle.
+    ``kind``: 500, 503, "timeout": the answer never comes, "cut": it ends in the middle, or "lost": what was asked is
+    done, but the connection ends before the answer.
     """
 
     def __init__(self, kind, method, part="", count=None):
@@ -27,6 +28,20 @@ class Fault:
         return self.count is None or self.seen[path] <= self.count
 
 
+class Between:
+    """Fails nothing: calls ``act`` once, just before a request of ``method`` whose path holds ``part`` goes on."""
+
+    def __init__(self, method, part, act):
+        self.method, self.part, self.act, self.done = method, part, act, False
+
+    def hits(self, method, path):
+        """False; the first of those requests waits for ``act``."""
+        if method == self.method and self.part in path and not self.done:
+            self.done = True
+            self.act()
+        return False
+
+
 class Proxy(ThreadingHTTPServer):
     """Passes requests on to ``port``, except those that ``fault`` picks."""
 
@@ -34,6 +49,7 @@ class Proxy(ThreadingHTTPServer):
 
     def __init__(self, port):
         self.behind, self.fault, self.ended = port, None, threading.Event()
+        self.changing = threading.Lock()  # S3 looks at a condition and writes in one step; moto does not
         super().__init__(("127.0.0.1", 0), _Handler)
         self.thread = threading.Thread(target=self.serve_forever, daemon=True)
         self.thread.start()
@@ -61,6 +77,9 @@ class _Handler(BaseHTTPRequestHandler):
             self._pass_on(body)
         elif fault.kind == "cut":
             self._pass_on(body, cut=True)
+        elif fault.kind == "lost":
+            self._ask(body)
+            self.close_connection = True
         elif fault.kind == "timeout":
             self.server.ended.wait()
             self.close_connection = True
@@ -71,11 +90,20 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(answer)
 
-    def _pass_on(self, body, *, cut=False):
+    def _ask(self, body):
+        with nullcontext() if self.command in ("GET", "HEAD") else self.server.changing:
+            return self._answer(body)
+
+    def _answer(self, body):
         inner = http.client.HTTPConnection("127.0.0.1", self.server.behind)
         inner.request(self.command, self.path, body, dict(self.headers))
         answer = inner.getresponse()
         data = answer.read()
+        inner.close()
+        return answer, data
+
+    def _pass_on(self, body, *, cut=False):
+        answer, data = self._ask(body)
         self.send_response(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "content-length", "server", "date"):
@@ -85,7 +113,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data[: len(data) // 2] if cut else data)
         self.close_connection = self.close_connection or cut
-        inner.close()
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _serve  # noqa: N815
 
@@ -96,11 +123,35 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def served(server):
     """moto's S3 behind a proxy that makes faults; ``server``: the module ``moto.server``."""
+    import fsspec
+
     moto = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     moto.start()
     proxy = Proxy(moto.get_host_and_port()[1])
+    clients = fsspec.get_filesystem_class("s3")  # whose instances, a second each to make, know one endpoint
+    clients.clear_instance_cache()
     try:
         yield proxy
     finally:
+        clients.clear_instance_cache()
         proxy.stop()
         moto.stop()
+
+
+@contextmanager
+def bucket(proxy, monkeypatch, name, retries=1):
+    """The URL of a new bucket behind ``proxy``, for a client that gives up soon."""
+    import fsspec
+
+    quick = {"read_timeout": 5, "connect_timeout": 5, "retries": {"max_attempts": 1}}
+    settings = {"key": "k", "secret": "s", "endpoint_url": proxy.url, "config_kwargs": quick}
+    monkeypatch.setitem(fsspec.config.conf, "s3", settings)
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", retries)
+    proxy.fault = None
+    made = f"b{abs(hash(name))}"
+    fsspec.filesystem("s3").mkdir(made)
+    try:
+        yield f"s3://{made}"
+    finally:
+        proxy.fault = None
+        fsspec.filesystem("s3").invalidate_cache()

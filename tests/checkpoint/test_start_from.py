@@ -36,7 +36,7 @@ JOBS = [
     ["run=a"],
     ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
     ["forget", "train", "b"],
-    ["run=a", "train.max_steps=4"],
+    ["run=a", "train.max_steps=4", "train.weight_decay=0.01"],
     ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
     ["run=c", "checkpoint.init_from=a/step-00000009", "train.lr=0.001"],
     ["run=d", "checkpoint.init_from=d"],

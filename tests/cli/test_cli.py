@@ -124,7 +124,7 @@ def test_doctor_prints_one_line_a_finding_or_json(nightjar, tmp_path: Path) -> N
     done = nightjar("doctor", "--json", "--store", str(tmp_path))
     findings = json.loads(done.stdout)
     assert done.returncode == (2 if any(finding["level"] == "fail" for finding in findings) else 0)
-    assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm"} <= {f["name"] for f in findings}
+    assert {"python", "torch", "torchx", "cores", "memory", "disk", "/dev/shm", "ssd"} <= {f["name"] for f in findings}
 
 
 COMPLETIONS = [

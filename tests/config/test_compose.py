@@ -53,6 +53,8 @@ MISTAKES = [
     ("lr=1", "lr is unknown; did you mean train.lr?", "train.lr=1"),
     ("+foo.bar=1", "foo.bar is unknown", ""),
     ("seed=-1", "seed is -1, expected between 0", "seed=0"),
+    ("train.clip.dense_norm=0", "train.clip.dense_norm is 0", "train.clip.dense_norm=1e-12"),
+    ("train.clip.table_value=-1", "train.clip.table_value is -1", "train.clip.table_value=1e-12"),
     ("train.lr=nan", "train.lr is nan, expected a finite number", "train.lr=0"),
     ("train.max_steps=0", "train.max_steps is 0, expected at least 1", "train.max_steps=1"),
     ("train.guard.window_steps=0", "train.guard.window_steps is 0, expected at least 1", "window_steps=1"),

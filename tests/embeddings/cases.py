@@ -12,6 +12,7 @@ from pipeline.embeddings import (
     RowAccess,
     apply_fused_optimizer,
     build_collection,
+    clip_table_gradients,
     dense_parameters,
     dense_table_optimizer,
     pooled_stack,
@@ -54,11 +55,13 @@ def rate(step):
     return LR / (step + 1)
 
 
-def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad", device="cpu"):
+def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad", device="cpu", clip=None):
     model = Toy()
     model.head.to(device)
     apply_fused_optimizer(model.collection, 123.0, optimizer)
     dmp = shard_model(model, plan, "collection", torch.device(device), ssd=ssd)
+    if clip is not None:
+        clip_table_gradients(dmp, clip)
     access = RowAccess(dmp)
     access.initialise(seed)
     return dmp, access
@@ -97,11 +100,11 @@ def shards_to_tensors(access):
     return tensors
 
 
-def run_shardings(folder, kinds, local):
+def run_shardings(folder, kinds, local, clip=None):
     """Train each sharding from the same start and leave outputs, first and last tables in ``folder``."""
     rank, world = dist.get_rank(), dist.get_world_size()
     for name, kind in kinds.items():
-        dmp, access = make(plan_for(kind, world, local))
+        dmp, access = make(plan_for(kind, world, local), clip=clip)
         save_file(shards_to_tensors(access), folder / f"{name}-start-{rank}.safetensors")
         views = access.local_shards()
         outputs = train(dmp)
@@ -130,7 +133,7 @@ def assemble(folder, stem, world):
     return weights, sums, {step: torch.cat(parts) for step, parts in outputs.items()}
 
 
-def reference(start, blocks):
+def reference(start, blocks, clip=None):
     """The same steps in plain torch. ``blocks``: by table, the column cuts that keep an Adagrad sum of their own."""
     weights = {name: start[name].clone() for name in ROWS}
     sums = {name: torch.zeros(len(blocks[name]) - 1, rows) for name, rows in ROWS.items()}
@@ -142,6 +145,8 @@ def reference(start, blocks):
         for leaf in leaves:
             leaf.requires_grad_().grad = None
         stack = torch.stack([weights[name][i].sum(1) for name, i in zip(ROWS, ids, strict=True)], dim=1)
+        if clip is not None:
+            stack.register_hook(lambda gradient: gradient.clamp(-clip, clip))
         logits = stack.flatten(1) @ head + bias
         nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
         outputs.append(stack.detach())

@@ -45,6 +45,25 @@ def test_outputs_tables_and_sums_equal_one_process(runs, world, kind):
         torch.testing.assert_close(outputs[step], expected_outputs[step], rtol=0, atol=1e-6)
 
 
+CLIP = 0.004  # between the gradients of the toy model's lookups
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_clipped_gradients_are_those_of_one_process_on_every_sharding(tmp_path, world):
+    spawn(run_shardings, world, tmp_path, KINDS, world, CLIP)
+    for kind in KINDS:
+        start, _, _ = assemble(tmp_path, f"{kind}-start", world)
+        end, sums, _ = assemble(tmp_path, f"{kind}-end", world)
+        cuts = {name: [*sorted(parts), DIM] for name, parts in sums.items()}
+        _, expected, expected_sums = reference(start, cuts, CLIP)
+        _, _, free_sums = reference(start, cuts)
+        for name in ROWS:
+            torch.testing.assert_close(end[name], expected[name], rtol=0, atol=1e-6, msg=f"{kind} {name}")
+            for k, column in enumerate(cuts[name][:-1]):
+                torch.testing.assert_close(sums[name][column], expected_sums[name][k], rtol=1e-5, atol=1e-8)
+                assert (expected_sums[name][k].sum() / free_sums[name][k].sum()) < 0.9, "the limit does nothing"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -24,6 +24,7 @@ KINDS = {
     "rw": "row_wise",
     "tw": "table_wise",
     "mixed": ["row_wise", "table_wise", "data_parallel"],
+    "clipped": ["row_wise", "table_wise", "data_parallel"],
 }
 
 
@@ -43,7 +44,7 @@ def compare_tiers(folder):
     for name, kind in KINDS.items():
         plan = plan_for(kind, world)
         ssd = SsdStore(on_tier(plan, "ssd"), [str(path) for path in paths], rank)
-        how = {"optimizer": "sgd" if name == "sgd" else "rowwise_adagrad"}
+        how = {"optimizer": "sgd" if name == "sgd" else "rowwise_adagrad", "clip": 0.004 if name == "clipped" else None}
         save_file(outcome(*make(plan, **how)), folder / f"{name}-ddr-{rank}.safetensors")
         save_file(outcome(*make(on_tier(plan, "ssd"), ssd=ssd, **how)), folder / f"{name}-ssd-{rank}.safetensors")
         assert [list(path.iterdir()) for path in paths] == [[], []]
@@ -111,7 +112,7 @@ def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, p
     """Batches overlap, and segments are emptied many times over."""
     model = Model(tmp_path, rows, dim, pinned)
     if not aio:
-        model.fetcher._queue._calls = None  # as where the kernel has no AIO for us
+        model.fetcher.queue._calls = None  # as where the kernel has no AIO for us
     model.all_same()
     flying, emptied = deque(), []
     empty = model.shard.log.empty

@@ -160,6 +160,22 @@ def test_rows_come_wait_stay_and_leave(tmp_path):
     model.all_same()
 
 
+def test_a_cache_filled_by_a_restore_alone_serves_its_rows(tmp_path):
+    """As evaluation does: every row is written, none is initialised, and lookups come in any number."""
+    weights = np.random.default_rng(1).random((300, 12), np.float32)
+    plan = ShardPlan(rank=0, row=0, rows=300, column=0, columns=12)
+    shard, fetcher = CachedShard(tmp_path, "t", plan, 100, 300), Fetcher()
+    shard.live_in(kernel := torch.zeros(100, 12), None)
+    shard.put(np.arange(300), weights, np.zeros(300, np.float32))
+    for first in (0, 60, 200, 60):
+        part = shard.part(np.arange(first, first + 80), Event())
+        assert shard.room(part)
+        fetcher.fetch([(shard, part)])
+        assert np.array_equal(kernel.numpy()[part.slots], weights[part.rows])
+        shard.release(part)
+    assert len(np.flatnonzero(shard._where < 0)) == 100
+
+
 def test_the_least_recently_used_rows_leave(tmp_path):
     model = Cached(tmp_path, rows=1_000, slots=100)
     for first in (0, 40, 0, 80):  # the 20 slots that are short come from 40 to 79, which were used before 0 to 39

@@ -176,6 +176,69 @@ def test_the_watermark_names_all_that_is_missing(nights, tmp_path):
     assert nights.ingest(config).summary["rows"] == 50
 
 
+def deliver_hours(folder, hours, day="2026-01-02", name="hour={:02}") -> None:
+    for hour in hours:
+        place = folder / day / name.format(hour)
+        place.mkdir(parents=True)
+        (place / "part-0.csv").write_text("label,x,c,t\n")
+        (place / "_SUCCESS").write_text("")
+
+
+@pytest.mark.parametrize("end", ["", "/", "/*/*.csv", "/**/*.csv"])
+@pytest.mark.parametrize("hours", [range(23), [0, *range(2, 24)]])
+def test_a_day_without_one_of_its_hours_is_not_complete(tmp_path, hours, end):
+    day = date(2026, 1, 2)
+    deliver_hours(tmp_path, hours)
+    gone = "hour=23" if 1 in hours else "hour=01"
+    for changes, message in [
+        ({"partitions": ["hour={00..23}"]}, f"{gone} below {{}} is not there yet"),
+        ({"partitions": [f"hour={hour:02}" for hour in range(24)]}, f"{gone} below {{}} is not there yet"),
+        ({"min_partitions": 24}, f"expected at least 24: {gone} not there yet"),
+    ]:
+        wanted = WatermarkConfig(success="_SUCCESS", **changes)
+        config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}{end}", watermark=wanted)
+        check(config)
+        (found,) = day_state(config, day).missing
+        assert found.endswith(message.format(f"{tmp_path}/{day}{end}"))
+    (tmp_path / str(day) / gone).mkdir()
+    (tmp_path / str(day) / gone / "_SUCCESS").write_text("")
+    config.data.watermark = WatermarkConfig(success="_SUCCESS", partitions=["hour={00..23}"])
+    assert day_state(config, day).complete  # an hour without rows
+    config.data.watermark.partitions, config.data.watermark.success = ["hour={00..25}"], None
+    assert day_state(config, day).missing[0].startswith(f"{gone}, hour=24, hour=25 below ")
+
+
+def test_nothing_is_said_of_folders_whose_numbers_tell_nothing(tmp_path):
+    day = date(2026, 1, 2)
+    deliver_hours(tmp_path, range(1, 24))
+    wanted = WatermarkConfig(min_partitions=24)
+    config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}", watermark=wanted)
+    place = f"{tmp_path}/{day}"
+    assert day_state(config, day).missing == [
+        f"its files lie in 23 folders (hour=01 to hour=23) below {place}, expected at least 24"
+    ]
+    wanted.min_partitions, wanted.partitions = None, ["region=eu", "{day}/x", "hour=05"]
+    assert day_state(config, day).missing == [f"region=eu, {day}/x below {place} are not there yet"]
+    # Nothing more will come: neither is waited for.
+    wanted.max_age_hours = 1.0
+    assert day_state(config, day, now=1_767_398_400.0 + 3601).complete
+
+
+def test_partitions_are_found_at_any_depth_and_name_no_wildcards(tmp_path):
+    day = date(2026, 1, 2)
+    deliver_hours(tmp_path, range(2), name="region=eu/hour={:02}")
+    deliver_hours(tmp_path, range(1), name="region=us/hour={:02}")
+    wanted = WatermarkConfig(partitions=["hour={00..01}", "region=eu/hour=01", "region=us/hour=01"])
+    config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}/*/*/*.csv", watermark=wanted)
+    (found,) = day_state(config, day).missing
+    assert found.startswith("region=us/hour=01 below ")
+    for name in ("hour=*", "../x", "/"):
+        config.data.watermark.partitions = [name]
+        with pytest.raises(ConfigError, match="expected names of folders below data.path") as caught:
+            check(config)
+        assert "hour={00..23}" in caught.value.hint
+
+
 def test_a_success_file_that_comes_later_makes_no_new_delivery(tmp_path):
     write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
     config = csv_config(f"{tmp_path}/{{day}}", day="2026-01-01", timestamp="t")

@@ -1,6 +1,8 @@
 """Exact sums, counts and hashes."""
 
 import math
+import statistics
+from fractions import Fraction
 
 import numpy as np
 import polars as pl
@@ -47,6 +49,33 @@ def test_moments_are_right_where_naive_sums_cancel():
     moments = measure(frame, [pl.col("v")])[0]
     assert (moments.count, moments.minimum, moments.maximum, moments.mean) == (3, 1e9, 1e9 + 2, 1e9 + 1)
     assert moments.std == pytest.approx(math.sqrt(2 / 3), rel=1e-15)
+
+
+@pytest.mark.parametrize("far", [0.7, 12.34, 1e6 + 0.1, 1.7e9 + 0.3, -3e15 + 0.5, 1e30])
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_a_constant_has_no_deviation_however_its_square_rounds(far, count):
+    moments = Moments()
+    for part in np.array_split(np.full(count, far), 2):
+        moments.merge(measure(pl.DataFrame({"v": part}), [pl.col("v")])[0])
+    assert (moments.std, moments.mean, moments.count) == (0.0, far, count)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    far=st.floats(-1e12, 1e12), spread=st.floats(1e-3, 1e3),
+    units=st.lists(st.floats(-1, 1), min_size=2, max_size=30),
+)  # fmt: skip
+def test_the_deviation_is_that_of_exact_arithmetic(far, spread, units):
+    values = [far + spread * unit for unit in units]
+    exact = float(statistics.pvariance([Fraction(value) for value in values])) ** 0.5
+    found = measure(pl.DataFrame({"v": values}), [pl.col("v")])[0].std
+    noise = 2.0**-48 * max(map(abs, values))
+    assert found == (pytest.approx(exact, rel=1e-12) if found else 0.0)
+    assert (found == 0.0) == (exact <= noise) or exact == pytest.approx(noise, rel=1e-9)
+
+
+def test_values_that_differ_by_rounding_alone_are_a_constant():
+    assert measure(pl.DataFrame({"v": [0.3, 0.1 + 0.2, 0.3]}), [pl.col("v")])[0].std == 0.0
 
 
 def test_ids_are_hashed_by_xxhash64_with_a_seed_from_the_feature_name():

@@ -10,6 +10,7 @@ from pipeline.artifacts import Store
 from pipeline.config import SparseFeature, SplitConfig
 from pipeline.errors import UnreachableError
 from pipeline.ingest import ingest, raw_fingerprint
+from pipeline.ingest.sources import find_files
 from tests.checkpoint.s3 import Fault, served
 
 from .conftest import csv_config
@@ -133,3 +134,12 @@ def test_files_of_several_parts(s3, endpoint):
     assert endpoint.fault.seen, "the file had one part"
     endpoint.fault = None
     store.verify(dataset)
+
+
+def test_what_writers_keep_below_hidden_folders_of_a_bucket_is_no_log(s3):
+    fs, bucket = fsspec.filesystem("s3"), s3.removeprefix("s3://")
+    expected = find_files(f"{s3}/logs").paths
+    for name in ("_temporary/0/part-0.csv", "_delta_log/0.json", ".sparkStaging/x.csv", "_x=1/part-9.csv"):
+        fs.pipe_file(f"{bucket}/logs/{name}", b"label,x,c\n")
+    assert find_files(f"{s3}/logs").paths == sorted([*expected, f"{bucket}/logs/_x=1/part-9.csv"])
+    assert find_files(f"{s3}/logs/*/*").paths == [f"{bucket}/logs/_x=1/part-9.csv"]

@@ -1,6 +1,7 @@
 """Fitted transforms: what they are fitted on, what they make of values, and that serving makes the same of them."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import polars as pl
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest import RecordTransform
+from pipeline.ingest.fit import Partial, coded_ids
 from pipeline.ingest.sketch import Sketch, auc, bin_of, lower_edges
+from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config
 
@@ -51,6 +54,52 @@ def test_a_sketch_does_not_depend_on_how_rows_are_cut(values, data):
     whole = sketch_of(values)
     assert (parts.counts == whole.counts).all()
     assert (parts.bounds(7) == whole.bounds(7)).all()
+
+
+def dense_counts(values, labels):
+    """Counts and positives of all buckets, one value at a time."""
+    counts = np.zeros((2, 1 << 16), np.int64)
+    for bits, label in zip((np.float32(values) + np.float32(0)).view(np.uint32) >> 16, labels, strict=True):
+        bucket = int(bits) + (1 << 15) if bits < 1 << 15 else (1 << 16) - 1 - int(bits)
+        counts[:, bucket] += (1, label)
+    return counts
+
+
+@pytest.mark.parametrize("rows", [0, 1, 50, 5_000, 12_000])
+def test_what_is_kept_of_the_used_buckets_is_all_there_is(rows):
+    rng = np.random.default_rng(rows)
+    values, labels = rng.normal(size=rows) * 10.0 ** rng.integers(-3, 4, rows), rng.integers(0, 2, rows)
+    made = sketch_of(values, labels.astype(np.float32))
+    made.merge(sketch_of([]))
+    other = sketch_of(-values[: rows // 2], np.ones(rows // 2))
+    kept = other.rows.copy()
+    made.merge(other)
+    made.merge(sketch_of([np.nan, np.inf, -0.0]))
+    counts = dense_counts([*values, *-values[: rows // 2], 0.0], [*labels, *np.ones(rows // 2, int), 0])
+    assert (made.counts == counts[0]).all()
+    assert (made.positives == counts[1]).all()
+    assert made.total == len(values) + rows // 2 + 1
+    assert (np.diff(made.used.astype(int)) > 0).all()
+    assert (made.rows > 0).all()
+    assert (other.rows == kept).all()
+
+
+def test_what_a_block_of_a_wide_log_leaves_behind_takes_no_megabyte_a_column():
+    width, rows = 200, 1000
+    spec = data_spec(csv_config("x", dense={f"x{i}": DenseFeature() for i in range(width)}).data)
+    values = np.random.default_rng(0).lognormal(0, 2, rows)
+    frame = pl.DataFrame({f"dense:x{i}": values for i in range(width)}).with_columns(
+        label=pl.lit(1.0, pl.Float32), **{"hash:c": pl.lit(1, pl.UInt64), "id:c": pl.lit("a")}
+    )
+    tracemalloc.start()
+    try:
+        partial = Partial(spec)
+        partial.add(frame, coded_ids(frame, spec))
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert partial.rows == rows
+    assert kept < width * (48 << 10)
 
 
 def test_bins_hold_equal_shares_within_the_buckets_width():
@@ -215,3 +264,22 @@ def assert_same_bits(one: pl.DataFrame, other: pl.DataFrame) -> None:
         else:
             left, right = (frame[name].rechunk().to_arrow() for frame in (one, other))
             assert left.equals(right), name
+
+
+@pytest.mark.parametrize("value", ["0.7", "-0.1", "1700000000.3", "5", "1e-9"])
+def test_a_constant_feature_says_nothing_in_every_transform(run_ingest, tmp_path, value):
+    path = tmp_path / "a.csv"
+    lines = [f"{i % 3 == 0:d},{value if i % 5 else ''},id{i % 7},{value}" for i in range(600)]
+    path.write_text("\n".join(["label,x,c,y", *lines]) + "\n")
+    kinds = ["none", "log1p", "standardise", "log1p_standardise", "percentile"]
+    dense = {kind: DenseFeature(column="x", transform=kind) for kind in kinds}
+    dense |= {"clipped": DenseFeature(column="y", transform="standardise", clip=[-1.3, 0.9])}
+    dataset = run_ingest(
+        csv_config(path, dense=dense, sparse={"c": SparseFeature(), "b": SparseFeature(column="y", bins=5)})
+    )
+    rows = dataset.all_rows
+    for name in ("standardise", "log1p_standardise", "percentile", "clipped"):
+        assert rows[name].abs().max() < 1e-5, name
+    assert dataset.json("transforms.json")["dense"]["standardise"]["std"] == 1.0
+    assert dataset.json("profile.json")["dense"]["none"]["std"] == 0.0
+    assert rows["b"].n_unique() == 1

@@ -13,8 +13,8 @@ import torch
 from pipeline.artifacts import Store
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.naming import find_checkpoint
-from pipeline.checkpoint.reader import read_verified
 from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE
 from pipeline.compose import compose
 from pipeline.errors import LaunchError

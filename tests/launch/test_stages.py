@@ -22,17 +22,33 @@ BASE = keys()
 CHANGES = {
     "data.synthetic.rows=77": DEFAULT_STAGES,
     "ingest.compression=zstd": DEFAULT_STAGES,
+    "data.checks.leak=warn": DEFAULT_STAGES,
+    "data.checks.hold.psi=1": DEFAULT_STAGES,
+    "data.max_quarantine_share=0.5": DEFAULT_STAGES,
+    "data.watermark.min_rows=7": DEFAULT_STAGES,
     "seed=1": DEFAULT_STAGES,
     "plan.ddr_reserve=0.2": ("plan", "partition", "train", "evaluate"),
     "hardware.ranks_per_host=2": ("plan", "partition", "train", "evaluate"),
     "model.embedding_dim=32": ("plan", "partition", "train", "evaluate"),
     "train.global_batch=512": ("plan", "partition", "train", "evaluate"),
-    "model.top_mlp=[8]": ("train", "evaluate"),
+    "model.top_mlp=[8]": ("plan", "partition", "train", "evaluate"),
+    "model.bottom_mlp=[8]": ("plan", "partition", "train", "evaluate"),
+    "train.prefetch_batches=7": ("plan", "partition", "train", "evaluate"),
+    "train.shuffle_window_groups=3": ("plan", "partition", "train", "evaluate"),
     "train.lr=0.5": ("train", "evaluate"),
+    "train.epochs=2": ("train", "evaluate"),
+    "train.max_steps=2": ("train", "evaluate"),
+    "checkpoint.final_quantise='8'": ("train", "evaluate"),
+    "checkpoint.state=bf16": ("train", "evaluate"),
+    "train.guard.collapse=false": (),
+    "train.guard.window_steps=7": (),
+    "train.threads_per_rank=1": (),
+    "train.pipeline=base": (),
+    "train.compile=true": (),
+    "hardware.ssd_paths=[/tmp]": (),
     "evaluate.global_batch=77": ("evaluate",),
     "ingest.block_mib=64": (),
     "train.log_every_steps=3": (),
-    "train.prefetch_batches=7": (),
     "partition=dmt": ("partition", "train", "evaluate"),
     "partition.exchange=bf16": ("train", "evaluate"),
     "launch.attempts=3": (),
@@ -130,10 +146,27 @@ def test_checkpoints_belong_to_the_training_not_to_its_hardware() -> None:
         return next(step.scratch for step in made if step.name == "train")
 
     base = directory()
-    for same in ("hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3"):
+    for same in (
+        "hardware=laptop2", "plan.sharding_types=[row_wise]", "train.log_every_steps=3", "train.guard.collapse=false",
+        "train.guard.window_steps=7", "train.threads_per_rank=1", "train.pipeline=base", "train.compile=true",
+        "train.prefetch_batches=7", "train.epochs=2", "train.max_steps=2", "checkpoint.final_quantise='8'",
+        "checkpoint.state=bf16", "checkpoint.every_steps=5",
+    ):  # fmt: skip
         assert directory(same) == base, same
-    for other in ("train.lr=0.5", "seed=1", "model.embedding_dim=8", "train.global_batch=512", "data.synthetic.rows=7"):
+    for other in (
+        "train.lr=0.5", "seed=1", "model.embedding_dim=8", "model.top_mlp=[8]", "train.global_batch=512",
+        "data.synthetic.rows=7", "partition=dmt", "partition.exchange=bf16", "train.shuffle_window_groups=3",
+        "train.schedule=cosine",
+    ):  # fmt: skip
         assert directory(other) != base, other
+
+
+@pytest.mark.parametrize("mapping", ["data.sparse_defaults.mapping=learned", "data.sparse.a.mapping=learned"])
+def test_what_the_mapping_learned_puts_together_depends_on_the_seed(tmp_path: Path, mapping: str) -> None:
+    (tmp_path / "log.csv").write_text("label,a\n1,x\n")
+    data = ["data=csv", "data.name=d", "+data.sparse.a={}", f"data.path={tmp_path}/log.csv"]
+    assert keys(*data, mapping, "seed=5")["ingest"] != keys(*data, mapping)["ingest"]
+    assert keys(*data, "seed=5")["ingest"] == keys(*data)["ingest"]
 
 
 def test_prepare_writes_what_ranks_read(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_the_plan_is_taken_over_where_nothing_changed(former: tuple[Store, Artif
         ({"a": 40}, 1.0, "seed=3", "table b is gone"),
         ({"a": 40, "b": 50, "c": 9}, 1.0, "seed=3", "table c is new"),
         ({"a": 40, "b": 50}, 1.2, "seed=3", "table a had 1.00 lookups a sample, has 1.20"),
-        ({"a": 40, "b": 50}, 1.0, "train.global_batch=64", "global_batch was 4096, is 64"),
+        ({"a": 40, "b": 50}, 1.0, "train.global_batch=64", "train.global_batch was 4096, is 64"),
         ({"a": 40, "b": 50}, 1.0, "plan.ddr_reserve=0.3", "plan.ddr_reserve was 0.1, is 0.3"),
     ],
 )

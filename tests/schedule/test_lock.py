@@ -116,3 +116,20 @@ def test_a_launcher_that_lost_its_lease_is_told_to_end(tmp_path: Path, capfd) ->
     assert stop.value.number == signal.SIGTERM
     assert "lost the lock of model 'clicks'" in capfd.readouterr().err
     assert store.read_json(lease_path("clicks"))["owner"] == "other"  # not the loser's to remove
+
+
+def test_a_machine_without_room_for_a_thread_leaves_no_lease(tmp_path: Path, monkeypatch) -> None:
+    """The lease would not be renewed: nobody may wait for it."""
+
+    def full(*args: object, **more: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    store = Store(str(tmp_path))
+    monkeypatch.setattr(threading, "_start_new_thread", full)
+    with (
+        pytest.raises(LaunchError, match="the lock of model 'clicks' cannot be kept: can't start new thread") as error,
+        held(store, "clicks", 60.0, "x", ignore),
+    ):
+        pass
+    assert error.value.hint
+    assert not store.exists(lease_path("clicks"))

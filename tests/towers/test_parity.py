@@ -6,12 +6,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.config import ClipConfig
 from pipeline.contracts import TowerModuleSpec
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
 
 MIXED = {"a": "row_wise", "b": "column_wise", "c": "data_parallel", "e": "row_wise"}
 AHEAD, PLAIN = {"pipeline": "sparse_dist"}, {"pipeline": "base"}
+# Limits that some gradients of every step pass; the momentum-free optimizers show every factor.
+CLIPPED = {"sparse_optimizer": "sgd", "sparse_lr": 2.0, "clip": ClipConfig(dense_norm=0.05, table_value=0.0005)}
 SGD = {"sparse_optimizer": "sgd", "sparse_lr": 2.0}  # row-wise Adagrad forgives any factor of its gradients
 # name -> (hosts, [(features, hosts)], module, shardings, train settings) by number of ranks
 CASES = {
@@ -20,6 +23,7 @@ CASES = {
         "2x2 uneven": (2, [("cab", [0]), ("ed", [1])], None, MIXED, AHEAD),
         "2x2 uneven, not ahead": (2, [("e", [0]), ("bcad", [1])], None, MIXED, PLAIN),
         "2x2 uneven, sgd": (2, [("cab", [0]), ("ed", [1])], None, MIXED, SGD),
+        "2x2 uneven, clipped": (2, [("cab", [0]), ("ed", [1])], None, MIXED, CLIPPED),
         "4x1": (4, [("a", [0]), ("bd", [1]), ("c", [2]), ("e", [3])], None, {}, AHEAD),
         "two hosts a tower": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, AHEAD),
         "two towers a host": (2, [("e", [1]), ("ad", [0]), ("b", [0]), ("c", [1])], None, MIXED, AHEAD),
@@ -35,6 +39,8 @@ ON_TWO = [("ace", [0]), ("bd", [1])]
 MODULES = {"dlrm": DLRM, "dcn": DCN, "one vector a feature": ALIKE}
 CASES[1] |= {f"{name}, one host": (1, ON_ONE, module, {}, PLAIN) for name, module in MODULES.items()}
 CASES[4] |= {f"{name}, two hosts": (2, ON_TWO, module, {}, AHEAD) for name, module in MODULES.items()}
+CASES[1] |= {f"{name}, clipped, one host": (1, ON_ONE, module, {}, CLIPPED) for name, module in MODULES.items()}
+CASES[4] |= {f"{name}, clipped, two hosts": (2, ON_TWO, module, {}, CLIPPED) for name, module in MODULES.items()}
 NAMES = [(ranks, name) for ranks, cases in CASES.items() for name in cases if cases[name][2] is None]
 
 
@@ -58,7 +64,7 @@ def read(folder, name, ranks):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("towers")
-    references = {"whole": ({}, {}), "cut": ({"b": "column_wise"}, {}), "sgd": ({}, SGD)}
+    references = {"whole": ({}, {}), "cut": ({"b": "column_wise"}, {}), "sgd": ({}, SGD), "clipped": ({}, CLIPPED)}
     spawn(flat, 1, root / "flat", references)
     for ranks, cases in CASES.items():
         spawn(with_towers, ranks, root / str(ranks), cases)
@@ -68,7 +74,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "name"), NAMES)
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
     *_, kinds, settings = CASES[ranks][name]
-    reference = "sgd" if settings is SGD else "cut" if kinds else "whole"
+    reference = "clipped" if settings is CLIPPED else "sgd" if settings is SGD else "cut" if kinds else "whole"
     assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks))
     assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
 
@@ -84,6 +90,21 @@ def test_tower_modules_train_the_same_on_one_host_and_on_two(runs, name):
     assert_equal(one, two)
     assert any(key.startswith("towers.tower.1.") for key in one[2][0])
     assert one[1]["a"].std() > 0 and not torch.equal(one[1]["a"], read(runs / "flat", "whole", 1)[1]["a"])
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_clipped_tower_modules_train_the_same_on_one_host_and_on_two(runs, name):
+    one, two = (
+        read(runs / str(ranks), f"{name}, clipped, {hosts}", ranks)
+        for ranks, hosts in ((1, "one host"), (4, "two hosts"))
+    )
+    assert_equal(one, two)
+
+
+def test_the_limits_of_these_tests_are_felt(runs):
+    free, clipped = read(runs / "flat", "sgd", 1), read(runs / "flat", "clipped", 1)
+    assert all(not torch.allclose(free[1][name], clipped[1][name], atol=1e-3) for name in free[1])
+    assert any(not torch.allclose(free[2][0][name], clipped[2][0][name], atol=1e-3) for name in free[2][0])
 
 
 def assert_equal(reference, found):

@@ -4,7 +4,7 @@ import torch
 
 from pipeline.contracts import SparseColumn
 from pipeline.errors import ArtifactError, DataError, GuardError
-from pipeline.training.data import BatchReader, Order
+from pipeline.training.data import Announce, BatchReader, Order
 from pipeline.training.parquet import SplitReader
 from tests.training.dataset import KEY, write_dataset
 
@@ -82,6 +82,26 @@ def test_windows_that_hold_nothing_of_a_rank_are_skipped(split):
     ranks = [batches(split, order(rank=r, **options)) for r in range(2)]
     seen = [row for pair in zip(*ranks, strict=True) for batch in pair for row in row_numbers(batch, 1000)]
     assert seen == list(range(1000))
+
+
+@pytest.mark.parametrize("options", [{"global_batch": 130}, {"global_batch": 400, "window_groups": 1}, {}])
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_rank_announces_every_global_batch_once_and_whole(split, world, options):
+    """Wherever windows of row groups end inside a global batch, and whoever's rows lie behind that end."""
+    for rank in range(world):
+        told = []
+        mine = order(rank=rank, world_size=world, **options)
+        announce = Announce(("a", "b"), lambda ids, told=told: told.append(ids))
+        found = batches(split, mine, epochs=2, start=(0, 1), announce=announce)
+        expected = batches(split, order(**options), epochs=2, start=(0, 1))
+        assert len(told) == len(found) == len(expected)
+        for ids, whole, got in zip(told, expected, found, strict=True):
+            real = int((whole.weights > 0).sum())
+            assert {name: sorted(rows.tolist()) for name, rows in ids.items()} == {
+                name: sorted(whole.sparse[name].values()[:real].tolist()) for name in ("a", "b")
+            }
+            part = whole.dense[whole.weights > 0][rank * mine.local_batch :][: mine.local_batch]
+            assert torch.equal(got.dense[got.weights > 0], part)
 
 
 def test_padding_repeats_the_first_row_at_weight_zero(split):

@@ -13,6 +13,7 @@ from safetensors.torch import load
 from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
+    ClipConfig,
     Config,
     DataConfig,
     DebugConfig,
@@ -78,6 +79,7 @@ CASES = {
     "no_learning": {"lr": 0.0, "sparse_lr": 0.0, "guard": {"collapse_after_steps": 8, "window_steps": 4}},
     "no_test_rows": {"data": {"test": 0}},
     "predicted": {"predicted": True, "max_steps": 6},
+    "clipped": {"sharding": MIXED, "clip": ClipConfig(dense_norm=0.05, table_value=0.0002)},
 }
 
 
@@ -216,12 +218,16 @@ def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
     assert known["memory"]["measured_bytes"] > 0
 
 
-@pytest.mark.parametrize("name", ["plain", "data_parallel", "mixed", "ragged", "bf16"])
+@pytest.mark.parametrize("name", ["plain", "data_parallel", "mixed", "ragged", "bf16", "clipped"])
 def test_one_and_two_ranks_agree(outcomes, name):
     one, two = good(outcomes, 1, name), good(outcomes, 2, name)
     assert one["ne"] == pytest.approx(two["ne"], rel=1e-3)
     assert np.allclose(one["logits"], two["logits"], atol=1e-3 if name != "bf16" else 0.1)
     assert "ne" not in outcomes[2, name][1]
+
+
+def test_clipping_changes_what_is_trained(outcomes):
+    assert not np.allclose(good(outcomes, 1, "clipped")["logits"], good(outcomes, 1, "mixed")["logits"], atol=1e-2)
 
 
 @pytest.mark.parametrize("world", [1, 2])

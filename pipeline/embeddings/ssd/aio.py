@@ -31,7 +31,10 @@ _STAGING = 8 << 20
 
 
 class DiskQueue:
-    """A queue of reads into 8 MiB of memory of its own. For one thread."""
+    """A queue of reads into 8 MiB of memory of its own. For one thread.
+
+    ``refused``: why reads go one after the other, '' where they do not.
+    """
 
     def __init__(self) -> None:
         self._map = mmap.mmap(-1, _STAGING)
@@ -41,9 +44,10 @@ class DiskQueue:
         self._pointers = self._requests.ctypes.data + _REQUEST.itemsize * np.arange(_DEPTH, dtype=np.uint64)
         self._events = np.zeros(_DEPTH, _EVENT)
         self._calls = _CALLS.get(platform.machine())
+        self.refused = "" if self._calls else f"not known for {platform.machine()}"
         context = ctypes.c_ulong(0)
         if self._calls and _LIBC.syscall(ctypes.c_long(self._calls[0]), _DEPTH, ctypes.byref(context)):
-            self._calls = None
+            self._calls, self.refused = None, os.strerror(ctypes.get_errno())
         self._context = context
 
     def read(self, fds: I64, offsets: I64, lengths: I64) -> Iterator[tuple[I64, I64, NDArray[np.float32]]]:

@@ -67,7 +67,7 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostB
     if any(buffers.values()) and "preallocated_host_buffers" not in taken:
         raise PlanError(
             "tier ssd needs an fbgemm-gpu whose kernels take preallocated_host_buffers; this one does not",
-            hint="install fbgemm-gpu 1.8 and torchrec 1.8, or plan.tables.<table>=ddr",
+            hint="install fbgemm-gpu 1.8 and torchrec 1.8, or +plan.tables.<table>.tier=ddr",
         )
     for name, table in buffers.items():
         weight: Any = collection.embedding_bags[name].weight

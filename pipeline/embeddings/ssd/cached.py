@@ -32,6 +32,7 @@ class CachedShard(SsdShard):
         self.count, self._table_rows = slots, table_rows
         self._held = np.zeros(slots, np.int32)
         self._row = np.zeros(slots, np.int64)
+        self._free = np.arange(slots)  # from the first: rows that a restore brings need no ``begin``
         self._reset()
 
     def _reset(self) -> None:
@@ -60,7 +61,7 @@ class CachedShard(SsdShard):
                 f"a batch needs {len(part.rows):,} rows of table {self.name!r} on this rank, but the plan's cache_rows "
                 f"gives its device memory for {self.count:,}",
                 hint=f"+plan.tables.{self.name}.cache_rows={min(needed, self._table_rows)}, or a smaller "
-                "train.global_batch",
+                "train.global_batch (evaluate.global_batch in evaluation)",
             )
         where = self._where[part.rows].astype(np.int64)
         here = -where[where < 0] - 1

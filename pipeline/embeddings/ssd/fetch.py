@@ -27,7 +27,7 @@ class Fetcher:
     """Fetches rows for the store's worker thread."""
 
     def __init__(self) -> None:
-        self._queue = DiskQueue()
+        self.queue = DiskQueue()
 
     def fetch(self, parts: Sequence[tuple[SsdShard, Part]]) -> None:
         """Bring the rows of ``parts``, all of one batch, into slots, and tell those who wait."""
@@ -71,7 +71,7 @@ class Fetcher:
         target = np.concatenate([found.target + begin for (_, found), begin in zip(reads, begins, strict=False)])
         first, whole = np.cumsum(count) - count, together.view(f"V{4 * words}")[:, 0]
         try:
-            for which, where, memory in self._queue.read(fds, offset, length):
+            for which, where, memory in self.queue.read(fds, offset, length):
                 many = count[which]
                 before = np.repeat(first[which] - (np.cumsum(many) - many), many)
                 record = before + np.arange(len(before))
@@ -86,13 +86,15 @@ class Fetcher:
 
     def close(self) -> None:
         """Let go of the queue."""
-        self._queue.close()
+        self.queue.close()
 
 
 def _unreadable(error: OSError, shards: Sequence[SsdShard]) -> GuardError:
     for shard in shards:
         shard.log.file.check()
+    names = ", ".join(dict.fromkeys(repr(shard.name) for shard in shards))
+    places = ", ".join(dict.fromkeys(str(shard.log.file.directory) for shard in shards))
     return GuardError(
-        f"the scratch files of tables on SSD in {shards[0].log.file.directory} cannot be read: {error.strerror}",
-        hint="the same command again goes on from the last checkpoint, or hardware.ssd_paths=[/another/disk]",
+        f"the scratch files of the rows of {names} in {places} cannot be read: {error.strerror}",
+        hint="hardware.ssd_paths=[/another/disk]; the same command goes on from the last checkpoint",
     )

@@ -14,7 +14,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import ConfigError, GuardError
@@ -26,7 +25,9 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_paths(paths: Sequence[str]) -> list[Path]:
     """``hardware.ssd_paths`` as directories; ConfigError for none, and for one that is missing or read-only."""
     if sys.platform != "linux":
-        raise ConfigError("tier ssd maps files as only Linux does", hint="plan.tables.<table>=ddr for all tables")
+        raise ConfigError(
+            "tier ssd maps files as only Linux does", hint="+plan.tables.<table>.tier=ddr for every table"
+        )
     if not paths:
         raise ConfigError(
             "the plan has tables on tier ssd, but hardware.ssd_paths names no directory and the store is not local",
@@ -45,11 +46,12 @@ class ScratchFile:
     """``size`` bytes, rounded up to pages, on the disk of ``directory``; ``what`` names their use in messages.
 
     ``direct``: reads and writes are of whole pages, from and to page-aligned memory, and go past the page cache: they
-    take no memory but the caller's (where the file system can). GuardError where there is no room.
+    take no memory but the caller's. Where the file system refuses that, ``cached`` says why and the page cache is used.
+    GuardError where there is no room.
     """
 
     def __init__(self, directory: Path, size: int, what: str, direct: bool = False) -> None:
-        self.directory, self.what = directory, what
+        self.directory, self.what, self.cached = directory, what, ""
         self.size = -(-size // PAGE) * PAGE
         try:
             self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115, as long as the table
@@ -62,8 +64,10 @@ class ScratchFile:
             self._file.close()
             raise _error(error, directory, self.size, what) from error
         if direct:
-            with suppress(OSError):
+            try:
                 fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) | os.O_DIRECT)
+            except OSError as error:
+                self.cached = error.strerror or str(error)
 
     @property
     def fd(self) -> int:
@@ -80,6 +84,38 @@ class ScratchFile:
                 hint="the same command again goes on from the last checkpoint",
             )
 
+    def write(self, data: memoryview, place: int) -> None:
+        """Write ``data`` at byte ``place``. GuardError where the disk does not take it."""
+        rest, at = data, place
+        try:
+            while rest:
+                done = os.pwrite(self.fd, rest, at)
+                rest, at = rest[done:], at + done
+        except OSError as error:
+            raise self.failed(error, f"written: {len(data):,} bytes at byte {place:,}") from error
+
+    def read_into(self, data: memoryview, place: int) -> None:
+        """Fill ``data`` from byte ``place`` on. GuardError where the disk does not give it."""
+        rest, at = data, place
+        try:
+            while rest:
+                done = os.preadv(self.fd, [rest], at)
+                if not done:
+                    self.check()
+                    raise OSError(errno.EIO, f"the file ends at byte {at:,}")
+                rest, at = rest[done:], at + done
+        except OSError as error:
+            raise self.failed(error, f"read: {len(data):,} bytes at byte {place:,}") from error
+
+    def failed(self, error: OSError, task: str) -> GuardError:
+        """What is said of ``error``; ``task`` ends the sentence "the file cannot be ..."."""
+        free = f", {_gib(shutil.disk_usage(self.directory).free)} are free" if error.errno in _FULL else ""
+        return GuardError(
+            f"the scratch file of {self.what} in {self.directory} cannot be {task} ({error.strerror or error}{free})",
+            hint=("free space there, or " if error.errno in _FULL else "")
+            + "hardware.ssd_paths=[/another/disk]; the same command goes on from the last checkpoint",
+        )
+
     def close(self) -> None:
         """Close the file; its space is freed once no mapping is left."""
         self._file.close()
@@ -93,6 +129,10 @@ def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:
         )
     free = shutil.disk_usage(directory).free
     return GuardError(
-        f"the disk of {directory} is full: {what} needs {size / 2**30:.3g} GiB, {free / 2**30:.3g} GiB are free",
+        f"the disk of {directory} is full: {what} needs {_gib(size)}, {_gib(free)} are free",
         hint=f"free space there, or hardware.ssd_paths=[{directory},/another/disk]",
     )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"

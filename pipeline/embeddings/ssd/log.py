@@ -6,16 +6,17 @@ as many as reads, and sixteen times the bytes. Segments with few live rows are e
 Ousterhout, "The Design and Implementation of a Log-Structured File System", SOSP'91, section 3). Rows of similar age
 lie together and frequent ones leave early, so segments empty themselves more than evenly.
 
-A record is the row's weights, its optimizer state and its number: ``dim + 2`` words of 4 bytes.
+A record is the row's weights, its optimizer state and its number: ``dim + 2`` words of 4 bytes. So a shard has at most
+``MOST_ROWS`` rows.
 """
 
 from __future__ import annotations
 
 import mmap
-import os
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,8 @@ from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.files import PAGE, ScratchFile
 
 F32 = NDArray[np.float32]
+# Rows of a shard whose numbers fit the 32 bits that a record has for them.
+MOST_ROWS = 2**32
 _SEGMENT = 256 << 10
 # Room beyond that of the rows, as a share of it: the fuller the log, the more is copied to make room.
 _SPARE = 0.1
@@ -45,10 +48,15 @@ class Reads:
     target: I64
 
 
+def place_type(rows: int) -> type[np.signedinteger[Any]]:
+    """What holds the place of every record in a log of ``rows`` rows, and -1 - the number of every slot."""
+    return np.int32 if rows * (1 + 2 * _SPARE) <= np.iinfo(np.int32).max else np.int64
+
+
 class RowLog:
     """Records of up to ``rows`` rows of ``dim`` values in a scratch file; places are record numbers. For one thread.
 
-    GuardError where the disk of ``directory`` has no room; ``what`` names the rows in messages.
+    GuardError where the disk of ``directory`` has no room, and where it fails; ``what`` names the rows in messages.
     """
 
     def __init__(self, directory: Path, rows: int, dim: int, what: str) -> None:
@@ -84,7 +92,7 @@ class RowLog:
         while len(rows):
             count = min(len(rows), self.per_segment - self._used)
             part = self._records[self._used : self._used + count]
-            part[:, :-2], part[:, -2], part.view(np.int32)[:, -1] = weights[:count], state[:count], rows[:count]
+            part[:, :-2], part[:, -2], part.view(np.uint32)[:, -1] = weights[:count], state[:count], rows[:count]
             first = self._open * self.per_segment + self._used
             places.append(np.arange(first, first + count))
             self._live[self._open] += count
@@ -99,10 +107,7 @@ class RowLog:
         self._used = 0
         if not self._live[self._open]:
             return
-        view, place = memoryview(self._buffers[0]), self._open * self._segment
-        while view:
-            done = os.pwrite(self.file.fd, view, place)
-            view, place = view[done:], place + done
+        self.file.write(memoryview(self._buffers[0]), self._open * self._segment)
         self._closed[self._open] = True
         self._open = self._free.popleft()
 
@@ -123,15 +128,10 @@ class RowLog:
         Its records are overwritten by the next call; add those that are live again.
         """
         segment = int(np.where(self._closed, self._live, self.per_segment + 1).argmin())
-        view, place = memoryview(self._buffers[1]), segment * self._segment
-        while view:
-            done = os.preadv(self.file.fd, [view], place)
-            if not done:
-                raise EOFError(f"{self.file.what} ends at byte {place}")
-            view, place = view[done:], place + done
+        self.file.read_into(memoryview(self._buffers[1]), segment * self._segment)
         self._release(segment)
         first = segment * self.per_segment
-        numbers = self._loaded.view(np.int32)[:, -1].astype(np.int64)
+        numbers = self._loaded.view(np.uint32)[:, -1].astype(np.int64)
         return numbers, self._loaded, np.arange(first, first + self.per_segment)
 
     def waiting(self, places: I64) -> NDArray[np.bool_]:

@@ -19,9 +19,10 @@ from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS, initial_rows
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.lazy import rows_at
-from pipeline.embeddings.ssd.log import F32, Reads, RowLog
+from pipeline.embeddings.ssd.log import F32, MOST_ROWS, Reads, RowLog, place_type
 from pipeline.embeddings.ssd.slots import HostSlots, Slots
 from pipeline.embeddings.tables import TableSpec
+from pipeline.errors import PlanError
 
 _NONE: I64 = np.empty(0, np.int64)
 
@@ -51,15 +52,19 @@ class Part:
 class SsdShard:
     """Rows [plan.row, plan.row + plan.rows) of table ``name``; ``pinned`` of them stay in memory.
 
-    ``live_in`` gives it the kernel's storage. GuardError where the disk has no room.
+    ``live_in`` gives it the kernel's storage. GuardError where the disk has no room, PlanError for too many rows.
     """
 
     def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int) -> None:
         self.name, self.first, self.rows, self.dim, self.pinned = name, plan.row, plan.rows, plan.columns, pinned
+        if self.rows > MOST_ROWS:
+            raise PlanError(
+                f"table {name!r} has {self.rows:,} rows on one rank, but tier ssd holds at most {MOST_ROWS:,}",
+                hint=f"+plan.tables.{name}.sharding=row_wise on more ranks, or +plan.tables.{name}.tier=ddr",
+            )
         self.log = RowLog(directory, self.rows - pinned, self.dim, f"the rows of table {name!r}")
         # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
-        wide = self.rows * 1.2 > np.iinfo(np.int32).max
-        self._where = np.zeros(self.rows - pinned, np.int64 if wide else np.int32)
+        self._where = np.zeros(self.rows - pinned, place_type(self.rows))
         self._held = np.zeros(0, np.int32)
         self._free: I64 = _NONE
         self._initial: tuple[TableSpec, int] | None = None

@@ -26,6 +26,7 @@ from pipeline.embeddings.ssd.kernel import storage_of
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
+from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.tables import TableSpec, kernels
@@ -52,7 +53,7 @@ class SsdStore:
         self._directories = check_paths(paths)
         self.figures = Figures()
         self._plan, self._names = plan, ssd_tables(plan)
-        self._cached = plan.device != "cpu" if cached is None else cached
+        self.cached = plan.device != "cpu" if cached is None else cached
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[Part]] = {}
         self._hooks: list[Any] = []
@@ -64,7 +65,7 @@ class SsdStore:
                     kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
                     self._shards[name] = (
                         CachedShard(directory, name, shard, kept, table.rows)
-                        if self._cached
+                        if self.cached
                         else SsdShard(directory, name, shard, kept)
                     )
                     self._waiting[name] = deque()
@@ -77,6 +78,11 @@ class SsdStore:
     def tables(self) -> tuple[str, ...]:
         """The tables on SSD of which this rank holds rows."""
         return tuple(self._shards)
+
+    def shortcomings(self) -> list[tuple[str, str]]:
+        """What the machine refuses that the tier is quick with, each with what to change."""
+        files = [shard.log.file for shard in self._shards.values()]
+        return shortcomings(self._fetcher.queue, self._worker, files)
 
     def give(self, collection: EmbeddingBagCollection) -> None:
         """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded.
@@ -92,7 +98,7 @@ class SsdStore:
         give_buffers(collection, buffers)
 
     def _buffers(self, shards: list[SsdShard], dim: int) -> HostBuffers:
-        if self._cached:
+        if self.cached:
             return HostBuffers(
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )

@@ -17,7 +17,10 @@ _SWITCH_SECONDS = 0.0002
 
 
 class Worker:
-    """Runs tasks one after the other, in the order given. An error of one ends all; ``check`` and ``call`` raise it."""
+    """Runs tasks one after the other, in the order given. An error of one ends all; ``check`` and ``call`` raise it.
+
+    ``refused``: why the thread has training's priority, '' where it gives way.
+    """
 
     def __init__(self) -> None:
         self._tasks: deque[Callable[[], object]] = deque()
@@ -27,7 +30,10 @@ class Worker:
         self._thread = threading.Thread(target=self._run, name="nightjar-ssd", daemon=True)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
+        self.refused = ""
+        self._began = threading.Event()
         self._thread.start()
+        self._began.wait()
 
     def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
         """Have ``task`` run; ``urgent``: before all that wait."""
@@ -69,9 +75,9 @@ class Worker:
         sys.setswitchinterval(self._interval)
 
     def _run(self) -> None:
-        if sys.platform == "linux":  # elsewhere it would be the whole process
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
+            self._give_way()
+            self._began.set()
             while True:
                 with self._change:
                     self._change.wait_for(lambda: self._tasks or self._stopped)
@@ -82,3 +88,12 @@ class Worker:
         except BaseException as error:  # raised where training looks
             self._error = error
             self._stopped = True
+            self._began.set()
+
+    def _give_way(self) -> None:
+        if sys.platform != "linux":  # elsewhere it would be the whole process
+            return
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError as error:
+            self.refused = error.strerror or str(error)

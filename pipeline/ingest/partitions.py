@@ -1,0 +1,72 @@
+"""The folders of a day, such as its hours: which of those that ``data.watermark`` waits for are not there yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from pipeline.config import WatermarkConfig
+from pipeline.ingest.rawfiles import below, root_of
+from pipeline.ingest.sources import Files
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_NUMBERED = re.compile(r"(.*?)(\d+)")
+SHOWN = 5  # names in a message
+
+
+def expanded(names: list[str]) -> list[str]:
+    """``names``, of which ``hour={00..23}`` stands for 24: numbers as wide as the first one."""
+    found: list[str] = []
+    for name in names:
+        if (match := _RANGE.search(name)) is None:
+            found.append(name.strip("/"))
+            continue
+        numbers = range(int(match[1]), int(match[2]) + 1)
+        each = [f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}" for number in numbers]
+        found += expanded(each)
+    return found
+
+
+def missing_partitions(limit: WatermarkConfig, path: str, files: Files, fill: Callable[[str], str]) -> list[str]:
+    """In words, the folders that ``limit`` waits for and that hold none of ``files``, those of the day at ``path``.
+
+    ``fill`` puts the day into a name. A folder without rows is there once it holds the file ``limit.success``.
+    """
+    root = root_of(files.fs, path)
+    folders = sorted({below(name, root).rpartition("/")[0] for name in files.paths} - {""})
+    missing: list[str] = []
+    absent = [
+        name
+        for name in expanded([fill(name) for name in limit.partitions])
+        if not any(f"/{name}/" in f"/{folder}/" for folder in folders)
+        and not (limit.success and files.fs.exists(f"{root}/{name}/{fill(limit.success)}"))
+    ]
+    if absent:
+        verb = "are" if len(absent) > 1 else "is"
+        missing.append(f"{_listed(absent)} below {path} {verb} not there yet")
+    if limit.min_partitions is not None and len(folders) < limit.min_partitions:
+        seen = f" ({folders[0]} to {folders[-1]})" if len(folders) > 1 else f" ({folders[0]})" if folders else ""
+        left = _left_out(folders, limit.min_partitions)
+        guess = f": {_listed(left)} not there yet" if left else ""
+        wanted = f"expected at least {limit.min_partitions}{guess}"
+        missing.append(f"its files lie in {len(folders)} folders{seen} below {path}, {wanted}")
+    return missing
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
+
+
+def _left_out(folders: list[str], count: int) -> list[str]:
+    """The names that numbered ``folders`` lack, where they count from 0, or from 1, to ``count`` in all."""
+    parts = [_NUMBERED.fullmatch(folder) for folder in folders]
+    if not parts or any(part is None or part[1] != parts[0][1] for part in parts):  # type: ignore[index]
+        return []
+    prefix, width = parts[0][1], max(len(part[2]) for part in parts if part)  # type: ignore[index]
+    for first in (0, 1):
+        names = [f"{prefix}{number:0{width}}" for number in range(first, first + count)]
+        # Only 0, or the count itself, tells from where they count.
+        if names[-first] in folders and set(folders) <= set(names):
+            return [name for name in names if name not in folders]
+    return []

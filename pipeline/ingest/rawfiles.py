@@ -1,0 +1,125 @@
+"""Which files a log consists of, and a fingerprint of them that changes when one is delivered again."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from datetime import date
+from fnmatch import fnmatchcase
+from typing import Any
+
+import fsspec
+from fsspec import AbstractFileSystem
+
+_MAGIC = re.compile(r"[*?\[]")
+# What local disks and S3 call their change marks. One of these alone is the mark: fingerprints of before stay.
+_FIRST = ("mtime", "ETag", "LastModified", "md5Hash")
+# The same things as other stores call them, in lower case and without "-" and "_".
+_MARKS = frozenset(
+    {
+        "etag", "lastmodified", "mtime", "modified", "modificationtime", "modifiedtime", "timemodified", "modify",
+        "updated", "generation", "md5hash", "md5checksum", "md5", "contentmd5", "crc32c", "crc", "checksum", "digest",
+        "sha", "sha256", "versionid", "lastwritetime", "datetime",
+    }
+)  # fmt: skip
+# What says nothing of a file's content, or changes though the content does not.
+_NO_MARKS = frozenset({"name", "key", "size", "type", "url", "mimetype", "partial", "atime", "accesstime"})
+
+
+def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
+    """Files at ``path``, sorted: itself, or those of a directory or a glob that are not hidden.
+
+    A name that begins with ``.`` or ``_`` hides a file, and all files below a folder: writers keep half-written files
+    (``_temporary/``) and records of their own (``_delta_log/``) there. A folder called ``_name=value`` is a Hive
+    partition and hides nothing, as in Spark. Names that ``path`` itself spells out are asked for.
+    Empty names, with which object stores mark folders, are left out. The file system is listed anew.
+    """
+    fs.invalidate_cache()
+    root = _root(fs, path)
+    if root == path:
+        found = fs.find(path)
+    elif fsspec.core.has_magic(path):
+        found = [name for name in fs.glob(path) if not fs.isdir(name)]
+    else:
+        return [path] if fs.exists(path) else []
+    asked = [part for part in path.removeprefix(root).split("/") if part[:1] in (".", "_")]
+    return sorted(name for name in found if not is_hidden(below(name, root), asked))
+
+
+def root_of(fs: AbstractFileSystem, url: str) -> str:
+    """The folder that ``url`` names: itself, what stands before the first wildcard, or that of the one file."""
+    return _root(fs, str(fs._strip_protocol(url)))
+
+
+def _root(fs: AbstractFileSystem, path: str) -> str:
+    if fs.isdir(path):
+        return path
+    wildcard = _MAGIC.search(path)
+    return path[: wildcard.start() if wildcard else None].rpartition("/")[0]
+
+
+def below(name: str, root: str) -> str:
+    """``name`` as seen from the folder ``root``; its last part where it does not lie there."""
+    inside = root.rstrip("/") + "/" if root.strip("/") else root
+    return name.removeprefix(inside).lstrip("/") if name.startswith(inside) else name.rpartition("/")[2]
+
+
+def is_hidden(path: str, asked: list[str] | None = None) -> bool:
+    """Whether a part of ``path`` hides the file; parts that match one of the patterns ``asked`` do not."""
+    *folders, name = path.split("/")
+    if not name:
+        return True
+    parts = [*(folder for folder in folders if not (folder.startswith("_") and "=" in folder)), name]
+    return any(
+        part[:1] in (".", "_") and not any(fnmatchcase(part, pattern) for pattern in asked or ()) for part in parts
+    )
+
+
+def fingerprint(url: str) -> str:
+    """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
+
+    ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
+    """
+    fs, path = fsspec.core.url_to_fs(url)
+    paths = files_at(fs, path)
+    digest = hashlib.sha256()
+    for name in paths:
+        info = fs.info(name)
+        mark = change_mark(fs, name, info)
+        digest.update(f"{name.rsplit('/', 1)[-1]}|{info.get('size')}|{mark}\n".encode())
+    return digest.hexdigest()[:32] if paths else ""
+
+
+def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> str:
+    """What of ``info``, or else of ``fs`` itself, changes when the file at ``path`` is written again.
+
+    "None" where the file system tells nothing but a size: a new delivery of the same size then goes unseen.
+    """
+    for name in _FIRST:
+        if info.get(name):
+            return str(info[name])
+    known = {key: value for key, value in info.items() if re.sub("[-_]", "", key.lower()) in _MARKS and value}
+    if not known:
+        known = {key: value for key, value in _asked(fs, path).items() if value}
+    if not known:  # as AbstractFileSystem.ukey and checksum do, but for what is no mark
+        plain = (str, int, float, bytes, date)
+        known = {key: value for key, value in info.items() if isinstance(value, plain) and _telling(key)}
+    return "|".join(f"{key}={known[key]}" for key in sorted(known)) or "None"
+
+
+def _telling(key: str) -> bool:
+    return re.sub("[-_]", "", key.lower()) not in _NO_MARKS
+
+
+def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
+    """What the file system's own ``modified`` and ``ukey`` say, where it has them."""
+    found: dict[str, Any] = {}
+    for name in ("modified", "ukey"):
+        if getattr(type(fs), name) is getattr(AbstractFileSystem, name):
+            continue
+        try:
+            found[name] = getattr(fs, name)(path)
+        except (NotImplementedError, KeyError, TypeError):  # of implementations that only look as if they had it
+            continue
+    return found

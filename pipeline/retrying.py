@@ -1,0 +1,65 @@
+"""Which errors pass by themselves, and how often what met one is done again. One policy for all of a store's users.
+
+Only what may be done twice is done again: reading, listing, writing a whole file in one go, removing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+TRIES = 4
+FIRST_SECONDS, FACTOR = 0.1, 3.0  # between the tries: 0.1, 0.3, 0.9 s; clients of object stores wait longer before
+NO_THREAD = "can't start new thread"  # all that CPython says
+
+_PASSING = frozenset(
+    getattr(errno, name)
+    for name in (
+        "EIO", "EAGAIN", "EINTR", "EBUSY", "ESTALE", "ENOMEM", "EMFILE", "ENFILE", "ENOBUFS", "ETIMEDOUT", "EREMOTEIO",
+        "ECONNRESET", "ECONNABORTED", "ECONNREFUSED", "EHOSTUNREACH", "ENETUNREACH", "ENETRESET", "EPIPE", "ETXTBSY",
+    )
+    if hasattr(errno, name)
+)  # fmt: skip
+# Whose errors of their own mean that a request got no answer; refusals are PermissionError or FileNotFoundError.
+_CLIENTS = frozenset(
+    ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")
+)
+Result = TypeVar("Result")
+
+
+def passes(error: BaseException) -> bool:
+    """Whether ``error`` may be gone at the next try: one of the machine, the disk or the network, not of the data."""
+    if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
+        return True
+    if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | NotADirectoryError):
+        return False
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _PASSING
+    if isinstance(error, RuntimeError) and NO_THREAD in str(error):
+        return True
+    return isinstance(error, Exception) and type(error).__module__.partition(".")[0] in _CLIENTS
+
+
+def pause(error: BaseException, attempt: int) -> bool:
+    """Wait before the try after number ``attempt`` (from 1); False at once where no other one is worth it."""
+    if attempt >= TRIES or not passes(error):
+        return False
+    time.sleep(FIRST_SECONDS * FACTOR ** (attempt - 1))
+    return True
+
+
+def retried(work: Callable[[], Result], doing: str) -> Result:
+    """What ``work`` returns, done again while its errors pass; after the last try its error, noted with ``doing``."""
+    attempt = 0
+    while True:
+        try:
+            return work()
+        except Exception as error:
+            attempt += 1
+            if not pause(error, attempt):
+                if attempt > 1:
+                    error.add_note(f"while {doing}, {attempt} times")
+                raise

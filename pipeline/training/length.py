@@ -1,0 +1,106 @@
+"""A training made longer or shorter than it was planned, and its last checkpoint asked for in another coding.
+
+Neither begins a training anew: the steps that are taken are those of any length, and a checkpoint that holds all bits
+can be written once more in fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from pipeline.config import CheckpointConfig, TrainConfig
+from pipeline.errors import ConfigError
+from pipeline.training.schedule import lr_factor, planned_steps
+
+LENGTH = ("epochs", "max_steps")
+CODING = ("final_quantise", "state")
+_EXACT = "fp32"
+_FEW_BITS = ("auto", "2", "3", "4")
+
+
+def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> int:
+    """Steps that the training was planned for when a checkpoint of it was written.
+
+    ``then``: the resolved configuration that is recorded with the checkpoint; what else decides is the same.
+    """
+    return planned_steps(replace(train, **_length(then.get("train", {}))), rows)
+
+
+def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, path: str) -> None:
+    """Raise ConfigError where checkpoint ``path`` has taken more steps than the ``total`` that are planned now."""
+    if step <= total:
+        return
+    former = " ".join(f"train.{name}={_typed(value)}" for name, value in _changes(train, then).items())
+    raise ConfigError(
+        f"train.epochs={train.epochs} train.max_steps={_typed(train.max_steps)} plan {total:,} steps, but this "
+        f"training has taken {step:,} already ({path}), and steps cannot be taken back",
+        hint=f"{former or f'train.max_steps={step}'} for the training as it is; run=<another name> for one of "
+        f"{total:,} steps; or force=true to train this one again from the start",
+    )
+
+
+def length_line(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int) -> str:
+    """In words, that a training which goes on at ``step`` is now planned for another ``total``; "" where it is not."""
+    before = planned_before(train, then, rows)
+    if before == total:
+        return ""
+    now = {name: getattr(train, name) for name in LENGTH}
+    moved = [f"train.{name} was {_typed(old)}, is {_typed(now[name])}" for name, old in _changes(train, then).items()]
+    line = f"{' and '.join(moved)}: training goes on to step {total:,}, where {before:,} were planned"
+    if train.schedule == "constant" or step >= total:
+        return line
+    last = lr_factor(train, step - 1, before) if step else 0.0
+    return (
+        f"{line}; train.schedule={train.schedule} now ends there: the learning rates, {last:.3g} of their peak in the "
+        f"last step taken, are {lr_factor(train, step, total):.3g} of it in the next one"
+    )
+
+
+def same_coding(checkpoint: CheckpointConfig, then: Mapping[str, Any]) -> bool:
+    """Whether a last checkpoint that was written by configuration ``then`` is what ``checkpoint`` asks for."""
+    return coding_of(checkpoint) == coding_of(_former(then))
+
+
+def coding_of(checkpoint: CheckpointConfig) -> str:
+    """How the last checkpoint is to be written, as a part of a name: equal ones mean equal codes."""
+    parts = [checkpoint.final_quantise, checkpoint.state]
+    if checkpoint.final_quantise in _FEW_BITS:
+        parts.append(f"{checkpoint.hot_share:g}")
+    if checkpoint.final_quantise == "auto":
+        parts.append(str(checkpoint.expected_restores))
+    return "-".join(parts)
+
+
+def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str) -> None:
+    """Raise ConfigError where the last checkpoint ``path`` lacks bits that ``checkpoint`` asks for."""
+    former = _former(then)
+    lossy = [name for name in CODING if getattr(former, name) not in (_EXACT, getattr(checkpoint, name))]
+    if not lossy:
+        return
+    old = " ".join(f"checkpoint.{name}={getattr(former, name)}" for name in lossy)
+    now = " ".join(f"checkpoint.{name}={getattr(checkpoint, name)}" for name in lossy)
+    raise ConfigError(
+        f"this training is finished and its last checkpoint {path} was written with {old}: what that rounded away is "
+        f"gone, so it cannot be written with {now}",
+        hint=f"{old}; or run=<another name>, which trains again",
+    )
+
+
+def _length(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in LENGTH if name in settings}
+
+
+def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
+    """Former values of the settings of the length that are others now."""
+    return {name: old for name, old in _length(then.get("train", {})).items() if old != getattr(train, name)}
+
+
+def _former(then: Mapping[str, Any]) -> CheckpointConfig:
+    known = {name: value for name, value in then.get("checkpoint", {}).items() if name in asdict(CheckpointConfig())}
+    return CheckpointConfig(**known)
+
+
+def _typed(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,80 @@
+"""What counts as a number: the same for a line whatever other lines its block holds, and however it is read."""
+
+import struct
+from dataclasses import replace
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from pipeline.ingest.parse import parse
+from pipeline.ingest.sources import TextBlock
+from pipeline.ingest.spec import data_spec
+from pipeline.ingest.text import Layout
+
+from .conftest import csv_config
+
+PIECES = [
+    "0", "1", "12.50", "-7", "+3", "-0", "-0.0", ".5", "5.", ".", "-", "+", "+-1", "--1", "e",
+    "1e5", "1E-3", "e5", "1e",
+    "1e400", "1e-400", "4.9e-324", "3.4028234663852886e38", "3.4028234663852887e38", "0.1234567890123456789",
+    "9" * 30, "1" + "0" * 50, "inf", "-inf", "Infinity", "NaN", "nan", "-nan", "0x10", "0x1p3", "1_000", "_1", "1,5",
+    " ", "\t", "\r", "\x0b", "\x0c", "\x00", "\x1c", "\x1f", "\x85", "\xa0", "\u2003", "\ufeff", "\u200b",
+    "\u0663", "\uff11",
+    "\u00bd", "\u22121", "true", "1d", "1f", "1%", "$1", "'1", "",
+]  # fmt: skip
+FIELDS = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map("".join)
+FLOATS = st.floats(width=64).map(repr) | st.decimals(allow_nan=False, places=12).map(str)
+
+
+def block_of(fields: list[str], separator: str) -> TextBlock:
+    layout = Layout(names=("label", "x", "c"), separator=separator, quote=None, numbers=frozenset("x"))
+    data = "".join(f"1{separator}{field}{separator}id\n" for field in fields).encode()
+    return TextBlock(data=data, file="f", first_line=1, layout=layout, columns=("label", "x", "c"))
+
+
+def read(block: TextBlock) -> dict[int, bytes | None | str]:
+    """By line: the bits of the number, None where it is missing, or why the line is no row."""
+    raw = block.read()
+    parsed = parse(raw.frame, raw.lines, data_spec(csv_config("f").data))
+    found: dict[int, bytes | None | str] = {bad.line: bad.reason for bad in (*raw.rejects, *parsed.rejects)}
+    lines = [line for line in raw.lines.tolist() if line not in found]
+    for line, value in zip(lines, parsed.frame["dense:x"].to_list(), strict=True):
+        found[line] = None if value is None else struct.pack("d", value)
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(fields=st.lists(FIELDS | FLOATS, min_size=1, max_size=8), separator=st.sampled_from([",", "\t", ";"]))
+@example(fields=["\t1", "2"], separator=",")
+@example(fields=["1\r", "2"], separator="\t")
+@example(fields=[" 1", "2", "3\r"], separator=";")
+def test_a_line_is_read_alike_alone_among_others_and_as_text(fields, separator):
+    together = read(block_of(fields, separator))
+    as_text = block_of(fields, separator)
+    assert read(replace(as_text, layout=replace(as_text.layout, numbers=frozenset()))) == together
+    alone = {line: read(block_of([field], separator))[1] for line, field in enumerate(fields, 1)}
+    assert alone == together
+
+
+@pytest.mark.parametrize("field", ["\t1", " 1", "1\t"])
+def test_a_blank_beside_a_number_puts_the_row_into_quarantine_in_blocks_of_any_size(
+    run_ingest, tmp_path, monkeypatch, field
+):
+    rows = [f"{i % 2},{i},id{i % 3}" for i in range(40)]
+    path = tmp_path / "a.csv"
+    path.write_bytes("\n".join(["label,x,c", *rows[:20], f"1,{field},id1", *rows[20:], "1,word,id2", ""]).encode())
+    found = []
+    for size in (64, 1 << 20):
+        monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", size)
+        found.append([(bad["line"], bad["reason"]) for bad in run_ingest(csv_config(path)).quarantine])
+    assert found[0] == found[1]
+    assert [line for line, _ in found[0]] == [22, 43]
+
+
+def test_a_block_of_plain_numbers_is_still_read_as_numbers():
+    raw = block_of(["1", "", "2.5e3", "-0"], ",").read()
+    assert raw.frame["x"].dtype == pl.Float64
+    np.testing.assert_array_equal(raw.frame["x"].drop_nulls(), [1.0, 2500.0, -0.0])

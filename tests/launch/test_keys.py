@@ -1,0 +1,219 @@
+"""Every setting belongs to the keys whose output it can change: the list is whole, and the keys follow it."""
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.compose import compose, config_hash
+from pipeline.config import Config
+from pipeline.contracts import DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.ingest import ingest
+from pipeline.planning import make_plan
+from pipeline.stages import INPUTS, key_config
+from pipeline.stages.keys import CHECKPOINTS, KEYS, SETTINGS, TRAIN, uses
+
+# Configurations between which every condition of the list holds and does not hold.
+BASES = {
+    "synthetic": [],
+    "csv": ["data=csv", "data.name=d", "data.path=x.csv", "+data.sparse.a={mapping: learned}", "+data.dense.b={}"],
+    "tables": ["data=tables", "data.name=t", "+data.tables.a={rows: 10}", "stages=[ingest,plan]"],
+    "strided": ["partition=dmt", "partition.strategy=strided"],
+    "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=cosine"],
+    "probe": ["partition=dmt", "partition.probe=other", "checkpoint.init_from=other"],
+    "auto": ["checkpoint.final_quantise=auto"],
+    "few": ["checkpoint.final_quantise='4'"],
+    "entries": [
+        "+plan.tables.C1={tier: ddr}", "+launch.pods.volumes.v={claim: c, path: /x}", "+launch.pods.resources.train={}",
+    ],
+}  # fmt: skip
+CONFIGS = {name: compose(["run=r", *overrides]) for name, overrides in BASES.items()}
+
+
+def leaves(kind: Any, prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all settings below dataclass ``kind``, ``*`` for every entry of a dictionary of dataclasses."""
+    for field in dataclasses.fields(kind):
+        inner, path = typing.get_type_hints(kind)[field.name], f"{prefix}{field.name}"
+        if typing.get_origin(inner) is dict and dataclasses.is_dataclass(typing.get_args(inner)[1]):
+            inner, path = typing.get_args(inner)[1], f"{path}.*"
+        if dataclasses.is_dataclass(inner):
+            yield from leaves(inner, f"{path}.")
+        else:
+            yield path
+
+
+LEAVES = sorted(leaves(Config))
+
+
+def test_every_setting_is_in_the_list_and_nothing_else_is() -> None:
+    listed = [path for use in SETTINGS for path in use.paths]
+    undecided = "a setting that pipeline/stages/keys.py says nothing about: which keys' output can it change?"
+    assert sorted(set(LEAVES) - set(listed)) == [], undecided
+    assert sorted(set(listed) - set(LEAVES)) == [], "pipeline/stages/keys.py lists what is no setting"
+
+
+def test_a_setting_is_said_to_belong_to_no_key_or_to_some_but_not_both() -> None:
+    for path in LEAVES:
+        lines = [use for use in SETTINGS if path in use.paths]
+        assert len(lines) == 1 or all(use.keys for use in lines), path
+        assert all(set(use.keys) <= set(KEYS) for use in lines), path
+
+
+def test_every_condition_holds_for_some_of_these_configurations_and_not_for_others() -> None:
+    for use in SETTINGS:
+        held = {use.when(config) for config in CONFIGS.values()}
+        assert held == {True, False} or held == {use.when.__name__ == "_always"}, use
+
+
+def other(value: Any) -> Any:
+    """Another value than ``value``, of its kind as far as that can be told."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, "more"]
+    if isinstance(value, dict):
+        return {**value, "more": "more"}
+    return f"{value}-other"
+
+
+def changed(node: Any, parts: list[str]) -> Any:
+    """``node`` with another value at ``parts``; None where a dictionary there has no entries."""
+    head, *rest = parts
+    if head == "*":
+        if not node:
+            return None
+        name = next(iter(node))
+        return {**node, name: changed(node[name], rest)}
+    value = getattr(node, head)
+    now = changed(value, rest) if rest else other(value)
+    return None if rest and now is None else dataclasses.replace(node, **{head: now})
+
+
+# Whose change of value moves conditions as well: what then belongs to the keys is another list.
+DECIDING = (
+    "data.format", "data.sparse.*.mapping", "data.sparse_defaults.mapping", "partition.name", "partition.strategy",
+    "partition.probe", "train.schedule", "checkpoint.init_from", "checkpoint.final_quantise",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: str) -> None:
+    config, seen = CONFIGS[name], 0
+    before = {key: key_config(key, config) for key in KEYS}
+    for path in LEAVES:
+        if path in DECIDING or (now := changed(config, path.split("."))) is None:
+            continue
+        expected = {key for key in KEYS for use in uses(key, config) if path in use.paths and not use.named}
+        derived = {key for key in KEYS for use in uses(key, config) if path in use.paths and use.named}
+        moved = {key for key in KEYS if key_config(key, now) != before[key]}
+        assert expected <= moved <= expected | derived | OTHERS.get(path, set()), path
+        seen += 1
+    assert seen > 200
+
+
+# Settings from which a value in another key is worked out: the model's name, and one tower a host.
+OTHERS = {"data.name": {"publish"}, "hardware.hosts": {"partition", CHECKPOINTS, TRAIN}}
+
+
+def test_what_a_setting_names_is_read_by_its_value_too() -> None:
+    """``named`` settings whose meaning lies in the configuration itself; files and checkpoints have tests of theirs."""
+    assert key_config("publish", CONFIGS["synthetic"]) != key_config(
+        "publish", dataclasses.replace(CONFIGS["csv"], publish=dataclasses.replace(CONFIGS["csv"].publish, model="m"))
+    )
+    two = dataclasses.replace(CONFIGS["strided"], hardware=dataclasses.replace(CONFIGS["strided"].hardware, hosts=2))
+    for key in ("partition", CHECKPOINTS, TRAIN):
+        assert key_config(key, two) != key_config(key, CONFIGS["strided"])
+
+
+def test_a_finished_training_is_named_by_all_that_its_checkpoints_are_named_by() -> None:
+    for config in CONFIGS.values():
+        whole, part = key_config(TRAIN, config), key_config(CHECKPOINTS, config)
+        assert all(whole[group].items() >= values.items() for group, values in part.items() if isinstance(values, dict))
+
+
+GUARD_HINTS = ["train.guard.collapse=false", "train.guard.max_window_ne=2", "train.guard.min_logit_std=0"]
+
+
+@pytest.mark.parametrize("override", GUARD_HINTS)
+def test_what_a_guards_hint_says_leaves_the_name_of_a_run_without_one(override: str) -> None:
+    assert compose([override]).run == compose([]).run
+    assert config_hash(compose([override])) == config_hash(compose([]))
+
+
+# What a stage reads of the configuration though no byte of its output depends on it.
+READ_ONLY = {
+    "ingest": {"ingest.engine", "ingest.block_mib", "data.path"},
+    "plan": {"hardware.ssd_paths"},  # all of hardware is gone through for its figures, and paths are none
+}
+
+
+@contextmanager
+def recorded() -> Iterator[set[tuple[type, str]]]:
+    """Within: (class, field) of every field of the configuration's classes that is read, through copies as well."""
+    read: set[tuple[type, str]] = set()
+    kinds = {kind for path in LEAVES for kind, _ in owners(path)}
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in kinds:
+            names = frozenset(field.name for field in dataclasses.fields(kind))
+
+            def look(self: Any, name: str, names: frozenset[str] = names, kind: type = kind) -> Any:
+                if name in names:
+                    read.add((kind, name))
+                return object.__getattribute__(self, name)
+
+            patch.setattr(kind, "__getattribute__", look)
+        yield read
+
+
+def owners(path: str) -> Iterator[tuple[type, str]]:
+    """The (dataclass, field) on the way to the setting at ``path``, the setting's own at the end."""
+    kind: Any = Config
+    for part in path.split("."):
+        if part == "*":
+            kind = typing.get_args(kind)[1]
+            continue
+        yield kind, part
+        kind = typing.get_type_hints(kind)[part]
+
+
+def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:
+    """Settings that ``read`` names, that no key of ``stage`` and of its inputs covers and that are not read only."""
+    keys = {stage, *INPUTS[stage]}
+    known = {path for key in keys for use in uses(key, config) for path in use.paths} | READ_ONLY[stage]
+    by_field: dict[tuple[type, str], list[str]] = {}
+    for path in LEAVES:
+        by_field.setdefault(list(owners(path))[-1], []).append(path)
+    return [paths[0] for field, paths in by_field.items() if field in read and not known & set(paths)]
+
+
+def test_what_ingestion_reads_its_key_covers(tmp_path: Path) -> None:
+    (tmp_path / "log.csv").write_text("label,a,b\n" + "".join(f"{n % 2},x{n % 7},{n}\n" for n in range(200)))
+    config = compose(["run=r", *BASES["csv"], f"data.path={tmp_path}/log.csv", "data.split.test_share=0.5"])
+    store = Store(str(tmp_path / "store"))
+    with recorded() as read, store.draft("datasets/d", kind="ingest", key="k", config={}, inputs={}) as draft:
+        ingest(config, draft, lambda line: None)
+    assert len(read) > 40
+    assert unexplained("ingest", config, read) == []
+
+
+@pytest.mark.parametrize("overrides", [[], ["hardware=laptop2", "hardware.ssd_gib=9"], ["hardware=h100x8"]])
+def test_what_planning_reads_its_key_covers(overrides: list[str]) -> None:
+    config = compose(["run=r", *overrides])
+    schema = DatasetSchema(
+        dense=("I1",), sparse=(SparseColumn(name="C1", rows=9), SparseColumn(name="C2", rows=99)), rows={"train": 100},
+        files={}, groups={},
+    )  # fmt: skip
+    feature = FeatureProfile(rows=9, distinct=9, missing_share=0.0, pooling=1.0, hot_rows=[9], hot_share=[1.0])
+    sparse = {"C1": feature, "C2": dataclasses.replace(feature, rows=99, hot_rows=[99])}
+    profile = Profile(rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse=sparse)
+    with recorded() as read:
+        make_plan(config, schema, profile, "key")
+    assert len(read) > 30
+    assert unexplained("plan", config, read) == []

@@ -1,0 +1,153 @@
+"""What serves on an object store: two writers at once, and nothing of what either did is lost."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.errors import LaunchError
+from pipeline.publishing import versions
+from tests.checkpoint.s3 import Fault, bucket, served
+from tests.publishing.made import plain
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+
+A, B, C = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3))
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator:
+    with served(server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(endpoint, monkeypatch, request) -> Iterator[Store]:
+    with bucket(endpoint, monkeypatch, request.node.name) as url:
+        made = Store(f"{url}/store")
+        for name in (A, B, C):
+            plain(made, name)
+        yield made
+
+
+def log_of(store: Store) -> list[tuple[str, str]]:
+    return [(entry["by"], entry["version"]) for entry in store.read_json("models/m/current.json")["log"]]
+
+
+def test_a_rollback_while_a_promotion_is_checked_is_kept(store: Store) -> None:
+    """The night looks at what serves; meanwhile somebody rolls back; the night writes what it made of the former."""
+    versions.promote(store, "m", A, by="publish")
+    versions.promote(store, "m", B, by="publish")
+    between = iter([lambda: versions.roll_back(store, "m", "complaints")])
+
+    def check() -> None:
+        for act in between:
+            act()
+
+    current = versions.promote(store, "m", C, by="publish", check=check)
+    assert current.line == (A, C), "the rollback took B off"
+    assert log_of(store) == [("publish", A), ("publish", B), ("rollback", A), ("publish", C)]
+
+
+def test_a_promotion_is_checked_again_beside_what_serves_by_then(store: Store) -> None:
+    versions.promote(store, "m", A, by="publish")
+    seen = []
+
+    def check() -> None:
+        seen.append(versions.read_current(store, "m").version)
+        if len(seen) == 1:
+            versions.promote(store, "m", B, by="promote")
+        elif seen[-1] != A:
+            raise LaunchError(f"judged beside {A}, but {seen[-1]} serves")
+
+    with pytest.raises(LaunchError, match=f"but {B} serves"):
+        versions.promote(store, "m", C, by="publish", check=check)
+    assert (seen, versions.read_current(store, "m").line) == ([A, B], (A, B))
+
+
+def test_a_rollback_beside_another_change_is_told_not_guessed(store: Store, monkeypatch) -> None:
+    """Whoever rolls back has seen C serve: with D there by now, "the one before" means another one."""
+    for name in (A, B):
+        versions.promote(store, "m", name, by="publish")
+    whole = versions._require_whole
+
+    def slowly(*args, **more):
+        monkeypatch.setattr(versions, "_require_whole", whole)
+        versions.promote(store, "m", C, by="publish")
+        return whole(*args, **more)
+
+    monkeypatch.setattr(versions, "_require_whole", slowly)
+    with pytest.raises(LaunchError, match=f"another process changed .* now {C} serves") as caught:
+        versions.roll_back(store, "m")
+    assert "nightjar models ls m" in caught.value.hint
+    assert log_of(store) == [("publish", A), ("publish", B), ("publish", C)]
+
+
+@pytest.mark.parametrize("kind", ["cut", "lost"])
+def test_a_write_whose_answer_was_lost_counts_once(store: Store, endpoint, kind: str) -> None:
+    """The object is there, but the client learns only of a cut connection; asked again the store says 412."""
+    versions.promote(store, "m", A, by="publish")
+    endpoint.fault = Fault(kind, "PUT", "current.json", count=1)
+    versions.promote(store, "m", B, by="publish")
+    assert endpoint.fault.seen
+    endpoint.fault = None
+    assert log_of(store) == [("publish", A), ("publish", B)]
+
+
+RACE = """
+import json, sys
+import fsspec
+fsspec.config.conf["s3"] = json.loads(sys.argv[1])
+from pipeline.artifacts import Store
+from pipeline.errors import ConfigError, LaunchError
+from pipeline.publishing import versions
+store, own, done = Store(sys.argv[2]), sys.argv[3], 0
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(int(sys.argv[4])):
+    try:
+        if number % 3 == 2:
+            versions.roll_back(store, "m", f"{own} {number}")
+        else:
+            versions.promote(store, "m", sys.argv[5 + number % 2], by="promote", reason=f"{own} {number}")
+    except (ConfigError, LaunchError):
+        continue
+    done += 1
+print(done, flush=True)
+"""
+
+
+def test_two_processes_that_race_lose_no_entry(store: Store, endpoint, root: Path) -> None:
+    """Each entry follows from the one before it: replayed from the first one, the log gives the line of versions."""
+    versions.promote(store, "m", C, by="publish")
+    settings = json.dumps({"key": "k", "secret": "s", "endpoint_url": endpoint.url})
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, settings, store.url, own, "12", *names], cwd=root, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )
+        for own, names in (("one", (A, B)), ("two", (B, A)))
+    ]  # fmt: skip
+    for racer in racers:
+        assert racer.stdout.readline() == "ready\n"
+    for racer in racers:
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    for racer in racers:
+        racer.communicate()
+        assert racer.returncode == 0
+    store.fs.invalidate_cache()
+    record = store.read_json("models/m/current.json")
+    line: list[str] = []
+    for entry in record["log"]:
+        assert entry["instead_of"] == (line[-1] if line else None), entry
+        line = line[:-1] if entry["by"] == "rollback" else [*line, entry["version"]]
+        assert line[-1] == entry["version"]
+    assert line == record["line"]
+    told = {(entry["reason"]) for entry in record["log"] if entry["reason"]}
+    assert {reason.split()[0] for reason in told} == {"one", "two"}, "only one of them got to write: no race"

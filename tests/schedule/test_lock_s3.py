@@ -1,0 +1,112 @@
+"""The lease on an object store: taking, renewing and leaving it hold only while it is what was read."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from pipeline.artifacts import Store
+from pipeline.errors import LaunchError
+from pipeline.schedule import lock
+from pipeline.schedule.lock import held, lease_path
+from tests.checkpoint.s3 import Between, Fault, bucket, served
+from tests.schedule.test_lock import ignore, record
+
+pytest.importorskip("s3fs", reason="s3fs is not installed")
+server = pytest.importorskip("moto.server", reason="moto is not installed")
+LONG = 60.0
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator:
+    with served(server) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def store(endpoint, monkeypatch, request) -> Iterator[Store]:
+    with bucket(endpoint, monkeypatch, request.node.name) as url:
+        yield Store(url)
+
+
+def others(store: Store) -> None:
+    """Another launcher takes the lease, by whatever means."""
+    store.write_json(lease_path("clicks"), record(LONG))
+
+
+def owner(store: Store) -> str:
+    store.fs.invalidate_cache()
+    return store.read_json(lease_path("clicks"))["owner"]
+
+
+def test_of_two_that_take_a_free_lease_the_first_one_has_it(store: Store, endpoint) -> None:
+    endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
+    with pytest.raises(LaunchError, match="host far, process 7"), held(store, "clicks", LONG, "x", ignore):
+        pytest.fail("two hold it")
+    assert owner(store) == "other"
+
+
+def test_of_two_that_take_a_dead_launchers_lease_the_first_one_has_it(store: Store, endpoint) -> None:
+    store.write_json(lease_path("clicks"), record(0.3, owner="dead"))
+    endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
+    with pytest.raises(LaunchError, match="host far, process 7"), held(store, "clicks", LONG, "x", ignore):
+        pytest.fail("two hold it")
+    assert owner(store) == "other"
+
+
+@pytest.mark.parametrize(("act", "method"), [("renew", "PUT"), ("release", "DELETE")])
+def test_what_another_one_took_is_neither_renewed_nor_removed(store: Store, endpoint, act: str, method: str) -> None:
+    lease = lock._StoreLease(store, "clicks", LONG, "x", ignore)
+    lease.acquire()
+    endpoint.fault = Between(method, "lease.json", lambda: others(store))
+    assert not getattr(lease, act)()
+    assert endpoint.fault.done
+    assert owner(store) == "other"
+
+
+@pytest.mark.parametrize("act", ["acquire", "renew", "release"])
+def test_an_answer_that_is_lost_is_not_another_launcher(store: Store, endpoint, act: str) -> None:
+    lease = lock._StoreLease(store, "clicks", LONG, "x", ignore)
+    if act != "acquire":
+        lease.acquire()
+    endpoint.fault = Fault("lost", "DELETE" if act == "release" else "PUT", "lease.json", count=1)
+    getattr(lease, act)()
+    assert endpoint.fault.seen
+    endpoint.fault = None
+    store.fs.invalidate_cache()
+    assert store.exists(lease_path("clicks")) == (act != "release")
+    if act != "release":
+        assert lease.renew()
+
+
+def test_a_renewal_that_gave_up_although_it_was_done_is_not_another_launcher(store: Store, endpoint) -> None:
+    """The write is done, then the store answers nothing for as long as the renewal tries."""
+    lease = lock._StoreLease(store, "clicks", LONG, "x", ignore)
+    lease.acquire()
+    former = lease.seen
+    assert lease.renew()
+    lease.seen = former
+    assert lease.renew()
+    lease.release()
+    assert not store.exists(lease_path("clicks"))
+
+
+def test_many_launchers_at_once(store: Store) -> None:
+    outcomes, done = [], threading.Event()
+
+    def launch() -> None:
+        try:
+            with held(store, "clicks", 2.0, "x", ignore):
+                outcomes.append("held")
+                done.wait(20)
+        except LaunchError:
+            outcomes.append("refused")
+        if outcomes.count("refused") == 3:
+            done.set()
+
+    threads = [threading.Thread(target=launch) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["held", *["refused"] * 3]
