@@ -51,4 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = "make test leaves the image build out, which takes minutes: make test-image"
+    terminalreporter.write_line(left_out)
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

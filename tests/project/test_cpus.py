@@ -4,11 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from benchmarks.cgroup import cpu_quota as limited_to
 from pipeline.cpus import available_cpus, cpu_quota
 
 ROOT = Path(__file__).parents[2]
@@ -58,31 +58,10 @@ def test_a_machine_without_cgroups_has_no_quota(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path) is None and available_cpus(tmp_path) == ALLOWED
 
 
-@contextmanager
-def real_cgroup(cpus: float):
-    """The ``cgroup.procs`` of a cgroup with that quota, version 1 or 2; skips where none can be made."""
-    for parent, name, value in ((Path("/sys/fs/cgroup/cpu"), "cpu.cfs_quota_us", "{quota}"),
-                                (Path("/sys/fs/cgroup"), "cpu.max", "{quota} 100000")):  # fmt: skip
-        folder = parent / f"nightjar-test-{os.getpid()}"
-        try:
-            folder.mkdir()
-        except OSError:
-            continue
-        try:
-            (folder / name).write_text(value.format(quota=int(cpus * 100_000)))
-            yield folder / "cgroup.procs"
-        except OSError:
-            continue
-        else:
-            return
-        finally:
-            folder.rmdir()
-    pytest.skip("no CPU cgroup can be made here (root, and the cpu controller)")
-
-
 POOLS = """
 import json, os
 open({procs!r}, "w").write(str(os.getpid()))
+from benchmarks.cgroup import cpu_quota as limited_to
 from pipeline.cpus import share_cpus
 share_cpus()
 from pipeline.ingest.engines import LocalEngine
@@ -98,7 +77,9 @@ os._exit(0)
 
 def test_every_pool_of_threads_is_as_large_as_the_quota_of_a_real_cgroup() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
-    with real_cgroup(1.5) as procs:
+    with limited_to(1.5, "test") as procs:
+        if procs is None:
+            pytest.skip("no CPU cgroup can be made here (root, and the cpu controller)")
         done = subprocess.run([sys.executable, "-c", POOLS.format(procs=str(procs))], cwd=ROOT, env=environment,
                               capture_output=True, text=True)  # fmt: skip
         assert done.returncode == 0, done.stderr
