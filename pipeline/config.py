@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from pipeline.gateconfig import GateConfig
 from pipeline.guardconfig import ClipConfig, GuardConfig
 from pipeline.launchconfig import LaunchConfig, ScheduleConfig
 
@@ -474,42 +475,6 @@ class EvaluateConfig:
     """Evaluation on the held-out rows; ``global_batch`` counts samples over all ranks."""
 
     global_batch: int = 16_384
-
-
-@dataclass(kw_only=True)
-class GateConfig:
-    """What a model must satisfy to be published; null: not asked. docs/gate.md explains each question.
-
-    ``force``: publish in spite of the gate, for this reason, which is recorded. Absolute: ``max_ne``, ``min_auc``,
-    ``max_calibration_error`` (of 1), ``min_coverage`` (share of lookups served by trained rows), ``min_rows``. Beside
-    the incumbent on the same rows: ``max_ne_increase`` (a share), ``max_psi`` (shift of predictions). Beside the
-    incumbent when it was published: ``max_ne_drift``, ``max_label_shift`` (of its calibration), ``max_coverage_drop``.
-    ``max_serving_gap``: of NE as served over NE as trained. ``slices``: sparse features, or day, whose
-    ``slice_values`` largest values are judged apart where they have ``slice_min_clicks`` rows of both classes.
-    ``confidence`` of intervals, of ``replicates`` over ``blocks`` of rows; ``max_rows`` are scored.
-    """
-
-    force: str | None = None
-    max_ne: float | None = 1.0
-    min_auc: float | None = 0.5
-    max_calibration_error: float | None = 0.1
-    max_ne_increase: float | None = 0.002
-    max_psi: float | None = 0.25
-    max_ne_drift: float | None = 0.1
-    max_label_shift: float | None = 0.25
-    min_coverage: float | None = 0.5
-    max_coverage_drop: float | None = 0.1
-    max_serving_gap: float | None = 0.005
-    slices: list[str] = field(default_factory=list)
-    slice_values: int = 10
-    slice_min_clicks: int = 100
-    slice_max_ne_increase: float | None = 0.02
-    slice_max_calibration_error: float | None = 0.25
-    confidence: float = 0.95
-    replicates: int = 400
-    blocks: int = 1000
-    min_rows: int = 1000
-    max_rows: int = 2_000_000
 
 
 @dataclass(kw_only=True)

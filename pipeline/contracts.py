@@ -24,6 +24,9 @@ PLAN_VERSION = 2
 
 LABEL = "label"
 TRUE_PROBABILITY = "true_probability"
+# Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
+# transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
+RAW = "raw"
 
 
 def dataset_path(name: str, key: str, day: str | None = None) -> str:
@@ -34,6 +37,11 @@ def dataset_path(name: str, key: str, day: str | None = None) -> str:
 def weight_column(feature: str) -> str:
     """Name of the Parquet column that holds the weights of a weighted multi-valued ``feature``."""
     return f"{feature}__weight"
+
+
+def raw_column(feature: str) -> str:
+    """Name of the Parquet column that holds the raw numbers of a held-out ``feature``; ``RAW`` says where."""
+    return f"{feature}__raw"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,9 +88,12 @@ class Checkpointer:
     def __post_init__(self) -> None:
         group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
         self._writer = Writer(self.store, group, self.on_phase)
-        self._buffers = HostBuffers(scratch=self.model.rows.scratch)
+        self._buffers, values = (
+            HostBuffers(),
+            full_values(self.model.rows),
+        )  # takes the disk's space of tables on SSD too
         if self.config.every_steps is not None or self.config.every_minutes is not None:
-            self._buffers.prepare(full_values(self.model.rows))
+            self._buffers.prepare(values)
         self._entries: list[Entry] = []
         self._gone: list[Entry] = []  # to be removed
         self._pending: dict[tuple[str, int, int], Tensor] = {}

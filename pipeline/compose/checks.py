@@ -54,7 +54,8 @@ _COSTS = (
     "lookup_ns", "update_ns", "table_overhead_us", "step_overhead_ms",
 )  # fmt: skip
 _GATE_LIMITS = (
-    "ne", "calibration_error", "ne_increase", "psi", "ne_drift", "label_shift", "coverage_drop", "serving_gap",
+    "ne", "calibration_error", "ne_increase", "psi", "ne_drift", "label_shift", "coverage_drop",
+    "serving_gap",
 )  # fmt: skip
 # (field, lowest, highest): closed ranges; None is an open end.
 _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
@@ -151,9 +152,12 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("gate.slice_max_calibration_error", 0.0, None),
     ("gate.min_auc", 0.0, 1.0),
     ("gate.min_coverage", 0.0, 1.0),
+    ("gate.min_baseline_gain", 0.0, None),
     ("gate.slice_values", 1, 1000),
     ("gate.slice_min_clicks", 1, None),
     ("gate.confidence", 0.5, 0.9999),
+    ("gate.power", 0.5, 0.9999),
+    ("gate.best_of_last", 1, 1000),
     ("gate.replicates", 20, 10_000),
     ("gate.blocks", 10, 100_000),
     ("gate.min_rows", 1, None),

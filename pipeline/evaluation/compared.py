@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.config import GateConfig
 from pipeline.evaluation.bootstrap import (
     FIGURES,
     Resampled,
@@ -21,8 +20,16 @@ from pipeline.evaluation.bootstrap import (
     resample,
 )
 from pipeline.evaluation.metrics import check_labels, evaluate, sigmoid
+from pipeline.evaluation.power import error_of
 from pipeline.evaluation.reliability import reliability
-from pipeline.evaluation.shift import calibration_by_prediction, histogram, kolmogorov_smirnov, population_stability
+from pipeline.evaluation.shift import (
+    calibration_by_prediction,
+    calibration_by_prediction_error,
+    histogram,
+    kolmogorov_smirnov,
+    population_stability,
+)
+from pipeline.gateconfig import GateConfig
 
 OTHERS = "all others"
 Floats = NDArray[np.floating]
@@ -39,13 +46,16 @@ class SliceColumn:
 @dataclass(frozen=True, kw_only=True)
 class Scored:
     """Logits of the same rows, [n] each: as the candidate serves them, the incumbent (None: there is none), and as the
-    candidate was evaluated after training (None: not known). ``labels`` 0 and 1; ``slices`` by name.
+    candidate was evaluated after training (None: not known). ``labels`` 0 and 1; ``slices`` by name. ``best``: of the
+    best of the last versions, where that is not the incumbent; ``baseline``: of a simple model.
     """
 
     labels: Floats
     candidate: Floats
     incumbent: Floats | None = None
     trained: Floats | None = None
+    best: Floats | None = None
+    baseline: Floats | None = None
     slices: Mapping[str, SliceColumn] = field(default_factory=dict)
 
 
@@ -89,12 +99,16 @@ def _figures(
         record[name] = {figure: figures[figure].interval(settings.confidence).to_json() for figure in FIGURES}
         curve = reliability(scored.labels, models[name], bins=10)
         record[name]["calibration_by_prediction"] = calibration_by_prediction(curve)
+        record[name]["calibration_by_prediction_error"] = calibration_by_prediction_error(curve)
     if scored.incumbent is not None:
         record["change"] = _change(drawn, settings.confidence)
         record["shift"] = {
             "psi": population_stability(scored.incumbent, scored.candidate),
             "ks": kolmogorov_smirnov(scored.incumbent, scored.candidate),
         }
+    for name, logits in (("best", scored.best), ("baseline", scored.baseline)):
+        if logits is not None:
+            record[name] = _beside(drawn["candidate"]["ne"], logits, clicked, weights, settings)
     record["histogram"] = histogram(models)
     if scored.trained is not None:
         ne = evaluate(scored.labels, scored.trained)["ne"]
@@ -113,6 +127,36 @@ def units_in_the_last_place(trained: Floats, served: Floats) -> float:
     """
     size = np.maximum(np.abs(trained.astype(np.float64)), 1.0)
     return float((np.abs(trained.astype(np.float64) - served) / (size * np.finfo(np.float32).eps)).max(initial=0.0))
+
+
+def _beside(
+    ours: Resampled, logits: Floats, clicked: NDArray[np.bool_], weights: NDArray[np.float64], settings: GateConfig
+) -> dict[str, Any]:
+    """NE of another model on the same rows, the change from it to the candidate, and the candidate's share of its gain.
+
+    Or how many of its predictions are not finite.
+    """
+    if bad := int((~np.isfinite(logits)).sum()):
+        return {"predictions_not_finite": bad}
+    theirs = _resampled({"other": logits}, clicked, weights)["other"]["ne"]
+    confidence = settings.confidence
+    gain = Resampled((1 - ours.point) / (1 - theirs.point), (1 - ours.replicates) / (1 - theirs.replicates))
+    found = {"ne": theirs, "change": ratio(ours, theirs), "gain": gain}
+    return {name: each.interval(confidence).to_json() for name, each in found.items()}
+
+
+def former_figures(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What a version's own gate record says of it, with standard errors; None where it has no figures."""
+    if "candidate" not in record:
+        return None
+    own, confidence = record["candidate"], record["confidence"]
+    return {
+        "ne": own["ne"][0], "ne_error": error_of(own["ne"], confidence),
+        "calibration": own["calibration"][0], "calibration_error": error_of(own["calibration"], confidence),
+        "calibration_by_prediction": own["calibration_by_prediction"],
+        "calibration_by_prediction_error": own.get("calibration_by_prediction_error", 0.0),
+        "click_rate": record["click_rate"], "coverage": record.get("coverage", {}),
+    }  # fmt: skip
 
 
 def _resampled(

@@ -7,57 +7,44 @@ the configuration's group ``gate``; null switches it off. docs/gate.md says how 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from pipeline.config import GateConfig
+from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
+from pipeline.evaluation.check import WHEN, Check, above, calibration, not_worse, percent, place
+from pipeline.gateconfig import GateConfig
 
 PASS, HOLD = "PASS", "HOLD"
-WHEN = "when it was published"
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through
 SLICE = "slice: "  # begins the names of checks of single slices
 
 
-@dataclass(frozen=True)
-class Check:
-    """The answer to one question: ``words`` say it with its numbers, ``setting`` decides it."""
-
-    name: str
-    setting: str
-    passed: bool
-    words: str
-
-
 def judge(record: dict[str, Any], settings: GateConfig) -> dict[str, Any]:
-    """``record`` (of ``measure``, with what publishing knows) with ``checks``, ``verdict`` and ``reasons``.
+    """``record`` (of ``measure``, with what publishing knows) with ``checks``, ``verdict``, ``reasons``, ``warnings``.
 
     Also looked at where they are there: ``weights_not_finite`` {table or parameter: values}, ``coverage`` {feature:
-    share of lookups that trained rows serve}, ``former`` (the incumbent's own record), ``not_comparable`` (why it could
-    not be scored). A HOLD becomes a PASS by ``gate.force``, whose reason is recorded under ``forced``, unless values
-    are not finite.
+    share of lookups that trained rows serve}, ``former`` (``former_figures`` of the incumbent), ``not_comparable`` (why
+    it could not be scored), ``best`` and ``baseline`` (``measure``; of the best also its ``version`` and ``notes``). A
+    HOLD becomes a PASS by ``gate.force``, whose reason is recorded under ``forced``, unless values are not finite.
     """
     checks = [*_weights(record), *_rows(record, settings)]
     if "candidate" in record:
-        checks += [*_floors(record, settings), *_against_incumbent(record, settings)]
-        checks += [*_labels(record, settings), *_slices(record, settings), *_serving(record, settings)]
+        checks += [*_floors(record, settings), *against_baseline(record, settings)]
+        checks += [*against_incumbent(record, settings), *against_best(record, settings)]
+        checks += [*labels(record, settings), *_slices(record, settings), *_serving(record, settings)]
     checks += _coverage(record, settings)
     failed = [check for check in checks if not check.passed]
     reasons = [check.words for check in failed]
     verdict = HOLD if reasons else PASS
-    judged = {**record, "verdict": verdict, "reasons": reasons, "checks": [asdict(check) for check in checks]}
+    judged = {
+        **record, "verdict": verdict, "reasons": reasons, "warnings": [check.words for check in checks if check.warned],
+        "checks": [asdict(check) for check in checks],
+    }  # fmt: skip
+    if "change" in record and settings.max_ne_increase is not None:
+        judged["power"] = power_of(record, settings).to_json(settings.max_ne_increase)
     if reasons and settings.force and not any(check.name in (WEIGHTS, PREDICTIONS) for check in failed):
         judged |= {"verdict": PASS, "forced": settings.force, "reasons": [f"forced: {settings.force}", *reasons]}
     return judged
-
-
-def _above(
-    name: str, setting: str, value: float, limit: float | None, what: str, shown: str = ".4f"
-) -> Iterator[Check]:
-    """Whether ``value`` stays at or below ``limit``; nothing where there is no limit. ``shown``: how it is written."""
-    if limit is not None:
-        passed = value <= limit  # not true of NaN
-        words = f"{what} {value:{shown}}, {'within' if passed else 'above'} {limit:g} (gate.{setting})"
-        yield Check(name, f"gate.{setting}", passed, words)
 
 
 def _weights(record: Mapping[str, Any]) -> Iterator[Check]:
@@ -84,105 +71,12 @@ def _rows(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
 def _floors(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
     """What every model must reach, incumbent or not."""
     ours = record["candidate"]
-    yield from _above("NE", "max_ne", ours["ne"][0], settings.max_ne, "NE is")
+    yield from above("NE", "max_ne", ours["ne"][0], settings.max_ne, "NE is")
     if settings.min_auc is not None:
         passed = ours["auc"][0] >= settings.min_auc
         words = f"AUC is {ours['auc'][0]:.4f}, {'not ' if passed else ''}below {settings.min_auc:g} (gate.min_auc)"
         yield Check("AUC", "gate.min_auc", passed, words)
-    yield from _calibration("calibration", "max_calibration_error", ours, settings.max_calibration_error, "calibration")
-
-
-def _calibration(
-    name: str, setting: str, figures: Mapping[str, Any], limit: float | None, what: str
-) -> Iterator[Check]:
-    """Whether calibration may be within ``limit`` of 1: its interval must reach that far."""
-    if limit is None:
-        return
-    point, low, high = figures["calibration"]
-    passed = low <= 1 + limit and high >= 1 - limit
-    words = (
-        f"{what} is {point:.4f} [{low:.4f}, {high:.4f}]: predicted clicks are {abs(point - 1):.1%} "
-        f"{'above' if point > 1 else 'below'} the observed ones, {_place(abs(point - 1), limit, passed)} {limit:.1%} "
-        f"(gate.{setting})"
-    )
-    yield Check(name, f"gate.{setting}", passed, words)
-
-
-def _against_incumbent(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
-    """The candidate beside the incumbent on the same rows: worse only counts where chance does not explain it."""
-    if "incumbent" not in record:
-        return
-    ours, theirs, change = record["candidate"], record["incumbent"], record["change"]["ne"]
-    if settings.max_ne_increase is not None:
-        passed = _not_worse(change, settings.max_ne_increase)
-        words = (
-            f"NE is {ours['ne'][0]:.4f}, the incumbent's on the same rows {theirs['ne'][0]:.4f}: {_percent(change)}, "
-            f"{_place(change[0], settings.max_ne_increase, passed)} +{settings.max_ne_increase:.2%} "
-            "(gate.max_ne_increase)"
-        )
-        yield Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
-    shift = record["shift"]
-    what = f"predictions moved from the incumbent's by KS {shift['ks']:.3f}, PSI"
-    yield from _above("prediction shift", "max_psi", shift["psi"], settings.max_psi, what, ".3f")
-
-
-def _place(value: float, limit: float, passed: bool) -> str:
-    """How a figure lies to its limit, in words."""
-    if value <= limit:
-        return "within"
-    return "by chance perhaps beyond" if passed else "beyond"
-
-
-def _not_worse(change: list[float], limit: float) -> bool:
-    """Whether a rise of NE lies within ``limit``, or may be chance: its interval reaches zero."""
-    point, low, _ = change
-    return point <= limit or low <= 0
-
-
-def _percent(interval: list[float]) -> str:
-    point, low, high = interval
-    return f"{point:+.2%} [{low:+.2%}, {high:+.2%}]"
-
-
-def _labels(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
-    """Whether these rows are still those the incumbent knew: a model trained on spoilt labels fits spoilt labels.
-
-    The incumbent was checked when it was published. Where today's rows make it look wrong, either the world has changed
-    or the labels have; both want a person.
-    """
-    former = record.get("former")
-    if former is None or "incumbent" not in record:
-        return
-    theirs, ours = record["incumbent"], record["candidate"]
-    now, then = theirs["calibration"][0], former["calibration"]
-    limit = settings.max_label_shift
-    if limit is not None:
-        passed = 1 / (1 + limit) <= now / then <= 1 + limit
-        words = (
-            f"calibration of the incumbent on these rows is {now:.4f}, {then:.4f} {WHEN}: "
-            f"{_spoilt(passed)} ({'within' if passed else 'beyond'} {limit:.0%}, gate.max_label_shift)"
-        )
-        yield Check("click rate", "gate.max_label_shift", passed, words)
-        off, before = theirs["calibration_by_prediction"], former["calibration_by_prediction"]
-        passed = off - before <= limit
-        words = (
-            f"calibration of the incumbent by prediction is off by {off:.1%} of the clicks, {before:.1%} {WHEN}: "
-            f"{_spoilt(passed)} ({'within' if passed else 'beyond'} {limit:.0%}, gate.max_label_shift)"
-        )
-        yield Check("labels", "gate.max_label_shift", passed, words)
-    if settings.max_ne_drift is not None:
-        for whose, figures in (("", ours), (" of the incumbent on these rows", theirs)):
-            rise = figures["ne"][0] / former["ne"] - 1
-            passed = rise <= settings.max_ne_drift
-            words = (
-                f"NE{whose} is {figures['ne'][0]:.4f}, the incumbent's was {former['ne']:.4f} {WHEN}: {rise:+.1%}, "
-                f"{'within' if passed else 'beyond'} +{settings.max_ne_drift:.0%} (gate.max_ne_drift)"
-            )
-            yield Check(f"NE{whose} against former days", "gate.max_ne_drift", passed, words)
-
-
-def _spoilt(passed: bool) -> str:
-    return "as before" if passed else "labels are spoilt, or the traffic has changed"
+    yield from calibration("calibration", "max_calibration_error", ours, settings.max_calibration_error, "calibration")
 
 
 def _slices(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
@@ -190,16 +84,16 @@ def _slices(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
     for each in record.get("slices", ()):
         name = f"{each['slice']}={each['value']}"
         limit = settings.slice_max_calibration_error
-        yield from _calibration(
+        yield from calibration(
             f"{SLICE}calibration, {name}", "slice_max_calibration_error", each["candidate"], limit,
             f"calibration of slice {name} ({each['rows']:,} rows)",
         )  # fmt: skip
         if "change" in each and settings.slice_max_ne_increase is not None:
             limit, change = settings.slice_max_ne_increase, each["change"]["ne"]
-            passed = _not_worse(change, limit)
+            passed = not_worse(change, limit)
             words = (
                 f"NE of slice {name} ({each['rows']:,} rows) is {each['candidate']['ne'][0]:.4f}, the incumbent's "
-                f"{each['incumbent']['ne'][0]:.4f}: {_percent(change)}, {_place(change[0], limit, passed)} "
+                f"{each['incumbent']['ne'][0]:.4f}: {percent(change)}, {place(change[0], limit, passed)} "
                 f"+{limit:.1%} (gate.slice_max_ne_increase)"
             )
             yield Check(f"{SLICE}NE, {name}", "gate.slice_max_ne_increase", passed, words)

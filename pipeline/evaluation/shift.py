@@ -62,3 +62,16 @@ def calibration_by_prediction(curve: Mapping[str, list[Any]]) -> float:
     gaps = float((np.abs(predicted - observed) * rows).sum())
     chance = float(np.sqrt(2 / math.pi * rows * predicted * (1 - predicted)).sum())
     return max(0.0, gaps - chance) / clicks
+
+
+def calibration_by_prediction_error(curve: Mapping[str, list[Any]]) -> float:
+    """Standard error of ``calibration_by_prediction``, every bin binomial at its observed or predicted rate.
+
+    The larger of the two: a bin without clicks has chance errors too.
+    """
+    predicted, observed, rows = (np.asarray(curve[name], np.float64) for name in ("predicted", "observed", "rows"))
+    clicks = float((observed * rows).sum())
+    if not clicks:
+        return float("nan")
+    variance = rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed))
+    return float(np.sqrt(variance.sum())) / clicks

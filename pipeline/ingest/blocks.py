@@ -18,7 +18,7 @@ from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.text import Reject
-from pipeline.ingest.transform import State, transform
+from pipeline.ingest.transform import State, raw_numbers, transform
 
 CODE = "code:"  # prefix of the columns that hold codes
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
@@ -78,11 +78,15 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
 
 
 def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Pass 2 of a block: its train rows and its test rows as the dataset holds them."""
+    """Pass 2 of a block: its train rows and its test rows as the dataset holds them.
+
+    The test rows also have the columns of ``raw_numbers``.
+    """
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
     test = _is_test(frame, job.first_test_day)
-    return rows.filter(~test), rows.filter(test)
+    raw = raw_numbers(frame.filter(test), job.spec, job.state)
+    return rows.filter(~test), rows.filter(test).with_columns(raw)
 
 
 def train_rows(typed: bytes | bytearray, first_test_day: int) -> pl.DataFrame:

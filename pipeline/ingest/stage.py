@@ -16,6 +16,7 @@ import polars as pl
 
 from pipeline.artifacts import Draft, Store
 from pipeline.config import Config, DataConfig
+from pipeline.contracts import RAW, raw_column
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.accept import check_day, held
@@ -31,7 +32,7 @@ from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verd
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
-from pipeline.ingest.transform import State
+from pipeline.ingest.transform import State, binned
 
 QUALITY = "quality.json"
 Progress = Callable[[str], None]
@@ -106,7 +107,7 @@ class _Run:
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test")
+            split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test", RAW)
         }
         self.state = self._carried(config.data.mapping_from) if config.data.mapping_from else None
         self.alone = Alone(spec)
@@ -205,9 +206,12 @@ class _Run:
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
         assert self.state is not None
+        raw = [raw_column(name) for name in binned(self.state)]
         for train, test in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
             self.writers["train"].add(train)
-            self.writers["test"].add(test)
+            self.writers["test"].add(test.drop(raw))
+            if raw:
+                self.writers[RAW].add(test.select(raw))
             meter.add(train.height + test.height)
 
     def finish(self) -> dict[str, Any]:
@@ -217,8 +221,9 @@ class _Run:
         self.total.train.settle(
             {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
         )
-        files = {split: writer.files for split, writer in self.writers.items()}
-        groups = {split: writer.groups for split, writer in self.writers.items()}
+        writers = {split: self.writers[split] for split in ("train", "test")}
+        files = {split: writer.files for split, writer in writers.items()}
+        groups = {split: writer.groups for split, writer in writers.items()}
         quality = self._quality()
         carried_on = bool(self.days) or config.data.mapping_from is not None
         write_state(draft, self.spec, self.state, config.ingest.compression, carried_on=carried_on)

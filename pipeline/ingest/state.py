@@ -25,7 +25,7 @@ from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
-from pipeline.ingest.transform import DenseTransform, SparseTransform, State
+from pipeline.ingest.transform import DenseTransform, SparseTransform, State, binned
 from pipeline.ingest.vocab_counts import VocabCounts
 
 TRANSFORMS = "transforms.json"
@@ -120,7 +120,10 @@ def dataset_schema(
 
 
 def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
-    """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way."""
+    """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way.
+
+    ``raw``: features whose raw numbers the dataset keeps of its held-out rows.
+    """
     dense = {
         f.name: {
             **{key: getattr(f, name) for key, name in _DENSE.items()},
@@ -140,7 +143,8 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
         for f in spec.sparse
     }  # fmt: skip
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
-    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse}
+    return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse,
+            "raw": binned(state)}  # fmt: skip
 
 
 def _listed(bounds: np.ndarray | None) -> list[float] | None:

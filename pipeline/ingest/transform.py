@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,6 +16,7 @@ from pipeline.contracts import (
     RESERVED_ROWS,
     TRUE_PROBABILITY,
     UNSEEN_ROW,
+    raw_column,
     weight_column,
 )
 from pipeline.ingest.coded import Coded
@@ -84,6 +86,27 @@ def transform(
         )
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
     return pl.DataFrame(columns)
+
+
+def binned(state: State) -> list[str]:
+    """The features, dense ones first, whose transform keeps the bin of a number and not the number."""
+    fitted: list[tuple[str, DenseTransform | SparseTransform]] = [*state.dense.items(), *state.sparse.items()]
+    return [name for name, each in fitted if each.bounds is not None]
+
+
+def raw_numbers(frame: pl.DataFrame, spec: DataSpec, state: State) -> list[pl.Series]:
+    """Numbers of the ``binned`` features of typed rows as float64 columns ``raw_column``; NaN is a missing one.
+
+    The gate scores a model that was fitted to other bounds by them.
+    """
+    dense = {f.name: frame[f"dense:{f.name}"].cast(pl.Float64).fill_null(math.nan) for f in spec.dense}
+    sparse = {
+        f.name: pl.Series(of_bits(frame[f"hash:{f.name}"]))
+        for f in spec.sparse
+        if state.sparse[f.name].bounds is not None
+    }
+    found: dict[str, pl.Series] = {**dense, **sparse}
+    return [found[name].alias(raw_column(name)) for name in binned(state)]
 
 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:

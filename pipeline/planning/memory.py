@@ -26,7 +26,7 @@ def dense_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
     """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU that of ``host_bytes`` is among them.
 
     ``staging`` is the copy of a rank's rows that a checkpoint takes, for tables spread evenly: no more than
-    half of the DDR can be tables and their copy. Rows on SSD are not staged as a whole.
+    half of the DDR can be tables and their copy. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     batch, world = local_batch(config), config.world_size
     shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))

@@ -89,7 +89,7 @@ def _ssd(setting: Setting, place: Place) -> Iterator[str]:
     """As much SSD as the coldest tables need; named with them."""
     config = setting.config
     everything = sum(table.bytes for table in setting.tables) / GIB
-    found = _works(changed(config, "hardware.ssd_gib", config.hardware.ssd_gib + 2 * math.ceil(everything) + 1), place)
+    found = _works(changed(config, "hardware.ssd_gib", config.hardware.ssd_gib + 4 * math.ceil(everything) + 1), place)
     if found is None:
         return
     used = max(size[MEMORIES.index("ssd")] for size in found.memory) / GIB

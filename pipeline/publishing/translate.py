@@ -2,11 +2,13 @@
 
 Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping; both
 rest on the same 64-bit hash of an id, so the way from row to row goes by it. An id that today's mapping does not hold
-is unseen for both.
+is unseen for both. A percentile or a bin does not tell the number it came from: these are mapped anew from the raw
+numbers, which the dataset keeps of its held-out rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Store
-from pipeline.contracts import RESERVED_ROWS, UNSEEN_ROW
+from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
 
 TRANSFORMS = "transforms.json"
-# Scales that there is a way back from.
-AFFINE = ("log1p", "standardise", "log1p_standardise", "none")
+MAX_NORM = "max_norm"
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What may differ between two mappings whose ids have the same hashes.
 _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
 
@@ -29,22 +31,60 @@ class NotComparableError(Exception):
 
 @dataclass(frozen=True)
 class DenseTranslation:
-    """z -> z * ``scale`` + ``offset`` in units of the signed logarithm or not (``before``, ``after``); 0 stays 0."""
+    """A dense feature's values from one fitted transform to another, both records of ``transforms.json``.
 
-    mean: float
-    std: float
-    logarithmic: bool
-    to_mean: float
-    to_std: float
-    to_logarithmic: bool
+    ``raw``: the dataset keeps the feature's raw numbers, and they are taken in place of its values.
+    """
 
-    def apply(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [n]; a 0 is a missing value (or the mean itself, which is as good) and stays one."""
-        raw = values.astype(np.float64) * self.std + self.mean
-        if self.logarithmic != self.to_logarithmic:
-            size = np.log1p(np.abs(raw)) if self.to_logarithmic else np.expm1(np.abs(raw))
-            raw = np.sign(raw) * size
-        return np.where(values == 0, np.float32(0), ((raw - self.to_mean) / self.to_std).astype(np.float32))
+    now: Mapping[str, Any]
+    then: Mapping[str, Any]
+    raw: bool = False
+
+    def apply(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
+        """float32 [n] of ``values`` [n]: numbers where ``raw``, else values in the scale ``now``.
+
+        In a standardised scale a 0 is a missing value (or the mean itself, which is as good) and stays one.
+        """
+        bounds = self.then.get("bounds")
+        if self.raw:
+            return _scaled(self.then, values, bounds)
+        if bounds is not None:  # through the same roundings as the values, so that equal numbers stay equal
+            bounds = _numbers(self.now, _scaled(self.now, np.asarray(bounds), None))
+        return _scaled(self.then, _numbers(self.now, values), bounds)
+
+
+@dataclass(frozen=True)
+class BinsTranslation:
+    """A sparse feature of bins: the raw numbers, which the dataset keeps, to rows of the bins between ``bounds``."""
+
+    bounds: NDArray[np.float64]
+
+    def apply(self, numbers: NDArray[np.float64]) -> NDArray[np.int32]:
+        """Row numbers [n] of ``numbers`` [n]; NaN gets the row of missing values."""
+        rows = np.searchsorted(self.bounds, numbers, side="right") + RESERVED_ROWS
+        return np.where(np.isnan(numbers), MISSING_ROW, rows).astype(np.int32)
+
+
+def _numbers(record: Mapping[str, Any], values: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Raw numbers [n] of ``values`` [n] in the scale ``record``, which is none of bins; NaN: missing."""
+    found = values.astype(np.float64) * record["std"] + record["mean"]
+    if record["transform"].startswith("log1p"):
+        found = np.sign(found) * np.expm1(np.abs(found))
+    return found if record["transform"] == MAX_NORM else np.where(values == 0, np.nan, found)
+
+
+def _scaled(record: Mapping[str, Any], numbers: NDArray[np.floating], bounds: Any) -> NDArray[np.float32]:
+    """float32 [n]: raw ``numbers`` [n] (NaN: missing) in the scale ``record``, its bins between ``bounds``."""
+    missing, found = np.isnan(numbers), numbers.astype(np.float64)
+    if record.get("clip"):
+        found = found.clip(*record["clip"])
+    if record["transform"] == "percentile":
+        shares = np.searchsorted(bounds, found, side="right") / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
+        return np.where(missing, 0.0, shares).astype(np.float32)
+    if record["transform"].startswith("log1p"):
+        found = np.sign(found) * np.log1p(np.abs(found))
+    found = ((found - record["mean"]) / record["std"]).clip(-FLOAT32_MAX, FLOAT32_MAX)
+    return np.where(missing, np.nan if record["transform"] == MAX_NORM else 0.0, found).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -52,16 +92,24 @@ class Translation:
     """By feature, None: nothing changes. A sparse feature's map [rows of today's table] gives the other table's row."""
 
     dense: dict[str, DenseTranslation | None]
-    sparse: dict[str, NDArray[np.int32] | None]
+    sparse: dict[str, NDArray[np.int32] | BinsTranslation | None]
 
-    def values(self, feature: str, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    @property
+    def raw(self) -> list[str]:
+        """Features whose raw numbers ``values`` and ``rows`` want in place of what the dataset's columns hold."""
+        dense = [name for name, each in self.dense.items() if each is not None and each.raw]
+        return dense + [name for name, each in self.sparse.items() if isinstance(each, BinsTranslation)]
+
+    def values(self, feature: str, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """A dense feature in the other model's scale."""
         found = self.dense[feature]
         return values if found is None else found.apply(values)
 
-    def rows(self, feature: str, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+    def rows(self, feature: str, ids: NDArray[Any]) -> NDArray[Any]:
         """Row numbers of the other model's table."""
         found = self.sparse[feature]
+        if isinstance(found, BinsTranslation):
+            return found.apply(ids)
         return ids if found is None else found[ids]
 
 
@@ -71,9 +119,13 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
     Raises NotComparableError where a feature is missing or its ids cannot be told any more.
     """
     now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
-    dense = {name: _dense(name, now["dense"], record) for name, record in then["dense"].items()}
+    kept = frozenset(now.get("raw", ()))
+    dense = {name: _dense(name, now["dense"], record, kept) for name, record in then["dense"].items()}
     sparse = {
-        name: _sparse(store, dataset, version, name, now["sparse"], record) for name, record in then["sparse"].items()
+        name: _binned(name, now["sparse"], record, kept)
+        if record["mapping"] == "bins"
+        else _sparse(store, dataset, version, name, now["sparse"], record)
+        for name, record in then["sparse"].items()
     }
     return Translation(dense, sparse)
 
@@ -85,19 +137,35 @@ def _known(name: str, features: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _dense(name: str, features: dict[str, Any], then: dict[str, Any]) -> DenseTranslation | None:
+def _dense(name: str, features: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
     now = _known(name, features)
     if _scale(now) == _scale(then):
         return None
-    for transform in (now["transform"], then["transform"]):
-        if transform not in AFFINE:
-            raise NotComparableError(f"feature {name!r} cannot be brought from scale {transform!r} to another one")
-    log_now, log_then = (each["transform"].startswith("log1p") for each in (now, then))
-    return DenseTranslation(now["mean"], now["std"], log_now, then["mean"], then["std"], log_then)
+    if now["transform"] == "percentile":
+        _require_raw(name, now["transform"], kept)
+    return DenseTranslation(now, then, raw=now["transform"] == "percentile")
+
+
+def _require_raw(name: str, transform: str, kept: frozenset[str]) -> None:
+    if name not in kept:
+        raise NotComparableError(
+            f"feature {name!r} has other bounds of {transform} in the dataset, which keeps no raw numbers of it; "
+            "stages=[ingest] force=true writes it again, with them"
+        )
 
 
 def _scale(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name != "column"}
+
+
+def _binned(name: str, features: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> BinsTranslation | None:
+    now = _known(name, features)
+    if now["mapping"] != "bins":
+        raise NotComparableError(f"feature {name!r} is mapped by {now['mapping']} in the dataset, for it by bins")
+    if now["bounds"] == then["bounds"]:
+        return None
+    _require_raw(name, "bins", kept)
+    return BinsTranslation(np.asarray(then["bounds"], np.float64))
 
 
 def _sparse(

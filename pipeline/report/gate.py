@@ -15,6 +15,8 @@ GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
 _SLICE = "slice: "
 LEAST_CHANGE = 0.01  # of coverage, to be listed
+# Pill, Markdown and word of an answer, by what ``_answer`` gives.
+_ANSWERS = (("failed", "**no**", "no"), ("skipped", "warned", "warned"), ("done", "yes", "yes"))
 
 
 def gate_page(record: Mapping[str, Any]) -> str:
@@ -22,6 +24,7 @@ def gate_page(record: Mapping[str, Any]) -> str:
     parts = [
         _header(record),
         _reasons(record),
+        _warnings(record),
         _cards(record),
         section(_title(record), _figures_table(record)) if "candidate" in record else "",
         plots(record),
@@ -41,7 +44,8 @@ def gate_section(gate: Mapping[str, Any], model: Mapping[str, Any], page: str) -
     said = f"{gate.get('version', '')} beside {against}" if against else f"{gate.get('version', '')}, no incumbent"
     where = f"; published at {model['uri']}" if model.get("uri") else "; not published" if verdict == "HOLD" else ""
     link = f' <a href="{escape(page)}">Figures, slices and questions: the gate\'s own page.</a>' if page else ""
-    reasons = "".join(f"<li>{escape(str(reason))}</li>" for reason in gate.get("reasons", ()))
+    said_of = [*gate.get("reasons", ()), *(f"warning: {words}" for words in gate.get("warnings", ()))]
+    reasons = "".join(f"<li>{escape(str(each))}</li>" for each in said_of)
     return section(
         "Gate",
         f'<p><span class="pill {escape(verdict)}">{escape(verdict)}</span> {escape(said + where)}.{link}</p>'
@@ -53,10 +57,14 @@ def gate_markdown(record: Mapping[str, Any]) -> str:
     """The same as Markdown, for a ticket or a chat; without the plots."""
     lines = [f"# Gate: {record.get('verdict', '')}", "", _sentence(record), ""]
     lines += [*(f"- {reason}" for reason in record.get("reasons", ())), ""] if record.get("reasons") else []
+    if record.get("warnings"):
+        lines += [*(f"- warning: {words}" for words in record["warnings"]), ""]
     if "candidate" in record:
         head = ("figure", "candidate", *(("incumbent", "change") if "incumbent" in record else ()))
         lines += [*_markdown_table(head, [_figure_cells(record, *each) for each in FIGURES]), ""]
-    rows = [["yes" if check["passed"] else "**no**", check["name"], check["words"]] for check in _checks(record)]
+    if others := _other_models(record):
+        lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
+    rows = [[_ANSWERS[_answer(check)][1], check["name"], check["words"]] for check in _checks(record)]
     lines += [*_markdown_table(("passed", "question", "answer"), rows), ""]
     if record.get("slices"):
         compared = _compared(record["slices"])
@@ -71,7 +79,8 @@ def gate_text(record: Mapping[str, Any]) -> list[str]:
     for name, title in FIGURES if "candidate" in record else ():
         _, ours, *others = _figure_cells(record, name, title)
         lines.append(f"{title} {ours}" + (f", incumbent {others[0]}, change {others[1]}" if others else ""))
-    return [*lines, *(str(reason) for reason in record.get("reasons", ()))]
+    lines += [str(reason) for reason in record.get("reasons", ())]
+    return [*lines, *(f"warning: {words}" for words in record.get("warnings", ()))]
 
 
 def _model(record: Mapping[str, Any]) -> str:
@@ -106,6 +115,11 @@ def _reasons(record: Mapping[str, Any]) -> str:
     return f'<section class="{"error" if held else ""}"><h2>{title}</h2><ul>{items}</ul></section>'
 
 
+def _warnings(record: Mapping[str, Any]) -> str:
+    items = "".join(f"<li>{escape(str(words))}</li>" for words in record.get("warnings", ()))
+    return f"<section><h2>Worth a look</h2><ul>{items}</ul></section>" if items else ""
+
+
 def _cards(record: Mapping[str, Any]) -> str:
     if "candidate" not in record:
         return ""
@@ -114,6 +128,10 @@ def _cards(record: Mapping[str, Any]) -> str:
         _, ours, *others = _figure_cells(record, name, title)
         under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
         found.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
+    if power := record.get("power"):
+        needed = power["rows_needed"]
+        under = f"of NE, the least these rows tell; {units.count(needed)} rows tell the limit" if needed else "of NE"
+        found.append(("Rise that would be seen", units.percent(power["resolved"], 2), under))
     if shift := record.get("shift"):
         found.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
     if coverage := record.get("coverage"):
@@ -153,21 +171,41 @@ def _figures_table(record: Mapping[str, Any]) -> str:
     confidence = units.percent(record.get("confidence"), 0)
     note = f'<p class="muted small">In brackets {confidence} intervals{paired}.</p>'
     head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
-    return scroll_table(head_cells(head), rows) + note
+    return scroll_table(head_cells(head), rows) + _others_table(record) + note
+
+
+def _other_models(record: Mapping[str, Any]) -> list[list[str]]:
+    """Name, NE and the change to the candidate, of the best of the last versions and of the simple model."""
+    best, simple = record.get("best") or {}, record.get("baseline") or {}
+    named = ((f"best of the last versions: {best.get('version')}", best), ("logistic regression", simple))
+    return [[name, _interval(each["ne"]), _interval(each["change"], "%")] for name, each in named if "change" in each]
+
+
+def _others_table(record: Mapping[str, Any]) -> str:
+    rows = [
+        f"<tr><td>{escape(name)}</td>{''.join(number(cell) for cell in cells)}</tr>"
+        for name, *cells in _other_models(record)
+    ]
+    return scroll_table(head_cells(("Other model", "NE*", "Change of NE to the candidate*")), rows) if rows else ""
+
+
+def _answer(check: Mapping[str, Any]) -> int:
+    """Place in ``_ANSWERS``: 0 failed, 1 passed with a warning, 2 passed."""
+    return 0 if not check["passed"] else 1 if check.get("warned") else 2
 
 
 def _checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What failed first; slices that passed are left to their own table."""
+    """What failed first, then what is warned of; slices that passed are left to their own table."""
     found = [check for check in record.get("checks", ()) if not (check["passed"] and check["name"].startswith(_SLICE))]
-    return sorted(found, key=lambda check: check["passed"])
+    return sorted(found, key=_answer)
 
 
 def _checks_table(checks: Sequence[Mapping[str, Any]]) -> str:
     rows = []
     for check in checks:
-        pill = "done" if check["passed"] else "failed"
+        pill, _, word = _ANSWERS[_answer(check)]
         rows.append(
-            f'<tr><td><span class="pill {pill}">{"yes" if check["passed"] else "no"}</span></td>'
+            f'<tr><td><span class="pill {pill}">{word}</span></td>'
             f"<td>{escape(check['name'])}</td><td>{escape(check['words'])}</td></tr>"
         )
     return scroll_table(head_cells(("Passed", "Question", "Answer")), rows)

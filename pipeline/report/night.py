@@ -21,6 +21,7 @@ def night_page(record: Mapping[str, Any]) -> str:
     parts = [
         _header(record),
         _reasons(record),
+        section("Worth a look", _items(record["warnings"])) if record.get("warnings") else "",
         cards(_cards(record)),
         section(SKIPPED, _items(record["skipped"])) if record.get("skipped") else "",
         section("What changed", _items(record["changed"])) if record.get("changed") else "",
@@ -35,6 +36,7 @@ def night_markdown(record: Mapping[str, Any]) -> str:
     lines = [f"# {record['model']}, night of {record['date']}: {record['outcome']}", "", _sentence(record), ""]
     lines += [*(f"- {reason}" for reason in _why(record)), ""] if _why(record) else []
     lines += [f"What to do: {record['hint']}", ""] if record.get("hint") else []
+    lines += [*(f"- warning: {words}" for words in record.get("warnings", ())), ""] if record.get("warnings") else []
     found = _cards(record)
     if found:
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in found), ""]

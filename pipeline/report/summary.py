@@ -217,7 +217,8 @@ def _eval(part: Mapping[str, Any]) -> list[str]:
 
 
 def _gate(part: Mapping[str, Any]) -> list[str]:
-    return [f"{part.get('verdict', units.ABSENT)}", *(str(reason) for reason in part.get("reasons", []))]
+    warnings = (f"warning: {words}" for words in part.get("warnings", []))
+    return [f"{part.get('verdict', units.ABSENT)}", *(str(reason) for reason in part.get("reasons", [])), *warnings]
 
 
 def _model(part: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,8 @@ def finished_record(store: Store, record: dict[str, Any], error: NightjarError |
     gate, stages = result.get("gate", {}), result.get("stages", {})
     record |= {
         "message": result.get("error", {}).get("message", ""), "hint": result.get("error", {}).get("hint", ""),
-        "verdict": gate.get("verdict"), "reasons": gate.get("reasons", []), "version": gate.get("version"),
+        "verdict": gate.get("verdict"), "reasons": gate.get("reasons", []),
+        "warnings": gate.get("warnings", []), "version": gate.get("version"),
         "incumbent": gate.get("incumbent"), "forced": gate.get("forced"),
         "rows": result.get("ingest", {}).get("rows"),
         "rows_quarantined": result.get("ingest", {}).get("rows_quarantined"),

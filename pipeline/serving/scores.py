@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pipeline.config import Config
 from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.errors import ArtifactError
+from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import MaxNorm, build_model
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.translate import Translation
@@ -122,6 +123,17 @@ def spread_groups(split: SplitReader, most_rows: int) -> None:
     split.rows = sum(group.rows for group in split.groups)
 
 
+def row_blocks(split: SplitReader) -> Iterator[RowBlock]:
+    """The rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
+    for group in split.groups:
+        columns = split.allocate(group.rows)
+        columns.ragged = split.read(group, columns, 0)
+        ids: dict[str, Any] = {name: columns.single[place] for place, name in enumerate(split.single)}
+        for name, each in columns.ragged.items():
+            ids[name] = (each.values, np.repeat(np.arange(group.rows), np.diff(each.offsets)), each.weights)
+        yield RowBlock(columns.labels, columns.dense.T, ids)
+
+
 def score_dataset(
     split: SplitReader,
     models: Mapping[str, tuple[ServedModel, Translation | None]],
@@ -138,18 +150,27 @@ def score_dataset(
         columns = split.allocate(group.rows)
         columns.ragged = split.read(group, columns, 0)
         for name, (model, translation) in models.items():
-            found.logits[name].append(_score(split, columns, model, translation))
+            raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
+            found.logits[name].append(_score(split, columns, model, translation, raw))
         for name in slices:
             found.codes[name].append(_codes(split, columns, name))
         _count_served(split, columns, trained, found)
     return found
 
 
-def _score(split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None) -> np.ndarray:
-    """Logits of the rows, as the other model would have seen them where there is a ``translation``."""
+def _score(
+    split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None,
+    raw: Mapping[str, np.ndarray],
+) -> np.ndarray:  # fmt: skip
+    """Logits of the rows, as the other model would have seen them where there is a ``translation``.
+
+    ``raw``: numbers of the features that are translated from these.
+    """
     names, wanted = split.schema.dense, model.description.dense
-    dense = [columns.dense[names.index(name)] for name in wanted]
-    ids: dict[str, Any] = {name: _ids(split, columns, name) for name in model.description.sparse}
+    dense = [raw[name] if name in raw else columns.dense[names.index(name)] for name in wanted]
+    ids: dict[str, Any] = {
+        name: raw[name] if name in raw else _ids(split, columns, name) for name in model.description.sparse
+    }
     if translation is not None:
         dense = [translation.values(name, values) for name, values in zip(wanted, dense, strict=True)]
         for name, each in ids.items():

@@ -6,26 +6,20 @@ anywhere, the same command goes on: a version of the same key that is whole is j
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import io
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
-from pipeline.contracts import LABEL, MISSING_ROW, UNSEEN_ROW, Towers
-from pipeline.errors import ArtifactError, ConfigError, LaunchError
+from pipeline.contracts import Towers
+from pipeline.errors import LaunchError
 from pipeline.launch.step import Step
 from pipeline.publishing import versions
+from pipeline.publishing.line import GATE
 from pipeline.publishing.translate import TRANSFORMS
+from pipeline.stages.judging import Written, judged
 
-LOGITS = "logits.npy"
-GATE = "gate.json"
-_MIB = 1 << 20
 Say = Callable[[str], None]
 
 
@@ -55,6 +49,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     record = store.read_json(f"{version.path}/{GATE}")
     write_report(draft, record)
     gate = {name: record[name] for name in ("verdict", "reasons", "forced") if name in record}
+    gate |= {"warnings": record["warnings"]} if record.get("warnings") else {}
     summary: dict[str, Any] = {"gate": {**gate, "version": record["version"], "incumbent": record["incumbent_version"]}}
     if record["verdict"] == "PASS":
         versions.promote(
@@ -96,7 +91,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
     with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
         say(f"publish    writing version {name} of model {model}")
         written = _write_model(config, store, inputs, draft)
-        record = _judged(config, store, step, inputs, path, written) | {"model": model, "version": name}
+        record = judged(config, store, step, inputs, path, written) | {"model": model, "version": name}
         draft.write_json(GATE, record)
         card = _card(config, inputs, record, written)
         draft.write_json(CARD, card)
@@ -113,15 +108,7 @@ def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact],
     return artifact
 
 
-@dataclasses.dataclass(frozen=True)
-class _Written:
-    """What writing the model told: tables by name, and the values that are not finite by table or parameter."""
-
-    tables: dict[str, Any]
-    not_finite: dict[str, int]
-
-
-def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> _Written:
+def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> Written:
     """Tables, dense program, transforms, id mappings, configuration."""
     from pipeline.checkpoint.reader import read_dense
     from pipeline.checkpoint.rows import ChainReader
@@ -149,7 +136,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
             sink.write(source.read())
     with draft.open("config.yaml") as sink:
         sink.write(to_yaml(config).encode())
-    return _Written(tables, {name: count for name, count in bad.items() if count})
+    return Written(tables, {name: count for name, count in bad.items() if count})
 
 
 def _mappings(dataset: Artifact) -> list[str]:
@@ -157,128 +144,7 @@ def _mappings(dataset: Artifact) -> list[str]:
     return [name for name in dataset.files if name == TRANSFORMS or name.startswith("vocab/")]
 
 
-def _judged(
-    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], path: str, written: _Written
-) -> dict[str, Any]:
-    """The gate's record of the version at ``path``, whose files are written."""
-    from pipeline.evaluation import Scored, judge, measure
-    from pipeline.serving.scores import score_dataset, spread_groups
-    from pipeline.training.parquet import SplitReader
-
-    split = SplitReader(store, inputs["ingest"], "test")
-    spread_groups(split, config.gate.max_rows)
-    features = [name for name in config.gate.slices if name in written.tables]
-    incumbent = step.config.get("incumbent")
-    with _opened(config, store, path, inputs["ingest"], incumbent) as (served, problem):
-        trained = {name: table.trained for name, table in written.tables.items()}
-        found = score_dataset(split, served, trained, features)
-    logits = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in found.logits.items()}
-    scored = Scored(
-        labels=split.column(LABEL), candidate=logits["candidate"], incumbent=logits.get("incumbent"),
-        trained=_trained_logits(store, inputs["evaluate"], split),
-        slices=_slices(config, store, inputs["ingest"], split, found.codes),
-    )  # fmt: skip
-    known = {
-        "incumbent_version": incumbent, "weights_not_finite": written.not_finite, "coverage": found.coverage(),
-        "former": _former(config, store, incumbent), **({"not_comparable": problem} if problem else {}),
-    }  # fmt: skip
-    return judge(measure(scored, config.gate, config.seed) | known, config.gate)
-
-
-@contextlib.contextmanager
-def _opened(
-    config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any
-) -> Iterator[tuple[dict[str, Any], str]]:
-    """The models to score, each with its translation; and why the incumbent is not among them, "" where it may be."""
-    from pipeline.publishing.served import ServedModel, local_version
-    from pipeline.publishing.translate import NotComparableError, translation
-
-    memory, problem = int(config.publish.cache_mib * _MIB), ""
-    with contextlib.ExitStack() as stack:
-        found: dict[str, Any] = {
-            "candidate": (ServedModel(stack.enter_context(local_version(store, path)), memory), None)
-        }
-        if incumbent:
-            other = versions.version_path(config.model_name, incumbent)
-            _require_sound(store, other)
-            try:
-                moved = translation(store, dataset.path, other)
-                found["incumbent"] = ServedModel(stack.enter_context(local_version(store, other)), memory), moved
-            except NotComparableError as error:
-                problem = str(error)
-        yield found, problem
-
-
-def _require_sound(store: Store, path: str) -> None:
-    """Every byte of the incumbent is read: figures of a damaged one would let a bad candidate through."""
-    try:
-        store.verify(store.get(path, "publish"))
-    except ArtifactError as error:
-        model = path.split("/")[1]
-        raise ArtifactError(
-            error.message, hint=f"nightjar rollback {model}, which the gate then compares with"
-        ) from None
-
-
-def _trained_logits(store: Store, evaluated: Artifact, split: Any) -> np.ndarray | None:
-    """What the trained model gave the rows of ``split``; None where its evaluation kept no logits."""
-    if LOGITS not in evaluated.files:
-        return None
-    store.verify(evaluated, LOGITS)
-    with store.open(f"{evaluated.path}/{LOGITS}") as source:
-        logits = np.load(io.BytesIO(source.read()), allow_pickle=False)
-    return np.concatenate([logits[group.first : group.first + group.rows] for group in split.groups])
-
-
-def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]) -> Any:
-    """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
-    from pipeline.evaluation import SliceColumn
-
-    found = {}
-    for name in config.gate.slices:
-        if name in codes:
-            found[name] = SliceColumn(codes=np.concatenate(codes[name]), names=_id_names(store, dataset, name))
-            continue
-        try:
-            found[name] = SliceColumn(codes=split.column(name).astype(np.int64))
-        except (ArtifactError, KeyError):
-            raise ConfigError(
-                f"gate.slices names {name!r}, expected sparse features or another column of the dataset",
-                hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
-            ) from None
-    return found
-
-
-def _id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
-    """What the rows of a feature's table are called: raw ids, where the dataset keeps them."""
-    import pyarrow.parquet as pq
-
-    names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(unseen or rare)"}
-    file = f"vocab/{feature}.parquet"
-    if file in dataset.files:
-        with store.open(f"{dataset.path}/{file}") as source:
-            table = pq.read_table(source, columns=["row", "id"])
-        names |= dict(zip(table["row"].to_pylist(), map(str, table["id"].to_pylist()), strict=True))
-    return names
-
-
-def _former(config: Config, store: Store, incumbent: Any) -> dict[str, Any] | None:
-    """What the gate found of the incumbent when it was published."""
-    if not incumbent:
-        return None
-    path = f"{versions.version_path(config.model_name, incumbent)}/{GATE}"
-    record = store.read_json(path) if store.exists(path) else {}
-    if "candidate" not in record:
-        return None
-    own = record["candidate"]
-    return {
-        "ne": own["ne"][0], "calibration": own["calibration"][0],
-        "calibration_by_prediction": own["calibration_by_prediction"], "click_rate": record["click_rate"],
-        "coverage": record.get("coverage", {}),
-    }  # fmt: skip
-
-
-def _card(config: Config, inputs: dict[str, Artifact], record: dict[str, Any], written: _Written) -> dict[str, Any]:
+def _card(config: Config, inputs: dict[str, Artifact], record: dict[str, Any], written: Written) -> dict[str, Any]:
     """What ``card.json`` says: data, figures, tables, plan, lineage."""
     rows, plan = inputs["ingest"].summary, inputs["plan"].summary
     return {

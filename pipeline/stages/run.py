@@ -134,7 +134,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     import numpy as np
 
     from pipeline.evaluation import evaluate, reliability
-    from pipeline.stages.publish import LOGITS
+    from pipeline.stages.judging import LOGITS
     from pipeline.training import predict
 
     final = inputs["train"].summary.get("final")

@@ -6,7 +6,7 @@ Knows the dataset's layout (``contracts.DatasetSchema``) and nothing of batches,
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.contracts import LABEL, TRUE_PROBABILITY, DatasetSchema, weight_column
+from pipeline.contracts import LABEL, RAW, TRUE_PROBABILITY, DatasetSchema, raw_column, weight_column
 from pipeline.errors import ArtifactError, GuardError
 
 SCHEMA_FILE = "schema.json"
@@ -163,6 +163,15 @@ class SplitReader:
     def true_probability(self) -> np.ndarray | None:
         """The probability each label was drawn from, where the dataset knows it; float32 [rows]."""
         return self.column(TRUE_PROBABILITY) if self.has_true_probability else None
+
+    def raw(self, group: Group, features: list[str]) -> dict[str, np.ndarray]:
+        """Numbers before their transform of the rows of ``group``, a held-out one, float64 [rows]; NaN is missing.
+
+        ``features``: of those that the dataset keeps them of (``raw`` in its transforms.json).
+        """
+        file = f"{RAW}/{group.file.rpartition('/')[2]}"
+        table = self._table(replace(group, file=file), [raw_column(name) for name in features])
+        return {name: _flat(table, raw_column(name)) for name in features}
 
     def _table(self, group: Group, names: list[str]) -> pa.Table:
         path = f"{self.dataset.path}/{group.file}"

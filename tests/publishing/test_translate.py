@@ -8,11 +8,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.artifacts import Store
+from pipeline.compose import compose
+from pipeline.contracts import LABEL
+from pipeline.ingest import ingest
+from pipeline.ingest.serving import RecordTransform
 from pipeline.publishing.translate import NotComparableError, translation
+from pipeline.training.parquet import SplitReader
 
 
-def dense(transform="log1p_standardise", mean=1.0, std=2.0, column="x"):
-    return {"column": column, "transform": transform, "mean": mean, "std": std, "missing": 0.0}
+def dense(transform="log1p_standardise", mean=1.0, std=2.0, column="x", bounds=None):
+    plain = {"column": column, "transform": transform, "mean": mean, "std": std, "missing": 0.0}
+    return {**plain, "clip": [], "bins": 100, "bounds": bounds}
 
 
 def sparse(mapping="vocab", rows=5, **more):
@@ -106,7 +112,7 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         ({"a": sparse("hash", 5)}, {}, "for it by vocab into 5"),
         ({"a": sparse(seed=8)}, {}, "seed of feature 'a' is 8 in the dataset, 7 for it"),
         ({"a": sparse(separator="|")}, {}, "separator of feature 'a'"),
-        ({"x": dense("percentile")}, {}, "feature 'x' cannot be brought from scale 'percentile'"),
+        ({"x": dense("percentile", bounds=[1.0])}, {}, "feature 'x' has other bounds of percentile in the dataset"),
     ],
 )
 def test_what_cannot_be_translated_is_said_by_feature(store: Store, now: dict, then: dict, words: str) -> None:
@@ -114,3 +120,79 @@ def test_what_cannot_be_translated_is_said_by_feature(store: Store, now: dict, t
     put(store, "then", **then)
     with pytest.raises(NotComparableError, match=words):
         translation(store, "now", "then")
+
+
+NUMBERS = (
+    "data=csv", "data.name=d", "data.label.column=label",
+    "+data.dense={p: {column: x, transform: percentile, bins: 20, clip: [5, 90]}, l: {column: x},"
+    " m: {column: x, transform: max_norm}}",
+    "+data.sparse={b: {column: x, bins: 20}, v: {column: c}}", "data.split.test_share=0.5",
+)  # fmt: skip
+
+
+def fitted(store: Store, name: str, seed: int, *overrides: str):
+    """A dataset of rows whose numbers lie elsewhere for every ``seed``; a tenth of them is missing."""
+    rng = np.random.default_rng(seed)
+    x = np.round(rng.gamma(2.0 + seed, 10.0, 2000), 1)
+    fields = [[i % 3 == 0, "" if i % 10 == 0 else x[i], f"id{i % 7}"] for i in range(2000)]
+    path = Path(store.full(f"{name}.csv"))
+    path.write_text("label,x,c\n" + "".join(f"{int(a)},{b},{c}\n" for a, b, c in fields))
+    config = compose([*NUMBERS, f"data.path={path}", *overrides])
+    with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
+        return draft.commit(ingest(config, draft, lambda line: None))
+
+
+def translated(store: Store, now, then) -> dict[str, np.ndarray]:
+    """The held-out rows of ``now``, one group after the other, as the transforms of ``then`` would make them."""
+    found, split = translation(store, now.path, then.path), SplitReader(store, now, "test")
+    parts: dict[str, list[np.ndarray]] = {}
+    for group in split.groups:
+        columns = split.allocate(group.rows)
+        split.read(group, columns, 0)
+        raw = split.raw(group, found.raw) if found.raw else {}
+        for name in found.dense:
+            own = columns.dense[split.schema.dense.index(name)]
+            parts.setdefault(name, []).append(found.values(name, raw.get(name, own)))
+        for name in found.sparse:
+            parts.setdefault(name, []).append(found.rows(name, raw.get(name, columns.single[split.single.index(name)])))
+    return {name: np.concatenate(values) for name, values in parts.items()}
+
+
+@pytest.mark.parametrize("rows_per_group", [64, 100_000])
+def test_a_fresh_fit_of_percentiles_and_bins_is_scored_from_the_raw_numbers(tmp_path: Path, rows_per_group) -> None:
+    """Each model sees a row as its own transforms would have made it from the logs, bit for bit."""
+    store = Store(str(tmp_path))
+    first = fitted(store, "then", 0)
+    second = fitted(store, "now", 1, f"ingest.rows_per_group={rows_per_group}")
+    moved = translated(store, second, first)
+    split = SplitReader(store, second, "test")
+    raw = np.concatenate([split.raw(group, ["p"])["p"] for group in split.groups])
+    records = [{"x": None if np.isnan(value) else float(value), "c": "id1"} for value in raw]
+    wanted = RecordTransform.read(store, first.path)(records)
+    assert 700 < len(raw) == len(split.column(LABEL)) and 0 < np.isnan(raw).sum() < len(raw)
+    own = RecordTransform.read(store, second.path)(records)
+    assert np.array_equal(own["p"].to_numpy(), split.column("p")), "the raw numbers are those of these rows"
+    for name in ("p", "b", "m"):
+        assert np.array_equal(moved[name], wanted[name].to_numpy(), equal_nan=True), name
+    assert not np.array_equal(moved["b"], split.column("b")), "the fits do differ"
+    assert np.allclose(moved["l"], wanted["l"].to_numpy(), atol=1e-5)
+
+
+def test_only_numbers_that_a_transform_does_not_keep_are_kept_beside_the_rows(tmp_path: Path) -> None:
+    store = Store(str(tmp_path))
+    whole = fitted(store, "whole", 0)
+    assert {name for name in whole.files if name.startswith("raw/")} == {"raw/part-00000.parquet"}
+    assert store.read_json(f"{whole.path}/transforms.json")["raw"] == ["p", "b"]
+    plain = fitted(store, "plain", 0, "~data.dense.p", "~data.sparse.b")
+    assert not any(name.startswith("raw/") for name in plain.files)
+
+
+@pytest.mark.parametrize("transform", ["log1p_standardise", "standardise", "none", "max_norm"])
+def test_a_scale_may_give_way_to_percentiles_and_back(tmp_path: Path, transform: str) -> None:
+    """Numbers on a bound fall into the bin that they fall into by themselves."""
+    store = Store(str(tmp_path))
+    scaled = fitted(store, "scaled", 1, f"data.dense.p.transform={transform}", "data.dense.p.clip=[]")
+    ranks = fitted(store, "ranks", 1, "data.dense.p.clip=[]")
+    for now, then, exact in ((scaled, ranks, True), (ranks, scaled, False)):
+        moved, split = translated(store, now, then)["p"], SplitReader(store, then, "test")
+        assert np.allclose(moved, split.column("p"), atol=0 if exact else 1e-6, equal_nan=True)

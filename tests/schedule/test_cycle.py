@@ -21,6 +21,7 @@ SETTINGS = (
     "train.schedule=linear", "train.decay_share=0.3",
     "gate.max_calibration_error=0.25",  # 22 steps on rows in an order that the folder's name decides
     "launch.inline=[ingest,plan,partition,train,evaluate,publish]", "gate.max_psi=null", "gate.replicates=50",
+    "gate.max_ne_increase=0.05", "gate.min_baseline_gain=null",  # what 1,400 held-out rows tell; after 22 steps
     "publish.model=clicks", "nightly.wait_minutes=0",
 )  # fmt: skip
 WORLD = ("data.synthetic.rows=7000", "data.synthetic.ids_per_feature=200", "data.synthetic.new_ids=0.02")

@@ -1,0 +1,63 @@
+"""Whether the rows tell that NE has not risen: a test of non-inferiority on the paired change, and the rows it takes.
+
+The question is not whether a rise was seen, for few rows show none, but whether one as large as the limit would have
+been. With change d of standard error s, d + z s bounds the true rise from above; z is the normal quantile of the power.
+A candidate passes where that bound lies within the limit. One that is truly worse by the limit then passes with
+probability 1 - power at most (Piaggio et al., "Reporting of noninferiority and equivalence trials", 2012).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Power:
+    """What ``rows`` rows tell of a rise of NE.
+
+    ``change``: the observed one, a share, with standard ``error``; ``bound``: the true one is at most this, with the
+    probability ``power``.
+    """
+
+    rows: int
+    change: float
+    error: float
+    power: float
+
+    @property
+    def quantile(self) -> float:
+        """Standard errors between an estimate and its bound."""
+        return NormalDist().inv_cdf(self.power)
+
+    @property
+    def bound(self) -> float:
+        """The largest rise that the rows do not rule out."""
+        return self.change + self.quantile * self.error
+
+    @property
+    def resolved(self) -> float:
+        """The smallest limit that these rows can tell: a model that is as good as the other one passes with ``power``,
+
+        one that is worse by the limit is held with ``power``.
+        """
+        return 2 * self.quantile * self.error
+
+    def rows_for(self, limit: float) -> int | None:
+        """Rows that can tell ``limit``, the spread being what it is here; None where no number can."""
+        if not limit > 0 or not math.isfinite(self.error):
+            return None
+        return math.ceil(self.rows * (self.resolved / limit) ** 2)
+
+    def to_json(self, limit: float) -> dict[str, Any]:
+        """Plain data for ``gate.json``."""
+        return {
+            "power": self.power, "bound": self.bound, "resolved": self.resolved, "rows_needed": self.rows_for(limit),
+        }  # fmt: skip
+
+
+def error_of(interval: list[float], confidence: float) -> float:
+    """Standard error behind an interval [point, low, high]."""
+    return (interval[2] - interval[1]) / (2 * NormalDist().inv_cdf((1 + confidence) / 2))

@@ -1,0 +1,49 @@
+"""The line of versions that served: which of the last ones their gate records say was the best.
+
+Every record holds the paired change of NE from the version before it, on rows that both scored. Added up along the
+line, these changes compare versions of different days fairly; the NE of each on its own day would compare the days.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pipeline.artifacts import Store
+from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.publishing.versions import read_current, version_path
+
+GATE = "gate.json"
+
+
+def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:
+    """Of the last ``count`` versions up to ``incumbent`` those that scored better than it by their records, best first.
+
+    A version that was rolled back is none of them. The line ends at a version that a person let through in spite of
+    the gate: what it gave up was given up knowingly.
+    """
+    served = set(read_current(store, model).line)
+    levels = dict[str, float]()
+    version, level, seen = incumbent, 0.0, 0
+    while seen < count:
+        if version in served or version == incumbent:
+            levels[version] = level
+            seen += 1
+        record = _record(store, model, version)
+        change, before = record.get("change", {}).get("ne"), record.get("incumbent_version")
+        if change is None or before is None or record.get("forced") or record.get("verdict") == "HOLD":
+            break
+        level -= math.log1p(change[0])
+        version = before
+    return sorted((name for name in levels if levels[name] < 0), key=lambda name: levels[name])
+
+
+def _record(store: Store, model: str, version: str) -> dict[str, Any]:
+    """The gate's record of a version; empty where it is gone or damaged."""
+    try:
+        found: dict[str, Any] = store.read_json(f"{version_path(model, version)}/{GATE}")
+        return found
+    except UnreachableError:
+        raise
+    except ArtifactError:
+        return {}

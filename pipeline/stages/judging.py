@@ -1,0 +1,208 @@
+"""The judging part of the publish stage: models are opened and score the same held-out rows, and the gate decides."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from pipeline.artifacts import Artifact, Store
+from pipeline.config import Config
+from pipeline.contracts import LABEL, MISSING_ROW, UNSEEN_ROW
+from pipeline.errors import ArtifactError, ConfigError, UnreachableError
+from pipeline.launch.step import Step
+from pipeline.publishing import versions
+from pipeline.publishing.line import GATE, better_by_record
+
+LOGITS = "logits.npy"
+_MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """What writing the model told: tables by name, and the values that are not finite by table or parameter."""
+
+    tables: dict[str, Any]
+    not_finite: dict[str, int]
+
+
+def judged(
+    config: Config, store: Store, step: Step, inputs: dict[str, Artifact], path: str, written: Written
+) -> dict[str, Any]:
+    """The gate's record of the version at ``path``, whose files are written."""
+    from pipeline.evaluation import Scored, judge, measure
+    from pipeline.serving.scores import score_dataset, spread_groups
+    from pipeline.training.parquet import SplitReader
+
+    split = SplitReader(store, inputs["ingest"], "test")
+    spread_groups(split, config.gate.max_rows)
+    features = [name for name in config.gate.slices if name in written.tables]
+    incumbent = step.config.get("incumbent")
+    with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
+        trained = {name: table.trained for name, table in written.tables.items()}
+        found = score_dataset(split, opened.models, trained, features)
+    logits = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in found.logits.items()}
+    scored = Scored(
+        labels=split.column(LABEL), candidate=logits["candidate"], incumbent=logits.get("incumbent"),
+        best=logits.get("best"), baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
+        trained=_trained_logits(store, inputs["evaluate"], split),
+        slices=_slices(config, store, inputs["ingest"], split, found.codes),
+    )  # fmt: skip
+    record = measure(scored, config.gate, config.seed)
+    if opened.best is not None:
+        record["best"] = {**record.get("best", {}), **opened.best}
+    known = {
+        "incumbent_version": incumbent, "weights_not_finite": written.not_finite, "coverage": found.coverage(),
+        "former": _former(config, store, incumbent),
+        **({"not_comparable": opened.problem} if opened.problem else {}),
+    }  # fmt: skip
+    return judge(record | known, config.gate)
+
+
+@dataclasses.dataclass
+class _Opened:
+    """The ``models`` to score, each with its translation.
+
+    ``problem``: why the incumbent is not among them ("": it is, or there is none). ``best``: for the record, the
+    ``version`` that is the best of the last ones, and ``notes``; None where it is not asked for.
+    """
+
+    models: dict[str, Any]
+    problem: str = ""
+    best: dict[str, Any] | None = None
+
+
+@contextlib.contextmanager
+def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_Opened]:
+    """Candidate, incumbent and the best of the versions before it, opened to score rows."""
+    from pipeline.publishing.served import ServedModel, local_version
+    from pipeline.publishing.translate import NotComparableError, translation
+
+    memory, model = int(config.publish.cache_mib * _MIB), config.model_name
+    with contextlib.ExitStack() as stack:
+
+        def other(version: str) -> Any:
+            place = versions.version_path(model, version)
+            moved = translation(store, dataset.path, place)
+            return ServedModel(stack.enter_context(local_version(store, place)), memory), moved
+
+        candidate = ServedModel(stack.enter_context(local_version(store, path)), memory)
+        found = _Opened({"candidate": (candidate, None)})
+        if incumbent:
+            _require_sound(store, versions.version_path(model, incumbent))
+            try:
+                found.models["incumbent"] = other(incumbent)
+            except NotComparableError as error:
+                found.problem = str(error)
+        if incumbent and config.gate.best_of_last > 1:
+            found.best = _best(config, store, incumbent, other, found.models)
+        yield found
+
+
+def _best(
+    config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]
+) -> dict[str, Any]:
+    """Put the best of the last versions under "best" of ``models``, where it is another one than the incumbent.
+
+    One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
+    """
+    from pipeline.publishing.translate import NotComparableError
+
+    notes = []
+    for version in better_by_record(store, config.model_name, incumbent, config.gate.best_of_last):
+        path = versions.version_path(config.model_name, version)
+        try:
+            artifact = store.find(path)
+            if artifact is None:
+                notes.append(f"{version}, which was better by its record, is gone")
+                continue
+            store.verify(artifact)
+            models["best"] = opened(version)
+            return {"version": version, "notes": notes}
+        except UnreachableError:
+            raise
+        except (ArtifactError, NotComparableError) as error:
+            notes.append(f"{version}, which was better by its record, cannot be scored: {error}")
+    return {"version": incumbent, "notes": notes}
+
+
+def _baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
+    """Logits that a quick simple model, trained on the train rows, gives the rows of ``test``; None: not asked for."""
+    from pipeline.evaluation.baseline import Baseline
+    from pipeline.serving.scores import row_blocks, spread_groups
+    from pipeline.training.parquet import SplitReader
+
+    train = SplitReader(store, dataset, "train")
+    if config.gate.min_baseline_gain is None or not train.rows:
+        return None
+    spread_groups(train, config.gate.max_rows)
+    simple = Baseline({column.name: column.rows for column in train.schema.sparse}, len(train.schema.dense))
+    simple.fit(row_blocks(train))
+    return np.concatenate([np.zeros(0, np.float32), *(simple.score(block) for block in row_blocks(test))])
+
+
+def _require_sound(store: Store, path: str) -> None:
+    """Every byte of the incumbent is read: figures of a damaged one would let a bad candidate through."""
+    try:
+        store.verify(store.get(path, "publish"))
+    except ArtifactError as error:
+        model = path.split("/")[1]
+        raise ArtifactError(
+            error.message, hint=f"nightjar rollback {model}, which the gate then compares with"
+        ) from None
+
+
+def _trained_logits(store: Store, evaluated: Artifact, split: Any) -> np.ndarray | None:
+    """What the trained model gave the rows of ``split``; None where its evaluation kept no logits."""
+    if LOGITS not in evaluated.files:
+        return None
+    store.verify(evaluated, LOGITS)
+    with store.open(f"{evaluated.path}/{LOGITS}") as source:
+        logits = np.load(io.BytesIO(source.read()), allow_pickle=False)
+    return np.concatenate([logits[group.first : group.first + group.rows] for group in split.groups])
+
+
+def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]) -> Any:
+    """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
+    from pipeline.evaluation import SliceColumn
+
+    found = {}
+    for name in config.gate.slices:
+        if name in codes:
+            found[name] = SliceColumn(codes=np.concatenate(codes[name]), names=_id_names(store, dataset, name))
+            continue
+        try:
+            found[name] = SliceColumn(codes=split.column(name).astype(np.int64))
+        except (ArtifactError, KeyError):
+            raise ConfigError(
+                f"gate.slices names {name!r}, expected sparse features or another column of the dataset",
+                hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
+            ) from None
+    return found
+
+
+def _id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
+    """What the rows of a feature's table are called: raw ids, where the dataset keeps them."""
+    import pyarrow.parquet as pq
+
+    names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(unseen or rare)"}
+    file = f"vocab/{feature}.parquet"
+    if file in dataset.files:
+        with store.open(f"{dataset.path}/{file}") as source:
+            table = pq.read_table(source, columns=["row", "id"])
+        names |= dict(zip(table["row"].to_pylist(), map(str, table["id"].to_pylist()), strict=True))
+    return names
+
+
+def _former(config: Config, store: Store, incumbent: Any) -> dict[str, Any] | None:
+    """What the gate found of the incumbent when it was published."""
+    from pipeline.evaluation import former_figures
+
+    if not incumbent:
+        return None
+    path = f"{versions.version_path(config.model_name, incumbent)}/{GATE}"
+    return former_figures(store.read_json(path)) if store.exists(path) else None
