@@ -12,7 +12,8 @@ ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "pipeline").rglob("*.py"))
 
 LEAVES = {
-    "errors", "config", "gateconfig", "guardconfig", "launchconfig", "contracts", "artifacts", "cpus", "retrying", "swapping",
+    "errors", "config", "gateconfig", "guardconfig", "launchconfig", "contracts", "artifacts", "cpus", "retrying",
+    "swapping",
 }  # fmt: skip
 # Room -> the rooms it may import, leaves apart (the table of the architecture page).
 ALLOWED: dict[str, set[str]] = {
