@@ -11,7 +11,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 
 .PHONY: help install demo test test-fast test-image lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
 	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
-	bench-nights bench-busy
+	bench-nights bench-busy bench-defaults
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -76,6 +76,9 @@ bench-nights: install ## ten simulated nights that drift: NE of nightly warm sta
 
 bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
 	@.venv/bin/python -m benchmarks.busy
+
+bench-defaults: install ## ten nights of 60,000 rows with nothing set but the logs: gain, verdicts, NE against frozen
+	@.venv/bin/python -m benchmarks.defaults
 
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
 	@.venv/bin/python -m benchmarks.gate

@@ -154,7 +154,7 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
     }  # fmt: skip
     return Plan(
         hardware=config.hardware.name, device=device, world_size=config.world_size,
-        ranks_per_host=config.hardware.ranks_per_host, global_batch=config.train.global_batch, tables=tables,
+        ranks_per_host=config.hardware.ranks_per_host, global_batch=config.train.batch, tables=tables,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact
 from pipeline.checkpoint.commands import config_changes
-from pipeline.config import CheckpointConfig, Config, TrainConfig
+from pipeline.config import CheckpointConfig, Config
 from pipeline.errors import ConfigError
 
 # The first pattern that matches a setting decides; what none matches is safe.
@@ -25,6 +25,7 @@ _ALLOWED = (
     "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
     "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
+_BEFORE_SCHEDULES = {"schedule": "constant", "decay_share": 1.0, "min_lr_share": 0.0}
 _HASHED = ("hash", "double_hash")
 _HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")
 DATASET = "dataset"
@@ -75,9 +76,7 @@ def _common_tables(
 
 def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
     """``then``, its learning rates constant where it is older than the settings that say so."""
-    default = TrainConfig()
-    schedule = {name: getattr(default, name) for name in ("schedule", "decay_share", "min_lr_share")}
-    return {**then, "train": {**schedule, **then["train"]}}
+    return {**then, "train": {**_BEFORE_SCHEDULES, **then["train"]}}
 
 
 def classify(path: str, config: Config, tables_only: bool) -> str:

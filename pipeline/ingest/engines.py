@@ -28,7 +28,10 @@ B = TypeVar("B")
 
 
 class Engine(AbstractContextManager["Engine"], Protocol):
-    """One log, or one day of it: ``count`` once, then ``transform``. What is kept in between is gone after ``with``."""
+    """One log, or one day of it: ``count``, then ``transform``. What is kept in between is gone after ``with``.
+
+    Whoever counts the same sources again starts anew: the rows of the last count are transformed.
+    """
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``."""
@@ -60,6 +63,7 @@ class LocalEngine(ExitStack):
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``; typed rows go to a temporary file."""
+        self.spill.clear()
         blocks = (block for source in sources for block in source.blocks())
         for counted, typed in in_order(lambda block: count(block, job), blocks, self.workers):
             if typed:

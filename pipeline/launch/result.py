@@ -19,13 +19,14 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "ingest": (
             "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
             "day", "rows_late", "rows_other_days", "rows_freed", "replaces",
+            "rows_replaced", "split_by_place",
         ),
     },
     "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
     "train": {
         "train": (
-            "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
-            "resumed", "phases", "step", "memory", "bytes_per_sample",
+            "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
+            "world_size", "resumed", "phases", "step", "memory", "bytes_per_sample",
             "peak_pss_bytes", "ssd", "budget",
         ),
         "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"),

@@ -139,7 +139,7 @@ def whole_layout(config: Config, table: Table) -> Layout:
     Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators); its cost, which
     decides nothing where there is no other way, is left out.
     """
-    batch = config.train.global_batch
+    batch = config.train.batch
     ids = math.ceil(batch * table.pooling * 8)
     values = math.ceil(min(1.0, table.pooling) * batch * table.dim * FLOAT)
     whole = Block(0, table.rows, 0, table.dim)
@@ -179,7 +179,7 @@ def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: 
     priced: dict[ShardLoad, Mapping[str, float]] = {}
     for load in (loads := shard_loads(config, table, layout.sharding, tier, layout.shards, asked, hits)):
         if load not in priced:
-            priced[load] = shard_ms(hardware, load, global_batch=config.train.global_batch)
+            priced[load] = shard_ms(hardware, load, global_batch=config.train.batch)
     return Offer(
         table=table.name,
         layout=layout,

@@ -60,4 +60,4 @@ def _shard_phases(config: Config, table: Table, placed: TablePlan) -> list[dict[
     asked = asked_of(config, table, placed.sharding, blocks)
     hits = hit_rates(config.hardware, table, placed.tier, placed.cache_rows, blocks, asked)
     loads = shard_loads(config, table, placed.sharding, placed.tier, blocks, asked, hits)
-    return [shard_ms(config.hardware, load, global_batch=config.train.global_batch) for load in loads]
+    return [shard_ms(config.hardware, load, global_batch=config.train.batch) for load in loads]

@@ -127,7 +127,7 @@ def _more_hosts(config: Config, space: Space, need: int, place: Place) -> Iterat
     hosts = max(config.hardware.hosts + 1, math.ceil(need / max(have, 1)))
     for _ in range(TRIES):
         batch = hosts * config.hardware.ranks_per_host
-        ways = list(_tried(config, place, "hardware.hosts", hosts)) if batch <= config.train.global_batch else []
+        ways = list(_tried(config, place, "hardware.hosts", hosts)) if batch <= config.train.batch else []
         yield from ways
         if ways:
             return
@@ -147,7 +147,7 @@ def _smaller_dim(config: Config, place: Place) -> Iterator[str]:
 
 
 def _smaller_batch(config: Config, place: Place) -> Iterator[str]:
-    batch = config.train.global_batch
+    batch = config.train.batch
     for _ in range(2 * TRIES):
         batch //= 2
         if batch < config.world_size:

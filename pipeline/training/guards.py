@@ -23,8 +23,12 @@ def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[],
         f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.rows:.0f} rows): the first part that "
         f"is not finite is {first_message(fault())}",
         hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps="
-        f"{max(100, 2 * config.warmup_steps)}, or train.precision=fp32",
+        f"{_longer(config.warmup_steps)}, or train.precision=fp32",
     )
+
+
+def _longer(warmup: int | str) -> int:
+    return max(100, 2 * warmup) if isinstance(warmup, int) else 1000
 
 
 def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:

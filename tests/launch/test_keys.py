@@ -24,7 +24,7 @@ BASES = {
     "csv": ["data=csv", "data.name=d", "data.path=x.csv", "+data.sparse.a={mapping: learned}", "+data.dense.b={}"],
     "tables": ["data=tables", "data.name=t", "+data.tables.a={rows: 10}", "stages=[ingest,plan]"],
     "strided": ["partition=dmt", "partition.strategy=strided"],
-    "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=cosine"],
+    "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=constant"],
     "probe": ["partition=dmt", "partition.probe=other", "checkpoint.init_from=other"],
     "auto": ["checkpoint.final_quantise=auto"],
     "few": ["checkpoint.final_quantise='4'"],
@@ -205,7 +205,7 @@ def test_what_ingestion_reads_its_key_covers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("overrides", [[], ["hardware=laptop2", "hardware.ssd_gib=9"], ["hardware=h100x8"]])
 def test_what_planning_reads_its_key_covers(overrides: list[str]) -> None:
-    config = compose(["run=r", *overrides])
+    config = compose(["run=r", "train.global_batch=4096", *overrides])
     schema = DatasetSchema(
         dense=("I1",), sparse=(SparseColumn(name="C1", rows=9), SparseColumn(name="C2", rows=99)), rows={"train": 100},
         files={}, groups={},

@@ -189,7 +189,7 @@ def test_a_plan_of_another_version_is_refused():
 
 def test_ranked_rows_make_row_wise_uneven():
     """Blocks of rows numbered by frequency are not read alike: TorchRec's model takes them for equal."""
-    config = compose(["hardware=laptop2", "data=synthetic"])
+    config = compose(["hardware=laptop2", "data=synthetic", "train.global_batch=4096"])
     name = next(iter(config.data.sparse))
     config.plan.tables = {name: TablePin(sharding="row_wise")}
     setting = settle(config, *dataset({name: 100_000}))
