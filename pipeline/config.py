@@ -299,7 +299,7 @@ class HardwareConfig:
     ``dense_gflop_per_s``: rate of the dense part's products, forward and backward; ``dense_gb_per_s``: of everything
     else it does, as float32 bytes of its activations. ``lookup_ns``, ``update_ns``: fixed cost of one id in lookup and
     update, beside its bytes; ``table_overhead_us``: of one table, both together; ``step_overhead_ms``: of a step.
-    ``nightjar calibrate`` measures them.
+    ``process_gib``: host memory of a rank's process before training. ``nightjar calibrate`` measures all of these.
     ``ssd_paths``: directories on local disks for the scratch files of tables on tier ssd, a disk each (none: directory
     ``scratch`` of a local store); they decide nothing of the plan.
     """
@@ -311,6 +311,7 @@ class HardwareConfig:
     hbm_gib: float = 0.0
     ddr_gib: float = 8.0
     ssd_gib: float = 0.0
+    process_gib: float = 0.34375
     hbm_gb_per_s: float = 0.0
     ddr_gb_per_s: float = 20.0
     ssd_gb_per_s: float = 1.0

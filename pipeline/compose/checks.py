@@ -107,6 +107,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("hardware.hbm_gib", 0.0, None),
     ("hardware.ddr_gib", 0.0, None),
     ("hardware.ssd_gib", 0.0, None),
+    ("hardware.process_gib", 0.0, None),
     *((f"hardware.{name}", 0.0, None) for name in _COSTS),
     ("plan.hbm_reserve", 0.0, 0.95),
     ("plan.ddr_reserve", 0.0, 0.95),

@@ -140,7 +140,7 @@ SETTINGS: tuple[Use, ...] = (
     _use("hardware", "hbm_gb_per_s ddr_gb_per_s ssd_gb_per_s hbm_to_ddr_gb_per_s", PLAN),
     _use("hardware", "intra_host_gb_per_s inter_host_gb_per_s intra_host_latency_us", PLAN),
     _use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s", PLAN),
-    _use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms", PLAN),
+    _use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms process_gib", PLAN),
     _use("hardware", "ssd_paths"),  # where scratch files lie
     _use("model", "name embedding_dim bottom_mlp top_mlp", PLAN),
     _use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups", PLAN),

@@ -21,6 +21,7 @@ from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
 from pipeline.cpus import available_cpus
 from pipeline.errors import ConfigError, NightjarError
+from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure"
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
@@ -96,10 +97,10 @@ def largest(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def first_message(message: tuple[int, str] | None) -> str:
-    """Of the ranks' (step, text) the text of the earliest step, then lowest rank. Collective; '' where none has one."""
-    found = [(entry[0], entry[1]) for entry in exchange(message) if entry]
-    return min(found, key=lambda entry: entry[0], default=(0, ""))[1]
+def first_fault(fault: Fault | None) -> Fault | None:
+    """The smallest of the ranks' faults, of equal ones that of the lowest rank. Collective; None where none has one."""
+    found = [Fault(*entry) for entry in exchange(fault) if entry]
+    return min(found, key=lambda entry: entry[:2], default=None)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
 from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
+from pipeline.models import log_odds
 from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
@@ -71,6 +72,8 @@ def train(
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)
         trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
+        if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
+            trainer.head.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)

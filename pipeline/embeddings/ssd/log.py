@@ -70,6 +70,7 @@ class RowLog:
     """Records of up to ``rows`` rows of ``dim`` values in a scratch file; places are record numbers. For one thread.
 
     GuardError where the disk of ``directory`` has no room, and where it fails; ``what`` names the rows in messages.
+    ``emptied``: segments that were emptied to make room since the last ``clear``.
     """
 
     def __init__(self, directory: Path, rows: int, dim: int, what: str) -> None:
@@ -90,7 +91,7 @@ class RowLog:
         self._live[:] = 0
         self._closed = np.zeros(len(self._live), bool)
         self._free = deque(range(1, len(self._live)))
-        self._open, self._used = 0, 0
+        self._open, self._used, self.emptied = 0, 0, 0
 
     @property
     def crowded(self) -> bool:
@@ -138,6 +139,7 @@ class RowLog:
 
         Its records are overwritten by the next call; add those that are live again.
         """
+        self.emptied += 1
         segment = int(np.where(self._closed, self._live, self.per_segment + 1).argmin())
         self.file.read_into(memoryview(self._buffers[1]), segment * self._segment)
         self._release(segment)
