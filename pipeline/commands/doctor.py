@@ -21,7 +21,7 @@ from pathlib import Path
 GIB = 1 << 30
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
-LOCK = "make venv installs the locked set (requirements/*.txt, with --no-deps)"
+LOCK = "make install installs the locked set (requirements/*.txt, with --no-deps)"
 PROBE = """
 import json, pathlib, sys
 import torch, fbgemm_gpu, torchrec
@@ -67,7 +67,7 @@ def python_version() -> Finding:
     found = platform.python_version()
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return Finding("ok", "python", found)
-    return Finding("fail", "python", found, "make a virtual environment with Python 3.11 or 3.12")
+    return Finding("fail", "python", found, "create a virtual environment with Python 3.11 or 3.12")
 
 
 def triple() -> list[Finding]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES
-from pipeline.errors import GateHeldError, NightjarError
+from pipeline.errors import GateHeldError, NightjarError, exit_code_of
 from pipeline.launch.shrink import Shrunk
 from pipeline.launch.step import run_directory
 
@@ -119,8 +119,3 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, NightjarError):
         return error.message
     return str(getattr(error, "message", "") or error or type(error).__name__)
-
-
-def exit_code_of(error: BaseException) -> int:
-    """The command's exit code for ``error``: its own, or 1 for an unexpected one."""
-    return int(getattr(error, "exit_code", 1))

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.artifacts import Store, artifact_key
 from pipeline.compose import config_hash
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, GateHeldError, NightjarError
+from pipeline.errors import SIGNALLED, ArtifactError, GateHeldError, NightjarError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
 from pipeline.launch.step import run_directory
@@ -30,7 +30,7 @@ from pipeline.schedule.webhook import deliver
 RECORD = "nightly.json"
 FORMAT = 1
 PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
-INTERRUPTED = 128  # exit codes above it: a signal ended the launcher
+INTERRUPTED = SIGNALLED  # exit codes above it: a signal ended the launcher
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run_night(
         code, error = tools.run(night), None
     except Exception as problem:
         error = _of_family(problem)
-        code = error.exit_code
+        code = exit_code_of(error)
         sys.stderr.write(f"nightjar: {error}\n")
     if code > INTERRUPTED:
         return {**record, "exit_code": code}

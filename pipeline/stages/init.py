@@ -72,6 +72,6 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
         place, key, step_number = str(config.checkpoint.init_from), covered["key"], covered["step"]
         return find_checkpoint(store, place, key, step_number, option=INIT_FROM)
     except ArtifactError:
-        if not config.force and committed(store, step.scratch[0]):
+        if committed(store, step.scratch[0]):
             return None
         raise

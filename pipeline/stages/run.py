@@ -14,6 +14,7 @@ from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.launch.step import Step
+from pipeline.retrying import retried
 from pipeline.stages.batch import with_batch, with_former_batch
 from pipeline.stages.init import init_artifact
 from pipeline.stages.partition import assign, refine_plan
@@ -126,7 +127,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     from pipeline.training import train
 
     key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
-    before = [] if config.force else committed(store, step.scratch[0])
+    before = retried(lambda: committed(store, step.scratch[0]), f"listing {store.url_of(step.scratch[0])}")
     plan, towers = read_towers(config, store, inputs, before, io.say)
     init = init_artifact(step, config, store)
     summary = train(

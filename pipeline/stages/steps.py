@@ -15,6 +15,7 @@ from pipeline.contracts import Towers, dataset_path
 from pipeline.errors import DataError
 from pipeline.launch.step import Step, run_directory, write_steps
 from pipeline.stages.batch import with_former_batch
+from pipeline.stages.forced import current_directory
 from pipeline.stages.init import covered_init
 from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
 from pipeline.stages.partition import covered_probe
@@ -60,7 +61,7 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
         key = artifact_key(name, settings, input_keys)
         if name == "train":
             own = continuation_key(config, settings.get("init"), input_keys["ingest"])
-            scratch = (checkpoint_directory(config, own),)
+            scratch = (current_directory(store, checkpoint_directory(config, own)),)
         made[name] = Step(
             name=name, key=key, path=_path(name, key, config), config=settings, input_keys=input_keys,
             inputs={stage: made[stage].path for stage in INPUTS[name]}, scratch=scratch,

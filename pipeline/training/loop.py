@@ -148,6 +148,7 @@ class _Run:
             if saving:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config.train)
                 self._save(final=last, stopping=agreed == STOP and not last)
+                agreement.saved()
         self.seconds = time.perf_counter() - self.began
 
     def _save(self, final: bool, stopping: bool) -> None:
