@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.commands import ckpt, clusters, nights, plans, published, stores
+from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ EPILOG = f"""\
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints one clear message for an expected failure."""
+    if arguments is None:  # the process is ours: before any stage loads torch or Polars
+        share_cpus()
     parser = _parser()
     options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments))
     if options.command is None:

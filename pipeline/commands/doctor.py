@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pipeline.cpus import available_cpus, cpu_quota
+
 GIB = 1 << 30
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
@@ -103,11 +105,16 @@ def tools() -> Iterable[Finding]:
 
 
 def cores() -> Finding:
-    """Cores this process may run on."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPUs this process may use: by its affinity, and by the quota of its cgroup."""
+    count, quota, node = available_cpus(), cpu_quota(), os.cpu_count() or 1
+    found = str(count)
+    if quota is not None and quota < node:
+        found += f" by a cgroup's quota of {quota:g} CPU{'s' * (quota != 1)} ({node} in the node)"
+    elif count < node:
+        found += f" by this process's affinity ({node} in the node)"
     if count >= 2:
-        return Finding("ok", "cores", str(count))
-    return Finding("warn", "cores", str(count), "runs will be slow; two ranks need two cores")
+        return Finding("ok", "cores", found)
+    return Finding("warn", "cores", found, "runs will be slow; two ranks need two cores")
 
 
 def memory() -> Finding:

@@ -7,7 +7,6 @@ Results come in the order of the blocks, whoever finishes first, so a dataset's 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Protocol, TypeVar
 import polars as pl
 
 from pipeline.config import IngestConfig
+from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
 from pipeline.ingest.sources import Source
 from pipeline.ingest.spill import temporary_spill
@@ -53,11 +53,11 @@ def engine_of(config: IngestConfig) -> Engine:
 
 
 class LocalEngine(ExitStack):
-    """As many threads as there are cores: Polars, NumPy and Arrow work without the interpreter's lock."""
+    """As many threads as there are CPUs to use: Polars, NumPy and Arrow work without the interpreter's lock."""
 
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or available_cpus()
         _keep_freed_memory()
         self.spill = self.enter_context(temporary_spill())
 

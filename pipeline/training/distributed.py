@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
+from pipeline.cpus import available_cpus
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.training.faults import Fault
 
@@ -35,9 +36,8 @@ def connect(config: Config) -> torch.device:
     """
     device = _device(config)
     if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         here = config.world_size if config.launch.name == "local" else config.hardware.ranks_per_host
-        torch.set_num_threads(config.train.threads_per_rank or max(1, cores // here))
+        torch.set_num_threads(config.train.threads_per_rank or max(1, available_cpus() // here))
         torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
         _keep_freed_memory()
     if not dist.is_initialized():

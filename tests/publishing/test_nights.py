@@ -20,6 +20,7 @@ from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.ingest.text import Reject
 from pipeline.serving.files import Rejected
+from tests.publishing import made
 
 ROOT = Path(__file__).parents[2]
 STAGES = "ingest,plan,partition,train,evaluate,publish"
@@ -87,13 +88,15 @@ def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> 
     assert 0.9 < gate["coverage"]["C1"] <= 1
 
 
-def test_what_is_served_scores_as_what_was_trained_bit_for_bit(store: Store) -> None:
-    """fp32 tables: the same NE, and no row's probability differs."""
+def test_what_is_served_scores_as_what_was_trained_within_the_last_places(store: Store) -> None:
+    """fp32 tables: no held-out row's logit is off by more than docs/publishing.md promises."""
     found = result(store, "mon")
-    gate = store.read_json(f"{found['stages']['publish']['artifact']}/gate.json")
-    assert gate["serving"]["largest_difference"] == 0
-    assert gate["serving"]["trained_ne"] == found["eval"]["ne"]
-    assert gate["candidate"]["ne"][0] == pytest.approx(found["eval"]["ne"], rel=1e-12)
+    serving = (gate := store.read_json(f"{found['stages']['publish']['artifact']}/gate.json"))["serving"]
+    assert serving["ulps"] <= made.MOST_ULPS
+    assert serving["largest_difference"] <= made.MOST_ULPS * 2**-23
+    assert serving["trained_ne"] == found["eval"]["ne"]
+    assert abs(serving["gap"]) < 1e-5
+    assert gate["candidate"]["ne"][0] == pytest.approx(found["eval"]["ne"], rel=1e-5)
 
 
 def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Path, tmp_path: Path, capfd) -> None:
