@@ -182,7 +182,7 @@ SETTINGS: tuple[Use, ...] = (
     _use("gate", "force max_ne min_auc max_calibration_error max_ne_increase max_psi max_ne_drift", PUBLISH),
     _use("gate", "max_label_shift min_coverage max_coverage_drop max_serving_gap slices slice_values", PUBLISH),
     _use("gate", "slice_min_clicks slice_max_ne_increase slice_max_calibration_error confidence", PUBLISH),
-    _use("gate", "replicates blocks min_rows max_rows", PUBLISH),
+    _use("gate", "replicates blocks min_rows max_rows power best_of_last min_baseline_gain", PUBLISH),
     _use("publish", "model", PUBLISH, named=True),
     _use("publish", "quantise", PUBLISH),
     _use("publish", "cache_mib"),
