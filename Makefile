@@ -9,9 +9,9 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
+.PHONY: help install demo test test-fast test-image lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
 	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
-	bench-nights
+	bench-nights bench-busy bench-defaults
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -30,12 +30,18 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 	@.venv/bin/nightjar run experiment=demo run=demo
 	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
 
-# Two files of tests at a time: most of a test's time is spent starting Python and waiting for ranks.
-test: install ## install, then run every test this machine can run
-	@.venv/bin/python -m pytest -n 2 --dist loadfile
+# As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
+WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
+
+# The image is built by a target of its own: that takes minutes, and needs root, buildah, debootstrap and a network.
+test: install ## install, then run every test this machine can run, but for test-image
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not image"
 
 test-fast: install ## the tests that take less than half a minute each
-	@.venv/bin/python -m pytest -n 2 --dist loadfile -m "not slow"
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not image"
+
+test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
+	@.venv/bin/python -m pytest tests/project/test_image.py
 
 lint: install ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
@@ -67,6 +73,12 @@ bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat
 
 bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (15 minutes)
 	@.venv/bin/python -m benchmarks.nights
+
+bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
+	@.venv/bin/python -m benchmarks.busy
+
+bench-defaults: install ## ten nights of 60,000 rows with nothing set but the logs: gain, verdicts, NE against frozen
+	@.venv/bin/python -m benchmarks.defaults
 
 bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
 	@.venv/bin/python -m benchmarks.gate

@@ -27,7 +27,7 @@ def config_of(dim: int, batch: int, ranks: int = 1, threads: int | None = None) 
         data=DataConfig(name="bench", format="synthetic"),
         hardware=HardwareConfig(name="bench", ranks_per_host=ranks),
         model=ModelConfig(embedding_dim=dim),
-        train=TrainConfig(global_batch=batch, warmup_steps=20, threads_per_rank=threads),
+        train=TrainConfig(global_batch=batch, warmup_steps=20, schedule="constant", threads_per_rank=threads),
     )
 
 

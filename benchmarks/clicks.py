@@ -21,7 +21,7 @@ def config_of(threads: int | None = None) -> Config:
         data=DataConfig(name="bench", format="synthetic"),
         hardware=HardwareConfig(name="bench"),
         model=ModelConfig(),
-        train=TrainConfig(global_batch=8192, warmup_steps=20, threads_per_rank=threads),
+        train=TrainConfig(global_batch=8192, warmup_steps=20, schedule="constant", threads_per_rank=threads),
     )
 
 

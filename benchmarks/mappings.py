@@ -77,6 +77,7 @@ def measured(overrides: list[str], mapping: str) -> dict[str, float]:
             *overrides, "run=m", f"store={folder}", f"data.sparse_defaults.mapping={mapping}",
             "model.embedding_dim=8", "model.bottom_mlp=[32]", "model.top_mlp=[64]", "train.precision=fp32",
             "train.log_every_steps=1000", "train.global_batch=512", "train.warmup_steps=20", "train.sparse_lr=0.1",
+            "train.schedule=constant",
             "launch.inline=[ingest,plan,partition,train,evaluate]",
         ]  # fmt: skip
         with contextlib.redirect_stdout(io.StringIO()):

@@ -49,7 +49,8 @@ SETTINGS = (
     "data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",
     "data.synthetic.popularity_drift=0.02", "model.embedding_dim=8",
     "model.bottom_mlp=[32]", "model.top_mlp=[64,32]", "train.global_batch=512", "train.precision=fp32",
-    "train.lr=0.001", "train.warmup_steps=1", "train.threads_per_rank=1", "train.log_every_steps=1000",
+    "train.lr=0.001", "train.warmup_steps=1", "train.schedule=constant", "train.threads_per_rank=1",
+    "train.log_every_steps=1000",
     "gate.replicates=50", "gate.max_psi=null", "gate.max_calibration_error=0.2",
     # The bench compares trainings: a night that is held because its 60,000 held-out rows are too few would make it one
     # of the gate.
@@ -117,10 +118,10 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
         every = "stages=[ingest,plan,partition,train,evaluate,publish]"
         names = ["publish.model=scratch", f"run=scratch-{day}", "gate.force=to be scored"]
         run(["run", f"data.day={FIRST}..{day}", every, *names, *shared])
-    dataset = _judged(store, day, shared, judged)
+    dataset = judged_dataset(store, day, shared, judged, f"nightly-{day}")
     first = store.get(store.read_json(f"runs/nightly-{FIRST}/result.json")["model"]["uri"], "publish")
-    scratch = _serving(store, "scratch") if number else first
-    found = scores(store, dataset, {"nightly": _serving(store, "nightly"), "scratch": scratch, "frozen": first})
+    scratch = serving(store, "scratch") if number else first
+    found = scores(store, dataset, {"nightly": serving(store, "nightly"), "scratch": scratch, "frozen": first})
     for name, model in (("nightly", "nightly"), ("scratch", "scratch" if number else "nightly")):
         stages = store.read_json(f"runs/{model}-{day}/result.json")["stages"]
         found[f"{name}_seconds"] = sum(stages[stage]["seconds"] for stage in TRAINING)
@@ -136,9 +137,9 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
     return found
 
 
-def _judged(store: Store, day: date, shared: Sequence[str], rows: int) -> Artifact:
-    """The dataset whose held-out rows are scored: ``rows`` of ``day``, ids and inputs as in the night's own."""
-    night = store.read_json(f"runs/nightly-{day}/result.json")["stages"]["ingest"]["artifact"]
+def judged_dataset(store: Store, day: date, shared: Sequence[str], rows: int, run_name: str) -> Artifact:
+    """The dataset whose held-out rows are scored: ``rows`` of ``day``, ids and inputs as in the run ``run_name``."""
+    night = store.read_json(f"runs/{run_name}/result.json")["stages"]["ingest"]["artifact"]
     name = f"judged-{day}"
     more = [f"data.synthetic.rows={rows}", f"data.mapping_from={night}", "data.name=judged", f"run={name}"]
     run(["ingest", f"data.day={day}", *shared, *more])
@@ -155,7 +156,7 @@ def run(arguments: list[str]) -> bool:
     return code == GateHeldError.exit_code
 
 
-def _serving(store: Store, model: str) -> Artifact:
+def serving(store: Store, model: str) -> Artifact:
     found = incumbent(store, model)
     assert found is not None
     return found

@@ -2,12 +2,15 @@
 
 One DLRM (26 equal tables, D 64, batch 4096) and the same ids for both; rows are numbered in falling frequency, as
 ingestion does. The tables on SSD train in a memory cgroup (version 1 or 2) that the benchmark makes and removes; where
-none can be made it says so, and the memory they used is measured by PSS. Every row that is not pinned lies on the disk,
-written past the page cache, before the clock runs. For each limit a process of its own; the run in memory answers in
-turn with it, and of three such pairs the one with the median ratio counts: this is a noisy kind of machine.
+none can be made it says so, and the memory they used is measured by PSS. What a process takes beside its tables is
+measured first, on this machine, and the hot rows get what the limit leaves. Every row that is not pinned lies on the
+disk, written past the page cache, before the clock runs. For each limit a process of its own; the run in memory answers
+in turn with it, and of at most three such pairs the one with the median ratio counts: this is a noisy kind of machine.
 
 ``ratio``: Zipf 1.2, tables 8 times the limit: samples/s on SSD / in memory. With ids of Zipf 1.05 the yardstick is the
 bound min(rate in memory, random reads of 4 KiB a second at depth 32 / cold rows of a step x batch), both measured here.
+``steady_ratio``: the same once the log has no fresh space left: before the clock runs, rows leave memory until every
+table's log has emptied segments to make room, and it goes on emptying them (``cleaned`` segments a step) meanwhile.
 ``--steps-only N`` trains on SSD alone in a sparse file (rows get values when first used) and prints the peak of memory.
 """
 
@@ -22,18 +25,34 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.common import finish
+from benchmarks.ssd_memory import STATE_BYTES, Tables, cache_rows
 from pipeline.launch.memory import MemoryCgroup
 from pipeline.planning.probes import time_disk
 
 GIB = 2**30
-STATE_BYTES = 4  # a row
-PROCESS = int(0.62 * GIB)  # Python, torch, activations, and the rows of the batches on their way
-PLACE_BYTES = 4  # a row on SSD, in memory: where it is
-PHASES = ((1.2, True), (1.05, True), (1.2, False))  # exponent, prefetch
+PROBE_ROWS, PROBE_STEPS = 512, 12
+
+
+class Phase(NamedTuple):
+    """What is timed: ids of an exponent, read ahead or not, from a fresh log or one that has to be cleaned."""
+
+    zipf: float
+    prefetch: bool
+    steady: bool = False
+
+    @property
+    def name(self) -> str:
+        """As in the JSON line."""
+        return f"zipf{self.zipf}{'' if self.prefetch else '_no_prefetch'}{'_steady' if self.steady else ''}"
+
+
+PHASES = (Phase(1.2, True), Phase(1.05, True), Phase(1.2, False), Phase(1.2, True, steady=True))
+COLDEST = min(phase.zipf for phase in PHASES)
 
 
 def main() -> None:
@@ -44,36 +63,36 @@ def main() -> None:
     options.add_argument("--tables", type=int, default=26)
     options.add_argument("--dim", type=int, default=64)
     options.add_argument("--batch", type=int, default=4096)
-    options.add_argument("--pinned", type=float, default=0.95, help="share of the memory for rows that hot ones get")
+    options.add_argument("--pinned", type=float, default=0.9, help="share of the memory for rows that hot ones get")
     options.add_argument("--steps", type=int, default=20, help="under the clock, a phase")
-    options.add_argument("--rounds", type=int, default=3, help="times a phase is measured, in turn with memory: median")
+    options.add_argument("--rounds", type=int, default=3, help="times a phase is measured at most, in turn with memory")
+    options.add_argument("--minutes", type=float, default=7.0, help="after which no further round begins")
     options.add_argument("--warm", type=float, default=8.0, help="seconds of training before the clock runs, a phase")
+    options.add_argument("--aged", type=float, default=0.15, help="share of rows that leave memory before that phase")
     options.add_argument("--steps-only", type=int, help="train so many steps on SSD within the first limit, no more")
     options.add_argument("--folder", help="where the tables lie; a temporary folder unless given")
     given = options.parse_args()
+    rows = int(given.gib * GIB / (4 * given.dim + STATE_BYTES) / given.tables)
+    tables = Tables(given.tables, rows, given.dim, given.batch)
     # A bench that is told to stop removes its cgroup and ends its children too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
+        bench = _Bench(given, tables, folder, _process_bytes(tables, folder))
         if given.steps_only:
-            _train_only(given, folder)
+            bench.train_only()
         else:
-            _compare(given, folder)
+            bench.compare()
 
 
 class _Child:
     """A training process and the cgroup around it. ``limit`` in bytes (0: none); ``limited``: whether it holds."""
 
-    def __init__(self, given: argparse.Namespace, folder: str | None, limit: int = 0, lazy: bool = False) -> None:
+    def __init__(self, tables: Tables, folder: str | None, kept: int = 0, limit: int = 0, lazy: bool = False) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.ssd_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self.group = self._limit(limit) if limit else None
-        row_bytes = 4 * given.dim + STATE_BYTES
-        self._batch = given.batch
-        self.ask(
-            tables=given.tables, rows=int(given.gib * GIB / row_bytes / given.tables), dim=given.dim, batch=given.batch,
-            folder=folder, cache_rows=_cache_rows(given, limit), lazy=lazy,
-        )  # fmt: skip
+        self.ask(**asdict(tables), folder=folder, cache_rows=kept, lazy=lazy)
 
     def _limit(self, limit: int) -> MemoryCgroup | None:
         try:
@@ -91,7 +110,8 @@ class _Child:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            sys.exit(f"the training process ended with {self._process.wait()}")
+            killed = ", by its memory limit" if self.group is not None and self.group.killed() else ""
+            sys.exit(f"the training process ended with {self._process.wait()}{killed}")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -108,91 +128,128 @@ class _Child:
             self.group.remove()
 
 
-def _cache_rows(given: argparse.Namespace, limit: int) -> int:
-    """Rows of a table that ``limit`` bytes of memory have room for, beside the process and the places of all rows."""
-    row_bytes = 4 * given.dim + STATE_BYTES
-    rows = given.gib * GIB / row_bytes
-    return int(given.pinned * max(0.0, limit - PROCESS - PLACE_BYTES * rows) / row_bytes / given.tables)
-
-
-def _compare(given: argparse.Namespace, folder: str) -> None:
-    began = time.perf_counter()
-    iops = time_disk(Path(folder), size=1 << 30)["ssd_read_iops"]
-    print(f"disk: {iops:,.0f} random reads of 4 KiB a second at depth 32; {given.gib:g} GiB of tables", flush=True)
-    rows, limited = [], True
-    with ExitStack() as stack:
-        memory = _Child(given, None)
-        stack.callback(memory.close)
-        for times in given.times:
-            found, held = _at(given, folder, memory, times, iops)
-            rows += found
-            limited &= held
-    _print(rows)
-    by_name = {f"{row['times']}x_zipf{row['zipf']}{'' if row['prefetch'] else '_no_prefetch'}": row for row in rows}
-    main_row = by_name.get(f"{max(given.times)}x_zipf1.2", rows[0])
-    flat = {f"{name}_{key}": row[key] for name, row in by_name.items() for key in _KEPT if row[key] is not None}
-    seconds = time.perf_counter() - began
-    finish("ssd", main_row["ratio"], limited=limited, read_iops=iops, seconds_total=seconds, **flat)
-
-
-_KEPT = ("samples_per_s", "ratio", "of_bound", "peak_bytes")
-
-
-def _at(
-    given: argparse.Namespace, folder: str, memory: _Child, times: int, iops: float
-) -> tuple[list[dict[str, Any]], bool]:
-    """Both exponents, and prefetch off where memory is shortest, with tables ``times`` the limit."""
-    child = _Child(given, folder, int(given.gib * GIB / times))
-    rows = []
+def _process_bytes(tables: Tables, folder: str) -> int:
+    """What the process takes at most beside its tables, on this machine: the same model trains on tiny ones."""
+    child = _Child(Tables(tables.count, PROBE_ROWS, tables.dim, tables.batch), folder, kept=PROBE_ROWS, lazy=True)
     try:
-        for number, (zipf, prefetch) in enumerate(PHASES if times == max(given.times) else PHASES[:2]):
-            asked = {"steps": given.steps, "zipf": zipf, "prefetch": prefetch, "max_seconds": 12.0}
-            rounds = []
-            for again in range(given.rounds):
-                # Other ids every time: rows that left memory together lie together, and were read in long runs.
-                asked["seed"] = 1 + number + len(PHASES) * again
-                plain = memory.ask(warm_seconds=1.0 if again else 2.0, **asked)["samples_per_s"]
-                row = child.ask(warm_seconds=1.0 if again else given.warm, **asked)
-                rounds.append(row | {"in_memory": plain, "ratio": row["samples_per_s"] / plain})
-            row = sorted(rounds, key=lambda row: row["ratio"])[given.rounds // 2]
-            plain = row["in_memory"]
-            cold = None if row["cold_share"] is None else row["cold_share"] * given.batch * given.tables
-            row |= {"times": times, "zipf": zipf, "prefetch": prefetch, "cold": cold}
-            bound = min(plain, iops / cold * given.batch) if cold else None
-            row["of_bound"] = row["samples_per_s"] / bound if bound else None
-            row["peak_bytes"] = child.group.peak() if child.group else row["pss_bytes"]
-            rows.append(row)
-            _print([row], head=len(rows) == 1 and times == given.times[0])
+        asked = {"steps": PROBE_STEPS, "warm_seconds": 0.0, "zipf": 1.2, "prefetch": True, "seed": 1}
+        taken = int(child.ask(**asked, max_seconds=60.0)["process_bytes"])
     finally:
         child.close()
-    return rows, child.group is not None
+    print(f"process: {taken / GIB:.2f} GiB beside its tables", flush=True)
+    return taken
+
+
+class _Bench:
+    """The measurements, in turn on SSD and in memory. ``process``: bytes of a process beside its tables."""
+
+    def __init__(self, given: argparse.Namespace, tables: Tables, folder: str, process: int) -> None:
+        self.given, self.tables, self.folder, self.process = given, tables, folder, process
+        self.began = time.perf_counter()
+        self.phases = len(given.times) * 2 + 2  # not yet measured
+
+    def _limited(self, times: int, lazy: bool = False) -> tuple[_Child, int]:
+        """A child on SSD under a limit of the tables / ``times``, and the limit."""
+        limit = int(self.given.gib * GIB / times)
+        kept = cache_rows(self.tables, limit, self.process, COLDEST, self.given.pinned)
+        return _Child(self.tables, self.folder, kept, limit, lazy), limit
+
+    def compare(self) -> None:
+        """All limits, then the table of all and the JSON line."""
+        iops = time_disk(Path(self.folder), size=1 << 30)["ssd_read_iops"]
+        print(f"disk: {iops:,.0f} reads of 4 KiB a second at depth 32; {self.given.gib:g} GiB of tables", flush=True)
+        rows, limited = [], True
+        with ExitStack() as stack:
+            memory = _Child(self.tables, None)
+            stack.callback(memory.close)
+            for times in self.given.times:
+                found, held = self._at(memory, times, iops)
+                rows += found
+                limited &= held
+        _print(rows)
+        by_name = {f"{row['times']}x_{row['phase'].name}": row for row in rows}
+        main_row, steady = (by_name[f"{max(self.given.times)}x_{phase.name}"] for phase in (PHASES[0], PHASES[3]))
+        flat = {f"{name}_{key}": row[key] for name, row in by_name.items() for key in _KEPT if row[key] is not None}
+        finish(
+            "ssd", main_row["ratio"], steady_ratio=steady["ratio"], limited=limited, read_iops=iops,
+            process_bytes=self.process, seconds_total=time.perf_counter() - self.began, **flat,
+        )  # fmt: skip
+
+    def _at(self, memory: _Child, times: int, iops: float) -> tuple[list[dict[str, Any]], bool]:
+        """Both exponents; where memory is shortest also prefetch off, and the log in its steady state."""
+        child, _ = self._limited(times)
+        rows = []
+        try:
+            for number, phase in enumerate(PHASES if times == max(self.given.times) else PHASES[:2]):
+                if phase.steady:
+                    print(f"aged: {_aged(child.ask(age=self.given.aged, zipf=phase.zipf, seed=99))}", flush=True)
+                row = self._measure(memory, child, phase, number) | {"times": times, "phase": phase}
+                plain = row["in_memory"]
+                cold = row["cold_share"] * self.given.batch * self.given.tables if row["cold_share"] else None
+                bound = min(plain, iops / cold * self.given.batch) if cold else None
+                row |= {"cold": cold, "of_bound": row["samples_per_s"] / bound if bound else None}
+                row["peak_bytes"] = child.group.peak() if child.group else row["pss_bytes"]
+                rows.append(row)
+                _print([row], head=len(rows) == 1 and times == self.given.times[0])
+        finally:
+            child.close()
+        return rows, child.group is not None
+
+    def _measure(self, memory: _Child, child: _Child, phase: Phase, number: int) -> dict[str, Any]:
+        """The round with the median ratio: as many as there is time for, one at least."""
+        asked = {"steps": self.given.steps, "zipf": phase.zipf, "prefetch": phase.prefetch, "max_seconds": 12.0}
+        rounds: list[dict[str, Any]] = []
+        left = max(0.0, 60 * self.given.minutes - (time.perf_counter() - self.began)) / self.phases
+        begun, last = time.perf_counter(), 0.0
+        while not rounds or (len(rounds) < self.given.rounds and time.perf_counter() - begun + last < left):
+            again = len(rounds)
+            start = time.perf_counter()
+            # Other ids every time: rows that left memory together lie together, and were read in long runs.
+            asked["seed"] = 1 + number + len(PHASES) * again
+            plain = memory.ask(warm_seconds=1.0 if again else 2.0, **asked)["samples_per_s"]
+            row = child.ask(warm_seconds=1.0 if again else self.given.warm, **asked)
+            rounds.append(row | {"in_memory": plain, "ratio": row["samples_per_s"] / plain})
+            last = time.perf_counter() - start
+        self.phases -= 1
+        return sorted(rounds, key=lambda row: float(row["ratio"]))[(len(rounds) - 1) // 2] | {"rounds": len(rounds)}
+
+    def train_only(self) -> None:
+        """Steps on SSD alone: lazy rows, Zipf 1.2, the first limit."""
+        child, limit = self._limited(self.given.times[0], lazy=True)
+        try:
+            asked = {"steps": self.given.steps_only, "zipf": 1.2, "prefetch": True, "seed": 1, "max_seconds": 600.0}
+            row = child.ask(warm_seconds=0.0, **asked)
+            peak = child.group.peak() if child.group else row["pss_bytes"]
+        finally:
+            child.close()
+        steps = self.given.steps_only
+        print(f"{self.given.gib:g} GiB of tables, {steps} steps: peak {peak / GIB:.2f} of {limit / GIB:g} GiB")
+        finish("ssd_steps", peak / limit, limited=child.group is not None, peak_bytes=peak, limit_bytes=limit, **row)
+
+
+_KEPT = ("samples_per_s", "ratio", "of_bound", "peak_bytes", "rounds")
+
+
+def _aged(answer: dict[str, Any]) -> str:
+    return f"{answer['rows']:,} rows left memory in {answer['seconds']:.0f} s, {answer['emptied']:,} segments emptied"
 
 
 def _print(rows: list[dict[str, Any]], head: bool = True) -> None:
     if head:
-        print("tables  zipf  ahead  samples/s  in memory  ratio  of bound  cold/step  faults  read/step  written  hit")
+        print(
+            "tables  zipf  ahead  log     samples/s  in memory  ratio  of bound  cold/step  faults  read/step  written"
+            "  cleaned  hit"
+        )
     for row in rows:
         cold, bound = (f"{row[key]:.{digits}f}" if row[key] else "-" for key, digits in (("cold", 0), ("of_bound", 2)))
-        ahead, read, written = "yes" if row["prefetch"] else "no", row["ssd_read_bytes"], row["ssd_written_bytes"]
+        phase, read, written = row["phase"], row["ssd_read_bytes"], row["ssd_written_bytes"]
         print(
-            f"{row['times']:>5}x  {row['zipf']:>4}  {ahead:>5}  {row['samples_per_s']:>9,.0f}"
+            f"{row['times']:>5}x  {phase.zipf:>4}  {'yes' if phase.prefetch else 'no':>5}"
+            f"  {'steady' if phase.steady else 'fresh':<6}  {row['samples_per_s']:>9,.0f}"
             f"  {row['in_memory']:>9,.0f}  {row['ratio']:>5.2f}  {bound:>8}  {cold:>9}  {row['ssd_faults']:>6.0f}"
-            f"  {read / 1e6:>6.1f} MB  {written / 1e6:>4.0f} MB  {row['ssd_hit_rate']:.3f}",
+            f"  {read / 1e6:>6.1f} MB  {written / 1e6:>4.0f} MB  {row['cleaned']:>7.1f}  {row['ssd_hit_rate']:.3f}",
             flush=True,
         )
-
-
-def _train_only(given: argparse.Namespace, folder: str) -> None:
-    """Steps on SSD alone: lazy rows, Zipf 1.2, the first limit."""
-    limit = int(given.gib * GIB / given.times[0])
-    child = _Child(given, folder, limit, lazy=True)
-    try:
-        row = child.ask(steps=given.steps_only, warm_seconds=0.0, zipf=1.2, prefetch=True, seed=1, max_seconds=600.0)
-        peak = child.group.peak() if child.group else row["pss_bytes"]
-    finally:
-        child.close()
-    print(f"{given.gib:g} GiB of tables, {given.steps_only} steps: peak {peak / GIB:.2f} of {limit / GIB:g} GiB")
-    finish("ssd_steps", peak / limit, limited=child.group is not None, peak_bytes=peak, limit_bytes=limit, **row)
 
 
 if __name__ == "__main__":

@@ -19,15 +19,18 @@ import numpy as np
 import torch
 
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
+from benchmarks.ssd_memory import AHEAD
 from pipeline.contracts import DatasetSchema
 from pipeline.embeddings import SsdStore, initial_rows
 from pipeline.embeddings.ssd import named, pss_bytes
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect
+from pipeline.training.memory import MemoryMeter, give_back_freed
 
-AHEAD = 4
 # Rows written at a time.
 ROWS = 1 << 15
+# Ids drawn at a time to age a log.
+DRAWN = 1 << 16
 
 
 def main() -> None:
@@ -38,10 +41,15 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         if model is None:
+            base, meter = pss_bytes(), MemoryMeter(torch.device("cpu"))
             model = _Model(**asked)
             answer = {"pss_bytes": pss_bytes()}
+        elif "age" in asked:
+            answer = model.age(**asked)
         else:
             answer = model.run(**asked)
+        answer["process_bytes"] = base + meter.peak()
+        give_back_freed()  # what building and aging left behind is not training's
         print(json.dumps(answer), flush=True)
     if model is not None:
         model.close()
@@ -84,10 +92,10 @@ class _Model:
     """A DLRM with its tables in memory, or on SSD in ``folder``."""
 
     def __init__(
-        self, tables: int, rows: int, dim: int, batch: int, folder: str | None, cache_rows: int, lazy: bool
+        self, count: int, rows: int, dim: int, batch: int, folder: str | None, cache_rows: int, lazy: bool
     ) -> None:
-        self.batch = batch
-        self.schema: DatasetSchema = schema_of(tables, rows)
+        self.batch, self._kept = batch, cache_rows
+        self.schema: DatasetSchema = schema_of(count, rows)
         config = config_of(dim, batch)
         device = connect(config)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
@@ -105,6 +113,27 @@ class _Model:
                 count = places.stop - start
                 shard.put(places, weight[:count], {"adagrad_sum": torch.zeros(count)})
 
+    def age(self, age: float, zipf: float, seed: int) -> dict[str, Any]:
+        """Let rows leave memory as training does, ``age`` of each table's rows in all, until its log is cleaned."""
+        assert self.ssd is not None
+        began, written, emptied = time.perf_counter(), 0, 0
+        for shard in self.trainer.rows.local_shards():
+            rng, ids = np.random.default_rng(seed), ZipfIds(shard.rows, zipf)
+            weight = initial_rows(0, self.trainer.rows.tables[shard.table], 0, min(DRAWN, shard.rows))
+            log, gone = self.ssd.shard(shard.table).log, 0
+            while self._kept < shard.rows and (gone < age * shard.rows or not log.emptied):
+                places = np.unique(ids.draw(rng, DRAWN))
+                places = places[places >= self._kept]
+                state = {"adagrad_sum": torch.zeros(len(places))}
+                shard.put(torch.from_numpy(places.astype(np.int64)), weight[: len(places)], state)
+                gone += len(places)
+            written, emptied = written + gone, emptied + log.emptied
+        return {"rows": written, "emptied": emptied, "seconds": time.perf_counter() - began}
+
+    def _emptied(self) -> int:
+        ssd = self.ssd
+        return 0 if ssd is None else sum(ssd.shard(name).log.emptied for name in ssd.tables)
+
     def run(
         self, steps: int, warm_seconds: float, zipf: float, prefetch: bool, seed: int, max_seconds: float
     ) -> dict[str, Any]:
@@ -118,7 +147,7 @@ class _Model:
             warmed += 1
         if self.ssd is not None:
             self.ssd.figures.take()
-        began, spent = time.perf_counter(), time.process_time()
+        began, spent, emptied = time.perf_counter(), time.process_time(), self._emptied()
         taken = 0
         while taken < steps and (taken < 4 or time.perf_counter() < began + max_seconds):
             self.trainer.step(reader)
@@ -135,7 +164,7 @@ class _Model:
             sums = self.ssd.figures.take()
             answer |= named(sums, taken)
             answer["cold_share"] = 1 - sums[3] / sums[2] if sums[2] else None
-            answer["pss_bytes"] = pss_bytes()
+            answer |= {"pss_bytes": pss_bytes(), "cleaned": (self._emptied() - emptied) / taken}
         reader.close()
         return answer
 

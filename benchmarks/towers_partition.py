@@ -83,6 +83,7 @@ def config_of(given: argparse.Namespace, seed: int, store: Store, strategy: str)
             "partition.module=dlrm", "partition.c=0", "partition.p=2",
             "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]",
             "train.global_batch=1024", "train.sparse_lr=0.2", "train.threads_per_rank=1", "train.warmup_steps=20",
+            "train.schedule=constant",
             "train.epochs=1", "train.precision=fp32", "train.log_every_steps=200", "train.guard.collapse=false",
         ]
     )  # fmt: skip

@@ -29,6 +29,8 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import ArtifactError, ConfigError, DamagedError, LaunchError, NightjarError, UnreachableError
+from pipeline.retrying import retried
+from pipeline.steady import Steady
 
 SCHEMA_VERSION = 2
 _READS = 4  # of a file whose bytes are wrong: two that agree are proof
@@ -224,8 +226,13 @@ class Draft:
 
     def write_json(self, name: str, value: Any) -> None:
         """Write ``value`` as indented JSON into file ``name``."""
-        with self.open(name) as sink:
-            sink.write((json.dumps(value, indent=1) + "\n").encode())
+        data = (json.dumps(value, indent=1) + "\n").encode()
+
+        def write() -> None:
+            with self.open(name) as sink:
+                sink.write(data)
+
+        retried(write, f"writing {self.store.url_of(self.path)}/{name}")
 
     def commit(self, summary: dict[str, Any]) -> Artifact:
         """Write the manifest: from now on the artifact exists. LaunchError where another writer took files away."""
@@ -259,6 +266,11 @@ class Draft:
         for name in self.store.names(self.path):
             self.store.fs.rm(f"{full}/{name}", recursive=True)
 
+    def discard_uncommitted(self) -> None:
+        """Remove what was written, unless it was committed."""
+        if not self.store.exists(f"{self.path}/{MANIFEST}"):
+            self.discard()
+
     def discard(self) -> None:
         """Remove the artifact, as ``clear``, and its folder."""
         self.clear()
@@ -280,11 +292,12 @@ class Store:
         self.url = url.rstrip("/") or "/"
         self.fs: AbstractFileSystem
         try:
-            self.fs, self.root = fsspec.core.url_to_fs(self.url)
+            inner, self.root = fsspec.core.url_to_fs(self.url)
         except (ValueError, ImportError) as error:
             raise ConfigError(f"{option}{url} cannot be opened: {error}", hint=f"{option}<an fsspec URL>") from None
         self.root = self.root.rstrip("/")
-        self.is_local = isinstance(self.fs, LocalFileSystem)
+        self.is_local = isinstance(inner, LocalFileSystem)
+        self.fs = cast(AbstractFileSystem, Steady(inner))
 
     def full(self, path: str) -> str:
         """The file system's own path for a ``path`` relative to the store."""
@@ -331,22 +344,25 @@ class Store:
 
     def write_bytes(self, path: str, data: bytes) -> None:
         """Write a small file atomically (rename on a local disk, one put on an object store)."""
-        full = self.full(path)
         with disk_errors(path, self.option):
-            self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
-            if not self.is_local:
-                self.fs.pipe_file(full, data)
-                return
-            handle, temporary = tempfile.mkstemp(dir=Path(full).parent, prefix=".write-")
-            try:
-                with os.fdopen(handle, "wb") as sink:
-                    sink.write(data)
-                    sink.flush()
-                    os.fsync(sink.fileno())
-                Path(temporary).replace(full)
-            except BaseException:
+            retried(lambda: self._write_whole(self.full(path), data), f"writing {self.url_of(path)}")
+
+    def _write_whole(self, full: str, data: bytes) -> None:
+        self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+        if not self.is_local:
+            self.fs.pipe_file(full, data)
+            return
+        handle, temporary = tempfile.mkstemp(dir=Path(full).parent, prefix=".write-")
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                sink.write(data)
+                sink.flush()
+                os.fsync(sink.fileno())
+            Path(temporary).replace(full)
+        except BaseException:
+            with suppress(OSError):  # what went wrong first is what is told
                 Path(temporary).unlink(missing_ok=True)
-                raise
+            raise
 
     @contextmanager
     def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:
@@ -358,9 +374,13 @@ class Store:
         if not self.is_local:
             yield
             return
-        with disk_errors(path, self.option):
+
+        def opened() -> int:
             self.fs.makedirs(self.full(path), exist_ok=True)
-            handle = os.open(self.full(path), os.O_RDONLY)
+            return os.open(self.full(path), os.O_RDONLY)
+
+        with disk_errors(path, self.option):
+            handle = retried(opened, f"locking {self.url_of(path)}")
         try:
             _flock(handle, busy)
             yield
@@ -423,9 +443,11 @@ class Store:
             try:
                 with disk_errors(path, self.option):
                     yield draft
-            finally:
-                if not self.exists(f"{path}/{MANIFEST}"):
-                    draft.discard()
+            except BaseException:
+                with suppress(Exception):  # what went wrong first is what is told; the next try clears up
+                    draft.discard_uncommitted()
+                raise
+            draft.discard_uncommitted()
 
     def verify(self, artifact: Artifact, only: str = "") -> None:
         """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.

@@ -8,13 +8,15 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.commands import ckpt, clusters, nights, plans, published, stores
-from pipeline.errors import ConfigError, NightjarError
+from pipeline.cpus import share_cpus
+from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -30,9 +32,9 @@ STAGE_COMMANDS = {
 COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
 STORE_FLAG = ("plan-diff", "ckpt", "models", "store", "rollback", "predict", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG)
-EPILOG = """\
-exit codes: 0 done, 1 unexpected fault, 2 configuration, 3 data, 4 no feasible plan, 5 a training guard
-stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
+_CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+EPILOG = f"""\
+{textwrap.fill(f"exit codes: {_CODES}", 100)}
 
   nightjar nightly date=yesterday       a day's logs to a published model, or to the reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
@@ -45,6 +47,8 @@ stopped the run, 6 gate held, 7 corrupt or missing artifact, 8 launching failed
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints one clear message for an expected failure."""
+    if arguments is None:  # the process is ours: before any stage loads torch or Polars
+        share_cpus()
     parser = _parser()
     options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments))
     if options.command is None:
@@ -54,14 +58,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.overrides = _positional(rest, options)
         return int(options.function(options))
     except NightjarError as error:
-        return _complain(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _complain("stopped by SIGINT", 130)
-    except BrokenPipeError:
+        return _complain(str(error), exit_code_of(error))
+    except KeyboardInterrupt as error:
+        return _complain("stopped by SIGINT", exit_code_of(error))
+    except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return exit_code_of(error)
     except Exception as error:
-        return _unexpected(error)
+        from pipeline.retrying import explained
+
+        known = explained(error)
+        return _unexpected(error) if known is None else _complain(str(known), exit_code_of(known))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -167,7 +174,7 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
     try:
         return _alone(config)
     except NightjarError as error:
-        return _complain(str(error), error.exit_code), {}
+        return _complain(str(error), exit_code_of(error)), {}
 
 
 def _alone(config: Config) -> tuple[int, dict[str, Any]]:
@@ -192,7 +199,7 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
     from pipeline.report import write_report
-    from pipeline.stages import prepare, run_stage, shown_plan, with_possible_stages
+    from pipeline.stages import discard, prepare, run_stage, shown_plan, with_possible_stages
 
     console = Console(say=_say, write=_write, columns=_columns())
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
@@ -201,12 +208,12 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
         steps = prepare(config, store)
     except NightjarError as error:
         record_failure(store, str(config.run), error)
-        return _complain(str(error), error.exit_code), {}
+        return _complain(str(error), exit_code_of(error)), {}
     try:
         io = _stage_io(config, store, console.columns)
         chain = Chain(
             config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
-            lambda smaller: prepare(smaller, store),
+            lambda smaller: prepare(smaller, store), lambda step: discard(store, step),
         )  # fmt: skip
         result = chain.run()
     except (NightjarError, StageError) as error:
@@ -214,7 +221,7 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
             write_report(store, str(config.run))
         return _failed(error), {}
     except Interrupted as stop:
-        return _complain(f"{stop}; the same command goes on where it stopped", stop.exit_code), {}
+        return _complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), {}
     if config.stages[-1] == "plan" and result["stages"]["plan"]["status"] == "skipped":
         _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
     write_report(store, str(config.run))
@@ -224,9 +231,8 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
 
 def _failed(error: Any) -> int:
     """Print why the chain stopped; the exit code."""
-    if isinstance(error, NightjarError):
-        return _complain(str(error), error.exit_code)
-    return _complain(error.message + (f"\n  log: {error.log}" if error.log else ""), 1 if error.report else 8)
+    log = getattr(error, "log", "")  # of a stage that died in processes of its own
+    return _complain(str(error) + (f"\n  log: {log}" if log else ""), exit_code_of(error))
 
 
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
@@ -338,7 +344,8 @@ def _complain(text: str, code: int) -> int:
 
 def _unexpected(error: Exception) -> int:
     traceback.print_exc()
-    return _complain(f"unexpected {type(error).__name__}: {error}. This is a fault of Nightjar; please report it.", 1)
+    text = f"unexpected {type(error).__name__}: {error}. This is a fault of Nightjar; please report it."
+    return _complain(text, exit_code_of(error))
 
 
 def _version() -> str:

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from pipeline.gateconfig import GateConfig
-from pipeline.guardconfig import ClipConfig, GuardConfig
 from pipeline.launchconfig import LaunchConfig, ScheduleConfig
+from pipeline.trainconfig import TrainConfig
 
 STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
 # What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
@@ -61,6 +61,7 @@ class SparseFeature:
     mapping: str | None = None
     rows: int | None = None
     min_count: int | None = None
+    when_full: str | None = None
     evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None
@@ -78,13 +79,15 @@ class SparseDefaults:
     ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) | hash (xxhash64 modulo rows) | double_hash
     (two such rows, summed) | learned (rare ids share rows with ids that behave alike). ``rows``: the cap of the table,
     the reserved rows 0 (missing) and 1 (unseen or rare) included. ``min_count``: lookups before an id gets a row.
-    ``evict_after_days``: an id that was not seen for so many days of logs loses it (null: never); of vocab with
-    ``data.day``.
+    ``when_full``: how new ids get rows of a vocab table that is full, replace (they take those of ids that are looked
+    up less) | keep (they get none). ``evict_after_days``: an id that was not seen for so many days of logs loses its
+    row (null: never); of vocab with ``data.day``.
     """
 
     mapping: str = "vocab"
     rows: int = 100_000
     min_count: int = 1
+    when_full: str = "replace"
     evict_after_days: int | None = None
     separator: str | None = None
     weight_separator: str | None = None
@@ -296,7 +299,7 @@ class HardwareConfig:
     ``dense_gflop_per_s``: rate of the dense part's products, forward and backward; ``dense_gb_per_s``: of everything
     else it does, as float32 bytes of its activations. ``lookup_ns``, ``update_ns``: fixed cost of one id in lookup and
     update, beside its bytes; ``table_overhead_us``: of one table, both together; ``step_overhead_ms``: of a step.
-    ``nightjar calibrate`` measures them.
+    ``process_gib``: host memory of a rank's process before training. ``nightjar calibrate`` measures all of these.
     ``ssd_paths``: directories on local disks for the scratch files of tables on tier ssd, a disk each (none: directory
     ``scratch`` of a local store); they decide nothing of the plan.
     """
@@ -308,6 +311,7 @@ class HardwareConfig:
     hbm_gib: float = 0.0
     ddr_gib: float = 8.0
     ssd_gib: float = 0.0
+    process_gib: float = 0.34375
     hbm_gb_per_s: float = 0.0
     ddr_gb_per_s: float = 20.0
     ssd_gb_per_s: float = 1.0
@@ -395,40 +399,6 @@ class PartitionConfig:
     dim: int = 0
     cross_layers: int = 1
     exchange: str = "fp32"
-
-
-@dataclass(kw_only=True)
-class TrainConfig:
-    """The training loop. ``global_batch`` counts samples over all ranks; learning rates are for it.
-
-    ``dense_optimizer``: adam | adagrad. ``sparse_optimizer``, of the tables: rowwise_adagrad | sgd. ``precision``:
-    auto (bf16 where the CPU or GPU computes in it, else fp32) | bf16 | fp32. ``schedule`` of both learning rates after
-    the warm-up: constant | linear | cosine, the latter in the last ``decay_share`` of its steps to ``min_lr_share``.
-    ``shuffle_window_groups``: row groups that are mixed at a time.
-    """
-
-    global_batch: int = 4096
-    epochs: int = 1
-    lr: float = 0.002
-    sparse_lr: float = 0.05
-    dense_optimizer: str = "adam"
-    sparse_optimizer: str = "rowwise_adagrad"
-    weight_decay: float = 0.0
-    warmup_steps: int = 100
-    schedule: str = "constant"
-    decay_share: float = 1.0
-    min_lr_share: float = 0.0
-    precision: str = "auto"
-    compile: bool = False
-    pipeline: str = "sparse_dist"
-    shuffle: bool = True
-    shuffle_window_groups: int = 8
-    prefetch_batches: int = 4
-    max_steps: int | None = None
-    threads_per_rank: int | None = None
-    log_every_steps: int = 20
-    clip: ClipConfig = field(default_factory=ClipConfig)
-    guard: GuardConfig = field(default_factory=GuardConfig)
 
 
 @dataclass(kw_only=True)

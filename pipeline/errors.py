@@ -2,16 +2,34 @@
 
 A message says what was found and what was expected; ``hint`` names the override or command that
 mends it. The command line prints both and exits with ``exit_code``; it never shows a traceback for
-one of these.
+one of these. ``exit_code_of`` is the one place that says which exit code an exception has: the process,
+``result.json``, a night's record and a rank's report all ask it.
 """
 
 from __future__ import annotations
+
+import signal
+
+# What an exit code means, for the command line's help.
+EXIT_CODES = {
+    0: "done",
+    1: "unexpected fault",
+    2: "configuration",
+    3: "data",
+    4: "no feasible plan",
+    5: "a training guard stopped the run",
+    6: "gate held",
+    7: "corrupt or missing artifact",
+    8: "launching failed, or a rank was killed",
+}
+UNEXPECTED = 1
+SIGNALLED = 128  # plus the signal's number, as shells have it
 
 
 class NightjarError(Exception):
     """Base of all expected failures (exit code 1 is kept for unexpected ones)."""
 
-    exit_code = 1
+    exit_code = UNEXPECTED
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -95,3 +113,15 @@ def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
     for below in kind.__subclasses__():
         found |= _family(below)
     return found
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code for ``error``: what its class says, of a signal 128 and its number, else 1.
+
+    A broken pipe counts as its signal, which Python turns into an exception, and so does Ctrl-C.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return SIGNALLED + signal.SIGINT
+    if isinstance(error, BrokenPipeError):
+        return SIGNALLED + signal.SIGPIPE
+    return int(getattr(error, "exit_code", UNEXPECTED))

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
-TRIES = 4
-FIRST_SECONDS, FACTOR = 0.1, 3.0  # between the tries: 0.1, 0.3, 0.9 s; clients of object stores wait longer before
+from pipeline.errors import NightjarError, PassingError
+
+TRIES = 3
+FIRST_SECONDS, FACTOR = 0.2, 4.0  # between the tries: 0.2 and 0.8 s; clients of object stores wait longer before
 NO_THREAD = "can't start new thread"  # all that CPython says
 
 _PASSING = frozenset(
@@ -27,7 +30,9 @@ _PASSING = frozenset(
 _CLIENTS = frozenset(
     ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")
 )
+AGAIN = "the same command again; what is committed is untouched"
 Result = TypeVar("Result")
+_here = threading.local()
 
 
 def passes(error: BaseException) -> bool:
@@ -52,14 +57,37 @@ def pause(error: BaseException, attempt: int) -> bool:
 
 
 def retried(work: Callable[[], Result], doing: str) -> Result:
-    """What ``work`` returns, done again while its errors pass; after the last try its error, noted with ``doing``."""
+    """What ``work`` returns, done again while its errors pass; after the last try its error, noted with ``doing``.
+
+    Within another one's ``work`` it is done once: the outermost tries again, so that tries do not multiply.
+    """
+    if getattr(_here, "retried", False):
+        return work()
     attempt = 0
     while True:
+        _here.retried = True
         try:
             return work()
         except Exception as error:
             attempt += 1
+            _here.retried = False
             if not pause(error, attempt):
                 if attempt > 1:
                     error.add_note(f"while {doing}, {attempt} times")
                 raise
+        finally:
+            _here.retried = False
+
+
+def explained(error: BaseException) -> NightjarError | None:
+    """``error`` for its user, where it is one that passes and no other place has said what it means; else None."""
+    if isinstance(error, NightjarError) or not passes(error):
+        return None
+    said = " ".join(str(error).split())
+    where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, MemoryError):
+        return PassingError(f"there was not enough memory{where}: {said or 'MemoryError'}", hint=AGAIN)
+    if isinstance(error, RuntimeError):
+        limits = "ulimit -u and the container's pids limit say how many there may be"
+        return PassingError(f"this machine starts no more threads: {said}", hint=f"{AGAIN}; {limits}")
+    return PassingError(f"the disk or the store did not answer{where}: {type(error).__name__}: {said}", hint=AGAIN)

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster_kit import cluster  # noqa: F401 (a fixture)
+from pipeline.cpus import share_cpus
+
+share_cpus()  # before torch: tests share the cores with each other and with the ranks they start
+
+from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -47,4 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    left_out = "make test leaves the image build out, which takes minutes: make test-image"
+    terminalreporter.write_line(left_out)
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

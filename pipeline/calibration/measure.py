@@ -25,6 +25,7 @@ from pipeline.planning.calibrate import (
     slower_kernels,
 )
 from pipeline.planning.cost import FLOAT, DenseShape, dense_shape, local_batch
+from pipeline.planning.memory import GIB
 from pipeline.planning.predict import Prediction, predict
 
 Say = Callable[[str], None]
@@ -73,6 +74,7 @@ def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
     steps = _steps(replace(host, hardware=hardware), say)
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
+    figures["process_gib"] = max(found["process_bytes"] for found in probed) / GIB
     final = replace(config.hardware, **figures)
     return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final, slowdown))
 
@@ -85,15 +87,17 @@ def _disk(disk: Path, world: int, say: Say) -> dict[str, float]:
 
 
 def _probe(say: Say, config: Config) -> dict[str, Any]:
-    """On one rank: kernel and link times, as plain data."""
+    """On one rank: kernel and link times, and its memory before them, as plain data."""
     import torch.distributed as dist
 
+    from pipeline.embeddings.ssd import pss_bytes
     from pipeline.planning.probes import time_kernels, time_links
     from pipeline.training.distributed import connect
 
     device = connect(config)
+    process = pss_bytes()
     kernels = [dataclasses.asdict(t) for t in time_kernels(device, dist.barrier)]
-    return {"kernels": kernels, "links": [dataclasses.asdict(t) for t in time_links(device)]}
+    return {"process_bytes": process, "kernels": kernels, "links": [dataclasses.asdict(t) for t in time_links(device)]}
 
 
 def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
     }  # fmt: skip
     return Plan(
         hardware=config.hardware.name, device=device, world_size=config.world_size,
-        ranks_per_host=config.hardware.ranks_per_host, global_batch=config.train.global_batch, tables=tables,
+        ranks_per_host=config.hardware.ranks_per_host, global_batch=config.train.batch, tables=tables,
     )  # fmt: skip
 
 

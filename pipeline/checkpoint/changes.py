@@ -1,23 +1,26 @@
 """Settings that differ between a checkpoint and the training that starts from it: safe, to be allowed, or refused.
 
 Safe: how fast, where and on which machines training runs, and what data it sees. To be allowed by name: what makes
-the training another one (learning rates, batch, optimizer, what an input value means). Refused: what makes the stored
-numbers mean something else.
+the training another one (learning rates, batch, optimizer, what an input value means), and where ids are read, which
+may have another name by now. Refused: what makes the stored numbers mean something else. What a table's rows stand
+for is the matter of ``meaning``.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.artifacts import Artifact
 from pipeline.checkpoint.commands import config_changes
-from pipeline.config import CheckpointConfig, Config, TrainConfig
+from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
+from pipeline.config import CheckpointConfig, Config
 from pipeline.errors import ConfigError
 
 # The first pattern that matches a setting decides; what none matches is safe.
-_REFUSED_TABLES = ("model.embedding_dim", "data.sparse_defaults.mapping", "data.sparse.*.mapping")
+_REFUSED_TABLES = ("model.embedding_dim",)
 _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
@@ -25,9 +28,8 @@ _ALLOWED = (
     "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
     "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
-_HASHED = ("hash", "double_hash")
-_HASHED_ROWS = ("data.sparse_defaults.rows", "data.sparse.*.rows")
-DATASET = "dataset"
+_BEFORE_SCHEDULES = {"schedule": "constant", "decay_share": 1.0, "min_lr_share": 0.0}
+DATASET, RENAMED = "dataset", "checkpoint.rename."
 
 
 def check_changes(artifact: Artifact, config: Config, dataset: str) -> list[str]:
@@ -36,25 +38,38 @@ def check_changes(artifact: Artifact, config: Config, dataset: str) -> list[str]
     ``dataset``: key of the data set now. Returns lines about what was allowed. The error names each setting with both
     values and the override that lets it pass.
     """
-    checkpoint = config.checkpoint
-    changes = config_changes(*_common_tables(_with_schedule(artifact.config), asdict(config), checkpoint.rename))
-    then = artifact.inputs.get(DATASET)
-    if then != dataset and _has_vocab(config) and config.data.mapping_from is None:
+    checkpoint, then, now = config.checkpoint, _with_schedule(artifact.config), asdict(config)
+    changes = config_changes(*_common_tables(then, now, checkpoint.rename))
+    dataset_then = artifact.inputs.get(DATASET)
+    if dataset_then != dataset and _has_vocab(config) and config.data.mapping_from is None:
         # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
-        changes[DATASET] = [then, dataset]
-    refused, unknown, lines = [], [], []
+        changes[DATASET] = [dataset_then, dataset]
+    ids = ids_changes(then, now, checkpoint.rename)
+    changes |= {path: [None, None] for path in ids if path not in changes}
+    refused, unknown, lines = {}, {}, []
     for path, (old, new) in sorted(changes.items()):
-        kind = classify(path, config, checkpoint.init_tables_only)
-        text = f"{path} was {_text(old)}, is {_text(new)}"
-        if kind == "refused":
-            refused.append(text)
-        elif kind == "allow" and not _is_allowed(path, checkpoint.allow):
-            unknown.append((path, text))
-        elif kind == "allow":
+        if path in ids:
+            kind, text = ids[path].kind, _ids_text(path, old, new, ids[path].features)
+        else:
+            kind, text = classify(path, checkpoint.init_tables_only), f"{path} was {_text(old)}, is {_text(new)}"
+        if kind == REFUSED:
+            refused[path] = (old, text)
+        elif kind == ALLOW and not _is_allowed(path, checkpoint.allow):
+            unknown[path] = (old, text)
+        elif kind == ALLOW:
             lines.append(f"allowed: {text}")
     if refused or unknown:
         raise _error(artifact, refused, unknown, checkpoint)
     return lines
+
+
+def _ids_text(path: str, old: Any, new: Any, features: list[str]) -> str:
+    """What changed, and of which tables the rows would serve other ids."""
+    if path.startswith(RENAMED):
+        former = path.removeprefix(RENAMED)
+        return f"feature {former!r} is now {features[0]!r}, but its ids find their rows by a hash seeded with the name"
+    tables = f" (tables {', '.join(features[:5])}{', ...' * (len(features) > 5)})" if path.startswith(DEFAULTS) else ""
+    return f"{path} was {_text(old)}, is {_text(new)}{tables}"
 
 
 def _common_tables(
@@ -75,36 +90,26 @@ def _common_tables(
 
 def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
     """``then``, its learning rates constant where it is older than the settings that say so."""
-    default = TrainConfig()
-    schedule = {name: getattr(default, name) for name in ("schedule", "decay_share", "min_lr_share")}
-    return {**then, "train": {**schedule, **then["train"]}}
+    return {**then, "train": {**_BEFORE_SCHEDULES, **then["train"]}}
 
 
-def classify(path: str, config: Config, tables_only: bool) -> str:
-    """``refused``, ``allow`` or ``safe``: what a change of setting ``path`` means for stored tables and dense part."""
+def classify(path: str, tables_only: bool) -> str:
+    """REFUSED, ALLOW or SAFE: what a change of setting ``path`` means for stored numbers, the ids of rows apart."""
     if _matches(path, _REFUSED_TABLES):
-        return "refused"
-    if _matches(path, _HASHED_ROWS):
-        return "refused" if _hashed(path, config) else "safe"
+        return REFUSED
+    if path.startswith((f"{SPARSE}.", f"{DEFAULTS}.")):
+        return SAFE
+    if path == DATASET or path in READ_EVERYWHERE:
+        return ALLOW
     if tables_only:
-        return "allow" if path == DATASET else "safe"
+        return SAFE
     if _matches(path, _REFUSED_DENSE):
-        return "refused"
-    return "allow" if _matches(path, _ALLOWED) else "safe"
+        return REFUSED
+    return ALLOW if _matches(path, _ALLOWED) else SAFE
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
-
-
-def _hashed(path: str, config: Config) -> bool:
-    """Whether setting ``path`` is the size of a hashed table: an id's row is its hash modulo that size."""
-    default = config.data.sparse_defaults
-    parts = path.split(".")
-    if parts[1] == "sparse_defaults":
-        return any((f.mapping or default.mapping) in _HASHED and f.rows is None for f in config.data.sparse.values())
-    feature = config.data.sparse.get(".".join(parts[2:-1]))
-    return feature is not None and (feature.mapping or default.mapping) in _HASHED
 
 
 def _has_vocab(config: Config) -> bool:
@@ -122,22 +127,48 @@ def _text(value: Any) -> str:
 
 
 def _error(
-    artifact: Artifact, refused: list[str], unknown: list[tuple[str, str]], checkpoint: CheckpointConfig
+    artifact: Artifact,
+    refused: dict[str, tuple[Any, str]],
+    unknown: dict[str, tuple[Any, str]],
+    checkpoint: CheckpointConfig,
 ) -> ConfigError:
-    parts = []
+    """``refused``, ``unknown``: {setting: its former value and what changed, in words}."""
+    parts, hints = [], []
     if refused:
-        parts.append(f"cannot be changed: {'; '.join(refused)}")
+        parts.append(f"cannot be changed: {'; '.join(text for _, text in refused.values())}")
     if unknown:
-        parts.append(f"must be allowed: {'; '.join(text for _, text in unknown)}")
-    hints = []
-    if unknown:
-        allow = [*checkpoint.allow, *(path for path, _ in unknown)]
-        hints.append(f"checkpoint.allow=[{','.join(allow)}]")
+        parts.append(f"must be allowed: {'; '.join(text for _, text in unknown.values())}")
+        hints.append(f"checkpoint.allow=[{','.join([*checkpoint.allow, *unknown])}]")
+        if where := [path for path in unknown if path.startswith("data.")]:
+            back = " ".join(_typed(path, unknown[path][0]) for path in where)
+            hints[-1] += f" where the ids and values are the same ones as before, else {back}"
     if refused:
-        dense = not checkpoint.init_tables_only and any(
-            text.startswith("model.") and "embedding_dim" not in text for text in refused
-        )
-        hints.append("checkpoint.init_tables_only=true" if dense else "the settings it was trained with")
+        hints.append(_way_back(refused, checkpoint))
     return ConfigError(
         f"the settings differ from those of checkpoint {artifact.path}: {'; '.join(parts)}", hint=" and ".join(hints)
     )
+
+
+def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig) -> str:
+    """The overrides that let a training start in spite of what is refused."""
+    dense = [path for path in refused if path.startswith("model.") and path not in _REFUSED_TABLES]
+    others = [path for path in refused if path not in dense]
+    renamed = {path: path.removeprefix(RENAMED) for path in others if path.startswith(RENAMED)}
+    ways = ["checkpoint.init_tables_only=true"] if dense and not checkpoint.init_tables_only else []
+    settings = [path for path in others if path not in renamed]
+    if settings:
+        ways.append(" ".join(_typed(path, refused[path][0]) for path in settings))
+    if any(path.startswith(f"{SPARSE}.") for path in settings):
+        ways[-1] += ", or another name for the feature, whose table then begins anew"
+    for former in renamed.values():
+        column = checkpoint.rename[former]
+        ways.append(f"the former name, data.sparse.{former}.column={column}, and no checkpoint.rename of {former}")
+    return " and ".join(ways)
+
+
+def _typed(path: str, value: Any) -> str:
+    """The override that gives setting ``path`` this value, as it is typed in a shell."""
+    if isinstance(value, list):
+        return f"{path}=[{','.join(map(str, value))}]"
+    text = "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{path}={text}" if re.fullmatch(r"[\w.+-]+", text) else f"'{path}=\"{text}\"'"

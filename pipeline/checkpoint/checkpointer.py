@@ -9,38 +9,38 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.aside import in_place, set_aside
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.compact import compact
+from pipeline.checkpoint.flight import Flight, Landed, Limits
 from pipeline.checkpoint.index import (
     BASELINE,
     DIFFERENCE,
     Entry,
     committed,
+    entry_from,
     entry_of,
-    kept,
     name_of,
     newest_chain,
-    remove,
     step_of,
     sweep,
 )
 from pipeline.checkpoint.phases import OnPhase, ignore
 from pipeline.checkpoint.policy import parents, wants_baseline
+from pipeline.checkpoint.prune import Pruner
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
-from pipeline.checkpoint.ranks import exchange, patiently, this_rank, together
+from pipeline.checkpoint.ranks import patiently, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
-from pipeline.checkpoint.writer import Job, Outcome, Writer
+from pipeline.checkpoint.writer import Job
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings import RowAccess, TouchedRows
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, DamagedError, PassingError
 
 _SAMPLE_ROWS = 4096
 
@@ -84,20 +84,24 @@ class Checkpointer:
     inputs: dict[str, str]
     say: Callable[[str], None]
     on_phase: OnPhase = ignore
+    limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        group = dist.new_group(backend="gloo") if dist.is_initialized() and dist.get_world_size() > 1 else None
-        self._writer = Writer(self.store, group, self.on_phase)
-        self._buffers = HostBuffers(scratch=self.model.rows.scratch)
+        self._flight = Flight(self.store, self.on_phase, self.limits)
+        self._pruner = self._new_pruner()
+        # Takes the disk's space of tables on SSD too.
+        self._buffers, values = HostBuffers(), full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
-            self._buffers.prepare(full_values(self.model.rows))
+            self._buffers.prepare(values)
         self._entries: list[Entry] = []
-        self._gone: list[Entry] = []  # to be removed
         self._pending: dict[tuple[str, int, int], Tensor] = {}
         self._codings: dict[str, Coding] = {}
         self.figures = Figures()
         self.newest: str | None = None
         self.restores = 0
+
+    def _new_pruner(self) -> Pruner:
+        return Pruner(self.store, self.directory, self.config.keep_last, self.config.keep_every, self.on_phase)
 
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
@@ -113,10 +117,7 @@ class Checkpointer:
         # or rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
         entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer), say=say)[0]
-        self._entries = [
-            Entry(**{**entry, "parents": tuple(entry["parents"]), "rested": tuple(entry["rested"])})
-            for entry in entries
-        ]
+        self._entries = [entry_from(entry) for entry in entries]
         self.newest = artifact.path
         self.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
@@ -130,10 +131,12 @@ class Checkpointer:
         return [asdict(entry_of(each)) for each in committed(self.store, self.directory)]
 
     def _sweep(self) -> None:
-        pins = self._pins()
-        for line in (
-            sweep(self.store, self.directory, pins, in_place(self.store, self.directory)) if pins is not None else []
-        ):
+        try:
+            pins = pinned_names(self.store, self.directory)
+        except DamagedError as error:
+            self.say(f"old checkpoints stay, because a manifest that may name them cannot be read: {error.message}")
+            return
+        for line in sweep(self.store, self.directory, pins, in_place(self.store, self.directory)):
             self.say(line)
 
     def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:
@@ -145,22 +148,33 @@ class Checkpointer:
         ``final_quantise``, all its tables.
         """
         began = time.monotonic()
-        if max(exchange(int(self._writer.busy))) and self.config.when_busy == "skip" and not wait:
+        if not wait and self.config.when_busy == "skip" and self._flight.busy:
             self.figures.skipped += 1
-            if this_rank() == 0:
-                self.say(f"no checkpoint after step {state.step:,}: the last one is still being written")
+            self._say(f"no checkpoint after step {state.step:,}: the last one is still being written")
             return False
         self._collect(raising=False, timeout=timeout)
-        self._writer.submit(self._job(state, final))
+        self._flight.submit(self._job(state, final, prune=timeout is None))
         if wait:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-            self._collect(raising=True, timeout=left)
+            self._finish(state, final, left)
         self.figures.stalled += time.monotonic() - began
         return True
 
+    def _finish(self, state: TrainState, final: bool, timeout: float | None) -> None:
+        """Wait until the checkpoint of ``state`` is committed; it is written a second time after a passing fault."""
+        try:
+            self._collect(raising=True, timeout=timeout)
+        except PassingError as error:
+            if timeout is not None:
+                raise
+            self._say(f"the checkpoint after step {state.step:,} is written again: {error.message}")
+            self._flight.submit(self._job(state, final, prune=True))
+            self._collect(raising=True)
+
     def turn_to(self, directory: str) -> None:
         """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
-        self.directory, self._entries, self._gone = directory, [], []
+        self.directory, self._entries = directory, []
+        self._pruner = self._new_pruner()
 
     def close(self) -> None:
         """Wait for the checkpoint in flight; ArtifactError if it fails."""
@@ -168,8 +182,8 @@ class Checkpointer:
         self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
 
-    def _job(self, state: TrainState, final: bool) -> Job:
-        """Decide what to write and copy it."""
+    def _job(self, state: TrainState, final: bool, prune: bool) -> Job:
+        """Decide what to write and copy it; ``prune``: what retention does not need goes once it is committed."""
         self.model.touched.unite()
         chain = newest_chain(self._entries)
         baseline = final or wants_baseline(self.config.policy, chain, self.config.max_chain)
@@ -194,6 +208,7 @@ class Checkpointer:
             tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
             compact=self._compact if compacting else None,
+            prune=partial(self._prune, self._pruner, list(self._entries)) if prune else None,
         )  # fmt: skip
 
     def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:
@@ -203,6 +218,10 @@ class Checkpointer:
             "copying rows", lambda: blocks.extend(take_snapshot(self.model.rows, touched, self._buffers, self.on_phase))
         )
         return blocks
+
+    @staticmethod
+    def _prune(pruner: Pruner, entries: list[Entry], artifact: Artifact) -> tuple[list[str], str]:
+        return pruner.prune([*entries, entry_of(artifact)])
 
     def _compact(self, artifact: Artifact) -> Artifact:
         return compact(self.store, artifact, self.on_phase)
@@ -253,66 +272,44 @@ class Checkpointer:
         return 8 if self.restores > expected else bits_for_restores(expected)
 
     def _collect(self, raising: bool, timeout: float | None = None) -> None:
-        """Take in the outcome of the write in flight: count it, prune, or put its rows back and tell."""
-        outcome = self._writer.wait(timeout)
-        if outcome is None:
+        """Take in how the write in flight ended: count it, or put its rows back and tell."""
+        landed = self._flight.land(timeout)
+        if landed is None:
             return
-        if outcome.artifact is None:
-            self._put_back(outcome, raising)
+        if landed.stuck:  # its thread still reads them
+            self._buffers = HostBuffers()
+        if landed.entry is None:
+            self._put_back(landed, raising)
             return
-        artifact = outcome.artifact
-        self._entries.append(entry_of(artifact))
-        self.newest = artifact.path
+        stay = landed.stay
+        self._entries = [e for e in (*self._entries, landed.entry) if stay is None or e.name in stay]
+        self.newest = landed.path
         self.figures.count += 1
-        self.figures.bytes_written += outcome.bytes
-        self.figures.bytes_full_equivalent += artifact.summary["bytes_full"]
-        self.figures.writing += outcome.seconds
-        if outcome.error is not None:
+        self.figures.bytes_written += landed.bytes
+        self.figures.bytes_full_equivalent += landed.bytes_full
+        self.figures.writing += landed.seconds
+        if landed.error is not None:
             self._mark_again()  # the next difference rests on the former baseline
-            if this_rank() == 0:
-                self.say(f"checkpoint {artifact.path} is committed, but not compacted: {outcome.error}")
-        self._prune()
+            self._say(f"checkpoint {landed.path} is committed, but not compacted: {landed.error.message}")
+        if landed.note:
+            self._say(landed.note)
+
+    def _say(self, line: str) -> None:
+        if this_rank() == 0:
+            self.say(line)
 
     def _mark_again(self) -> None:
         for key, marks in self._pending.items():
             self.model.touched.mask(key).bitwise_or_(marks)
 
-    def _put_back(self, outcome: Outcome, raising: bool) -> None:
+    def _put_back(self, landed: Landed, raising: bool) -> None:
         self.figures.failed += 1
         self._mark_again()
-        error = outcome.error
+        error = landed.error
+        assert error is not None  # nothing was committed
         if raising or not isinstance(error, ArtifactError):
-            raise error if error is not None else RuntimeError("the checkpoint writer ended without an outcome")
-        if this_rank() == 0:
-            self.say(f"checkpoint not written, its rows go into the next one: {error.message}")
-
-    def _prune(self) -> None:
-        keep_last, keep_every = self.config.keep_last, self.config.keep_every
-        if not self._gone and len(kept(self._entries, keep_last, keep_every)) == len(self._entries):
-            return
-        pins = together("reading which checkpoints are pinned", lambda: self._pins() if this_rank() == 0 else None)[0]
-        if pins is None:
-            return
-        stay = kept(self._entries, keep_last, keep_every, pins)
-        self._gone += [entry for entry in self._entries if entry.name not in stay]
-        self._entries = [entry for entry in self._entries if entry.name in stay]
-        try:
-            together("pruning checkpoints", lambda: self._remove(self._gone) if this_rank() == 0 else None)
-            self._gone = []
-        except ArtifactError as error:
-            if this_rank() == 0:
-                self.say(f"old checkpoints stay until the next one: {error.message}")
-
-    def _pins(self) -> list[str] | None:
-        """Names that must stay; None where it cannot be known: then nothing goes."""
-        try:
-            return pinned_names(self.store, self.directory)
-        except ArtifactError as error:
-            self.say(f"old checkpoints stay, because a manifest that may name them cannot be read: {error.message}")
-            return None
-
-    def _remove(self, entries: list[Entry]) -> None:
-        remove(self.store, self.directory, entries, self.on_phase)
+            raise error
+        self._say(f"checkpoint not written, its rows go into the next one: {error.message}")
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

@@ -14,7 +14,6 @@ from pipeline.artifacts import Artifact, Store, disk_errors
 from pipeline.checkpoint.rows import ChainReader, Window
 from pipeline.errors import ConfigError
 
-FORMATS = ("parquet", "safetensors")
 Progress = Callable[[int, int], None]
 
 

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Container, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
@@ -67,6 +68,11 @@ def entry_of(artifact: Artifact) -> Entry:
     name = artifact.path.rsplit("/", 1)[-1]
     parents, rested = tuple(summary["parents"]), tuple(summary.get("compacted", ()))
     return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
+
+
+def entry_from(record: dict[str, Any]) -> Entry:
+    """The entry whose fields went through JSON."""
+    return Entry(**{**record, "parents": tuple(record["parents"]), "rested": tuple(record["rested"])})
 
 
 def committed(store: Store, directory: str, damaged: dict[str, str] | None = None) -> list[Artifact]:
@@ -210,13 +216,17 @@ def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase
     Raises ArtifactError where the store refuses it.
     """
     for entry in sorted(entries, key=lambda entry: -entry.step):
-        path = f"{directory}/{entry.name}"
-        with removing(path):
-            if store.exists(f"{path}/{MANIFEST}"):
-                store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
-            on_phase(Phase.PRUNE)
-            if store.exists(path):
-                store.fs.rm(store.full(path), recursive=True)
+        remove_folder(store, f"{directory}/{entry.name}", on_phase)
+
+
+def remove_folder(store: Store, path: str, on_phase: OnPhase = ignore) -> None:
+    """Remove the checkpoint at ``path``: it stops existing before its files go. ArtifactError if the store refuses."""
+    with removing(path):
+        if store.exists(f"{path}/{MANIFEST}"):
+            store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
+        on_phase(Phase.PRUNE)
+        if store.exists(path):
+            store.fs.rm(store.full(path), recursive=True)
 
 
 def removing(path: str) -> AbstractContextManager[None]:

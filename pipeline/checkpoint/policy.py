@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-POLICIES = ("intermittent", "one_shot", "consecutive", "full")
-
 
 @dataclass(frozen=True)
 class Chain:

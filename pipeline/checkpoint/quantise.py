@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BITS = (2, 3, 4, 8)
 # Values per block: a block and its temporaries stay in a core's second-level cache, and every operation stays below
 # torch's grain size (32,768), so that the checkpoint's thread works alone: a second team of threads would fight with
 # training's for the cores (measured: ten to a hundred times slower on a busy machine).

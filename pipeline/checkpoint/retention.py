@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint import aside
-from pipeline.checkpoint.index import committed, entry_of, kept, remove, removing, rested_on
-from pipeline.checkpoint.naming import PATH, directories
-from pipeline.errors import ArtifactError
+from pipeline.checkpoint.index import (
+    NAME,
+    committed,
+    entry_of,
+    kept,
+    needed,
+    remove,
+    remove_folder,
+    removing,
+    rested_on,
+    step_of,
+)
+from pipeline.checkpoint.naming import PATH, directories, run_of
+from pipeline.errors import ArtifactError, DamagedError
 
 ASIDE = "set aside"
 
@@ -30,47 +42,60 @@ class Removal:
     reason: str
 
 
-def pinned_paths(store: Store) -> dict[str, str]:
+def pinned_paths(store: Store, run: str | None = None) -> dict[str, str]:
     """Checkpoints that a published model or a finished training names: {path: manifest that names it}.
 
-    Raises ArtifactError for a manifest that is damaged: what it names is not known, so nothing may be removed.
+    ``run``: of trainings only this run's are looked at, which is all that names its checkpoints; "": of none. One
+    request a manifest, and a few for each model. Raises DamagedError for a manifest that is damaged: what it names is
+    not known, so nothing may be removed.
     """
     found: dict[str, str] = {}
-    for manifest in _manifests(store):
-        record = _record(store, manifest)
+    for folder in _folders(store, run):
+        record, manifest = _record(store, folder), f"{folder}/{MANIFEST}"
         for text in _texts([record.get("inputs"), record.get("summary")]):
             for path in PATH.findall(text):
                 found.setdefault(path, manifest)
     return found
 
 
-def _record(store: Store, manifest: str) -> dict[str, Any]:
-    """The content of a ``manifest``, its seal checked where it is of this pipeline (other writers have none)."""
-    unknown, problem = "so it is not known which checkpoints it names", "is not a manifest"
+def _record(store: Store, folder: str) -> dict[str, Any]:
+    """The content of the manifest in ``folder``, {} where there is none; its seal is checked where it has one."""
+    manifest, problem = f"{folder}/{MANIFEST}", "is not a manifest"
     try:
-        record = store.read_json(manifest)
-        if isinstance(record, dict):
-            if "seal" in record or "schema_version" in record:
-                store.find(manifest.removesuffix(f"/{MANIFEST}"))  # ArtifactError where seal and content differ
-            return record
-    except ArtifactError as error:
+        artifact = store.find(folder)
+        return {} if artifact is None else artifact.to_json()
+    except DamagedError as error:
         problem = error.message.removeprefix(f"{store.url_of(manifest)} ")
-    raise ArtifactError(
-        f"{store.url_of(manifest)} {problem}, {unknown}",
+    with suppress(ArtifactError):  # other writers have no seal
+        record = store.read_json(manifest)
+        if isinstance(record, dict) and "seal" not in record and "schema_version" not in record:
+            return record
+    raise DamagedError(
+        f"{store.url_of(manifest)} {problem}, so it is not known which checkpoints it names",
         hint="restore or remove that file; until then no checkpoint is removed",
     )
 
 
-def _manifests(store: Store) -> Iterator[str]:
-    if store.exists("models"):
-        store.fs.invalidate_cache(store.full("models"))
-        for full in store.fs.find(store.full("models")):
-            if full.rsplit("/", 1)[-1] == MANIFEST:
-                yield full[len(store.root) + 1 :] if full.startswith(store.root) else full
-    for run in store.names("runs"):
-        for key in store.names(f"runs/{run}/train"):
-            if store.exists(path := f"runs/{run}/train/{key}/{MANIFEST}"):
-                yield path
+def _folders(store: Store, run: str | None) -> Iterator[str]:
+    """Folders of versions, and of trainings (of all runs, of one, "": of none)."""
+    for model in _subfolders(store, "models"):
+        yield f"models/{model}"
+        for name in _subfolders(store, f"models/{model}"):
+            yield f"models/{model}/{name}"
+    for each in store.names("runs") if run is None else [run] if run else []:
+        for key in store.names(f"runs/{each}/train"):
+            yield f"runs/{each}/train/{key}"
+
+
+def _subfolders(store: Store, path: str) -> list[str]:
+    """Names of the folders in ``path``, by one request."""
+    full = store.full(path)
+    store.fs.invalidate_cache(full)
+    try:
+        found = store.fs.ls(full, detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(str(each["name"]).rstrip("/").rpartition("/")[2] for each in found if each["type"] != "file")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -86,7 +111,8 @@ def _texts(value: Any) -> Iterator[str]:
 
 def pinned_names(store: Store, directory: str) -> list[str]:
     """Names of the checkpoints of ``directory`` that are pinned."""
-    return sorted(p.rpartition("/")[2] for p in pinned_paths(store) if p.rpartition("/")[0] == directory)
+    pins = pinned_paths(store, run_of(directory))
+    return sorted(path.rpartition("/")[2] for path in pins if path.rpartition("/")[0] == directory)
 
 
 def collect(
@@ -135,6 +161,27 @@ def collect(
     return going, staying
 
 
+def clear(store: Store, directory: str, pins: Mapping[str, str]) -> list[str]:
+    """Remove the checkpoints of ``directory``, each manifest before its files; names of those that stay.
+
+    What ``pins`` ({path: what names it}) holds stays, with all it rests on, and what was set aside. ArtifactError where
+    the store refuses it.
+    """
+    names = [name for name in store.names(directory) if NAME.fullmatch(name)]
+    entries = {entry.name: entry for entry in map(entry_of, committed(store, directory))}
+    named = {name for name in names if f"{directory}/{name}" in pins}
+    stay = named | {below for name in named & set(entries) for below in needed(entries[name], entries)}
+    for odd in named - set(entries):  # what it rests on is not known
+        stay |= {name for name in names if step_of(name) < step_of(odd)}
+    theirs = aside.in_place(store, directory)
+    for name in sorted(set(names) - stay - theirs, key=step_of, reverse=True):
+        remove_folder(store, f"{directory}/{name}")
+    if not store.names(directory) and store.exists(directory):
+        with removing(directory):
+            store.fs.rm(store.full(directory), recursive=True)
+    return sorted(stay & set(names))
+
+
 def _aside(store: Store, each: aside.SetAside, pins: dict[str, str], min_age: float) -> tuple[Removal, str]:
     """The removal of a checkpoint that a training set aside, and why it stays ("": it goes).
 
@@ -170,7 +217,7 @@ def _remains(
     theirs = aside.in_place(store, directory)
     for name in store.names(directory):
         path = f"{directory}/{name}"
-        if path in going or name == aside.FOLDER or name in theirs:
+        if path in going or not name.startswith("step-") or name in theirs:
             continue
         files = {full: store.fs.info(full) for full in store.fs.find(store.full(path))}
         if name in known:

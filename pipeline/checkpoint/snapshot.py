@@ -8,7 +8,6 @@ continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,18 +28,15 @@ _PIECE_VALUES = 1 << 18
 class HostBuffers:
     """One growing piece of host memory that snapshots are cut from, one after the other.
 
-    ``scratch``: gets it on disk instead, where tables too large for the memory live.
+    Rows of tables on SSD are copied to a disk instead (``LocalShard.scratch``).
     """
 
-    scratch: Callable[[int], Tensor] | None = None
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
     used: int = 0
     _filling: threading.Thread | None = None
 
     def prepare(self, values: int) -> None:
         """Get room for ``values`` float32 behind the caller: fresh memory costs four times a copy's time to touch."""
-        if self.scratch is not None:
-            return
         self.memory = _host_memory(values)
         self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
         self._filling.start()
@@ -52,13 +48,12 @@ class HostBuffers:
             self._filling = None
         self.used = 0
         if values > self.memory.numel():
-            self.memory = (self.scratch or _host_memory)(values)
+            self.memory = _host_memory(values)
 
-    def cut(self, *shape: int) -> Tensor:
-        """The next float32 tensor of ``shape``."""
-        size = int(np.prod(shape))
-        part = self.memory[self.used : self.used + size].view(shape)
-        self.used += size
+    def cut(self, count: int) -> Tensor:
+        """The next ``count`` float32."""
+        part = self.memory[self.used : self.used + count]
+        self.used += count
         return part
 
 
@@ -68,8 +63,8 @@ def _host_memory(values: int) -> Tensor:
 
 
 def full_values(access: RowAccess) -> int:
-    """float32 values of a snapshot of all rows this rank owns."""
-    return sum(_values(shard, None) for shard in access.local_shards() if shard.owner)
+    """float32 values in memory of a snapshot of all rows this rank owns."""
+    return sum(_values(shard, None) for shard in access.local_shards() if shard.owner and shard.scratch() is None)
 
 
 @torch.no_grad()
@@ -85,7 +80,7 @@ def take_snapshot(
         for shard in access.local_shards()
         if shard.owner
     ]
-    buffers.reserve(sum(_values(shard, rows) for shard, rows in picked))
+    buffers.reserve(sum(_values(shard, rows) for shard, rows in picked if shard.scratch() is None))
     blocks = []
     for shard, rows in picked:
         blocks.append(_copy(shard, rows, buffers))
@@ -101,14 +96,16 @@ def _values(shard: LocalShard, rows: Tensor | None) -> int:
 def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
     count = shard.rows if rows is None else len(rows)
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
-    weight = buffers.cut(count, shard.columns)
-    state = {name: buffers.cut(count) for name in shard.state_names}
+    disk = shard.scratch()
+    room = buffers.cut(_values(shard, rows)) if disk is None else disk[: _values(shard, rows)]
+    parts = room.split([count * shard.columns, *(count for _ in shard.state_names)])
+    weight, state = parts[0].view(count, shard.columns), dict(zip(shard.state_names, parts[1:], strict=True))
     step = max(1, _PIECE_VALUES // shard.columns)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))
         shard.copy(part if rows is None else rows[part], weight[part], {name: s[part] for name, s in state.items()})
         _check(shard.table, ids[part], weight[part], {name: s[part] for name, s in state.items()})
-    return RowBlock(shard.table, ids.astype(np.int64), shard.column, weight, state)
+    return RowBlock(shard.table, ids.astype(np.int64, copy=False), shard.column, weight, state)
 
 
 def _check(table: str, ids: NDArray[np.int64], weight: Tensor, state: dict[str, Tensor]) -> None:

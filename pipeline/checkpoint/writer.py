@@ -6,13 +6,14 @@ disturbed. A chunk is encoded, written and forgotten before the next, so memory 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -26,12 +27,13 @@ from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
-from pipeline.errors import ArtifactError, NightjarError
+from pipeline.errors import ArtifactError, NightjarError, PassingError
 
 KIND = "checkpoint"
 FORMAT = 2
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 _ATTEMPTS = 3
+_SLOW = "a store or disk that every rank writes to at the same pace; its rows go into the next checkpoint"
 # Files flushed at once (each flush waits for the disk's journal, together they wait once), and chunks written but not
 # on the disk yet.
 _FLUSHES, _UNSYNCED = 8, 16
@@ -43,7 +45,8 @@ class Job:
 
     ``tables``: {name: {"rows", "dim"}} of the model; ``coding``: how a block's table is stored, asked once a block,
     behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
-    ``compact``: done by rank 0 to what was committed (compaction), None: nothing.
+    ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
+    the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for.
     """
 
     path: str
@@ -58,19 +61,26 @@ class Job:
     summary: dict[str, Any]
     chunk_bytes: int
     compact: Callable[[Artifact], Artifact] | None = None
+    prune: Callable[[Artifact], tuple[list[str], str]] | None = None
+    seconds: float = math.inf
 
 
 @dataclass
 class Outcome:
     """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share.
 
-    Both where it was committed but not compacted. ``bytes``: written by all ranks.
+    Both where it was committed but not compacted. ``bytes``: written by all ranks. ``stay``: names of the checkpoints
+    that pruning left (None: nothing was pruned), ``note``: what went wrong with it. ``lost``: the ranks lost each
+    other, so the process group is of no more use.
     """
 
     artifact: Artifact | None = None
-    error: Exception | None = None
+    error: NightjarError | None = None
     bytes: int = 0
     seconds: float = 0.0
+    stay: list[str] | None = None
+    note: str = ""
+    lost: bool = False
 
 
 @dataclass
@@ -84,7 +94,7 @@ class Writer:
     group: dist.ProcessGroup | None = None
     on_phase: OnPhase = ignore
     _thread: threading.Thread | None = None
-    _outcome: Outcome = field(default_factory=Outcome)
+    _outcome: Outcome | None = None
 
     @property
     def busy(self) -> bool:
@@ -92,14 +102,21 @@ class Writer:
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, job: Job) -> None:
-        """Start writing ``job``; the one before must have been collected with ``wait``."""
-        if self._thread is not None:
+        """Start writing ``job``; the one before must have been collected with ``wait``.
+
+        Without a thread to be had it is written here and now: the other ranks' writers wait for this one's word.
+        """
+        if self._outcome is not None:
             raise RuntimeError("a checkpoint is in flight: wait for it first")
-        self._outcome = Outcome()
+        self._outcome = outcome = Outcome()
         ready = threading.Event()
         threads = torch.get_num_threads()
-        self._thread = threading.Thread(target=self._run, args=(job, ready), name="nightjar-checkpoint", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(job, ready, outcome), name="nightjar-checkpoint", daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:
+            self._run(job, ready, outcome)
         ready.wait()
         torch.set_num_threads(threads)  # undo what the thread's setting means for threads made later
 
@@ -108,16 +125,15 @@ class Writer:
 
         TimeoutError after ``timeout`` seconds.
         """
-        if self._thread is None:
-            return None
-        self._thread.join(timeout)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
-        self._thread = None
-        return self._outcome
+        if self._thread is not None:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
+        outcome, self._thread, self._outcome = self._outcome, None, None
+        return outcome
 
-    def _run(self, job: Job, ready: threading.Event) -> None:
-        began, outcome = time.monotonic(), self._outcome
+    def _run(self, job: Job, ready: threading.Event, outcome: Outcome) -> None:
+        began = time.monotonic()
         # torch's operations in this thread run in it alone: a second team of threads would fight with training's for
         # the cores. The first call makes the setting this thread's own.
         torch.get_num_threads()
@@ -129,9 +145,27 @@ class Writer:
             if job.compact is not None:
                 outcome.artifact = compacted = self._compact(job.compact, artifact)
                 outcome.bytes += sum(file.bytes for file in compacted.files.values())
-        except Exception as error:  # handed to the training loop, which decides
-            self._outcome.error = error
+        except NightjarError as error:  # handed to the training loop, which decides
+            outcome.error = error
+        except Exception as error:  # of the exchange itself: what fails on one rank comes as one of the family
+            outcome.lost = True
+            outcome.error = PassingError(f"the ranks lost each other while {job.path} was written: {error}", hint=_SLOW)
+        if outcome.artifact is not None and job.prune is not None and not outcome.lost:
+            self._prune(job.prune, outcome.artifact, outcome)
         outcome.seconds = time.monotonic() - began
+
+    def _prune(self, prune: Callable[[Artifact], tuple[list[str], str]], artifact: Artifact, outcome: Outcome) -> None:
+        """Remove what retention does not need; whatever fails, the checkpoint is committed."""
+
+        def work() -> tuple[list[str], str] | None:
+            return prune(artifact) if this_rank() == 0 else None
+
+        try:
+            outcome.stay, outcome.note = together("pruning checkpoints", work, self.group)[0]
+        except NightjarError as error:
+            outcome.note = f"old checkpoints stay until the next one: {error.message}"
+        except Exception as error:
+            outcome.lost, outcome.note = True, f"old checkpoints stay until the next one: {error}"
 
     def _compact(self, compact: Callable[[Artifact], Artifact], artifact: Artifact) -> Artifact:
         """The compacted ``artifact``, on every rank; rank 0 does it."""
@@ -145,10 +179,10 @@ class Writer:
 def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_phase: OnPhase = ignore) -> Artifact:
     """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
     draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
-    leader = this_rank() == 0
+    leader, last = this_rank() == 0, time.monotonic() + job.seconds
 
     def write() -> dict[str, Any]:
-        extents = _write_rows(draft, job, on_phase)
+        extents = _write_rows(draft, job, on_phase, last)
         if leader:
             _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_phase))
             _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
@@ -180,13 +214,18 @@ def _artifact(path: str, record: dict[str, Any]) -> Artifact:
     return Artifact(path=path, files=files, **record)
 
 
-def _write_rows(draft: Draft, job: Job, on_phase: OnPhase) -> list[dict[str, Any]]:
-    """Write this rank's rows, down to the disk; the index entries of its files."""
+def _write_rows(draft: Draft, job: Job, on_phase: OnPhase, last: float) -> list[dict[str, Any]]:
+    """Write this rank's rows, down to the disk; the index entries of its files.
+
+    PassingError past the time ``last`` (of ``time.monotonic``): the other ranks wait.
+    """
     extents: list[dict[str, Any]] = []
     with _Syncing(draft) as syncing:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
                 for chunk in _chunks(block, rows, job.chunk_bytes):
+                    if time.monotonic() > last:
+                        raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=_SLOW)
                     extents.append(_write_extent(draft, len(extents), chunk, coding, on_phase))
                     syncing.add(extents[-1]["file"])
     return extents

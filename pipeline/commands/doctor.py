@@ -18,10 +18,12 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pipeline.cpus import available_cpus, cpu_quota
+
 GIB = 1 << 30
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
-LOCK = "make venv installs the locked set (requirements/*.txt, with --no-deps)"
+LOCK = "make install installs the locked set (requirements/*.txt, with --no-deps)"
 PROBE = """
 import json, pathlib, sys
 import torch, fbgemm_gpu, torchrec
@@ -67,7 +69,7 @@ def python_version() -> Finding:
     found = platform.python_version()
     if sys.version_info[:2] in ((3, 11), (3, 12)):
         return Finding("ok", "python", found)
-    return Finding("fail", "python", found, "make a virtual environment with Python 3.11 or 3.12")
+    return Finding("fail", "python", found, "create a virtual environment with Python 3.11 or 3.12")
 
 
 def triple() -> list[Finding]:
@@ -103,11 +105,16 @@ def tools() -> Iterable[Finding]:
 
 
 def cores() -> Finding:
-    """Cores this process may run on."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """CPUs this process may use: by its affinity, and by the quota of its cgroup."""
+    count, quota, node = available_cpus(), cpu_quota(), os.cpu_count() or 1
+    found = str(count)
+    if quota is not None and quota < node:
+        found += f" by a cgroup's quota of {quota:g} CPU{'s' * (quota != 1)} ({node} in the node)"
+    elif count < node:
+        found += f" by this process's affinity ({node} in the node)"
     if count >= 2:
-        return Finding("ok", "cores", str(count))
-    return Finding("warn", "cores", str(count), "runs will be slow; two ranks need two cores")
+        return Finding("ok", "cores", found)
+    return Finding("warn", "cores", found, "runs will be slow; two ranks need two cores")
 
 
 def memory() -> Finding:

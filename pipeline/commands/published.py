@@ -26,6 +26,7 @@ Tables are read in place: what --cache-mib has no room for stays on the disk, it
 
   nightjar predict day_3.tsv --model clicks --out scores.parquet
   nightjar predict rows.csv --version v00012-1f0c9b7e --no-label --out - --cache-mib 64
+  nightjar predict day_3.tsv --out scores.parquet --rejected rejected.jsonl
 """
 
 
@@ -63,6 +64,9 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", help="default: the version that serves")
     parser.add_argument("--out", default="-", help="Parquet by its name, else CSV (default: -, standard output)")
     parser.add_argument("--cache-mib", type=amount, default=1024.0, help="memory for rows of tables (default: 1024)")
+    parser.add_argument(
+        "--rejected", metavar="FILE", help="write the rows that do not parse there: JSON lines of file, line, reason"
+    )
     parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
 
 
@@ -148,16 +152,20 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
-    from pipeline.serving.files import score_file, score_sink
+    from pipeline.serving.files import reject_sink, score_file, score_sink
 
+    if options.rejected is not None and options.rejected in (options.out, "-"):
+        raise ConfigError(
+            f"--rejected {options.rejected} has no file for itself", hint="--rejected <another name than --out>"
+        )
     store = store_of(options)
     model = _model(options, store)
     mixed = options.out == "-" and sys.stdout.isatty()  # a bar would stand among the scores
     bar = progress(options.json or mixed, "scoring")
-    with score_sink(options.out, options.path) as write:
+    with score_sink(options.out, options.path) as write, reject_sink(options.rejected, options.path) as reject:
         done = score_file(
             store, model, options.version, options.path, write, cache_mib=options.cache_mib,
-            labelled=not options.no_label, progress=bar,
+            labelled=not options.no_label, reject=reject, progress=bar,
         )  # fmt: skip
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)

@@ -12,15 +12,18 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pipeline.compose.podchecks import check_kubernetes
 from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
+from pipeline.trainconfig import AUTO
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
+WHEN_FULL = ("replace", "keep")
 MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
     "data.sparse_defaults.mapping": MAPPINGS,
+    "data.sparse_defaults.when_full": WHEN_FULL,
     "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day", "hours"),
@@ -104,6 +107,7 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("hardware.hbm_gib", 0.0, None),
     ("hardware.ddr_gib", 0.0, None),
     ("hardware.ssd_gib", 0.0, None),
+    ("hardware.process_gib", 0.0, None),
     *((f"hardware.{name}", 0.0, None) for name in _COSTS),
     ("plan.hbm_reserve", 0.0, 0.95),
     ("plan.ddr_reserve", 0.0, 0.95),
@@ -183,6 +187,8 @@ _RANGES: tuple[tuple[str, float | None, float | None], ...] = (
     ("nightly.catch_up", 0, 366),
     ("nightly.lease_seconds", 0.1, 3600.0),
 )
+# Numbers of _RANGES that may be left to the rows there are.
+_AUTOMATIC = ("train.global_batch", "train.warmup_steps")
 
 # A table is a submodule of its collection by the feature's name: names that modules have already cannot be tables.
 TAKEN_NAMES = frozenset(
@@ -216,7 +222,9 @@ def check(config: Config) -> None:
             raise ConfigError(f"{path} is {got!r}, expected one of: {', '.join(choices)}", hint=f"{path}={choices[0]}")
     for path, low, high in _RANGES:
         value = lookup(config, path)
-        if value is not None:
+        if path in _AUTOMATIC and isinstance(value, str):
+            _check_automatic(path, value)
+        elif value is not None:
             _check_range(path, float(value), low, high)  # type: ignore[arg-type]
     _check_stages(config)
     _check_data(config.data)
@@ -227,6 +235,11 @@ def check(config: Config) -> None:
     _check_nightly(config)
     if config.launch.name == "kubernetes":
         check_kubernetes(config)
+
+
+def _check_automatic(path: str, value: str) -> None:
+    if value != AUTO:
+        raise ConfigError(f"{path} is {value!r}, expected {AUTO} or a whole number", hint=f"{path}={AUTO}")
 
 
 def _check_range(path: str, value: float, low: float | None, high: float | None) -> None:
@@ -384,6 +397,11 @@ def _check_sparse(data: DataConfig) -> None:
             )
         if sparse.min_count is not None:
             _check_range(f"data.sparse.{name}.min_count", sparse.min_count, 1, None)
+        if sparse.when_full not in (None, *WHEN_FULL):
+            raise ConfigError(
+                f"data.sparse.{name}.when_full is {sparse.when_full!r}, expected one of: {', '.join(WHEN_FULL)}",
+                hint=f"data.sparse.{name}.when_full=replace",
+            )
         if sparse.evict_after_days is not None:
             _check_range(f"data.sparse.{name}.evict_after_days", sparse.evict_after_days, 1, None)
         for key, low in (("bins", 2), ("max_ids", 1)):
@@ -450,10 +468,10 @@ def _check_model(config: Config) -> None:
             f"model.embedding_dim is {config.model.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",
             hint=f"model.embedding_dim={4 * (config.model.embedding_dim // 4 + 1)}",
         )
-    if config.train.global_batch < config.world_size:
+    batch = config.train.global_batch
+    if isinstance(batch, int) and batch < config.world_size:
         raise ConfigError(
-            f"train.global_batch is {config.train.global_batch}, expected at least one sample for each of the "
-            f"{config.world_size} ranks",
+            f"train.global_batch is {batch}, expected at least one sample for each of the {config.world_size} ranks",
             hint=f"train.global_batch={1024 * config.world_size}",
         )
 
@@ -464,14 +482,18 @@ def _check_schedule(train: TrainConfig) -> None:
             f"train.min_lr_share is {train.min_lr_share:g}, but train.schedule=constant never falls to it",
             hint="train.schedule=cosine",
         )
-    if train.schedule == "constant" and train.decay_share != 1.0:
+    # 0.2 is the default, 1.0 was: neither shows that somebody wants rates to fall.
+    if train.schedule == "constant" and train.decay_share not in (0.2, 1.0):
         raise ConfigError(
             f"train.decay_share is {train.decay_share:g}, but train.schedule=constant never falls",
             hint="train.schedule=linear",
         )
-    if train.schedule != "constant" and train.max_steps is not None and train.max_steps <= train.warmup_steps:
+    rising = train.warmup_steps
+    if isinstance(rising, str) or train.schedule == "constant" or train.max_steps is None:
+        return
+    if train.max_steps <= rising:
         raise ConfigError(
             f"train.schedule is {train.schedule}, but training ends after train.max_steps={train.max_steps} steps, "
-            f"within its train.warmup_steps={train.warmup_steps}: the learning rates would never fall",
-            hint=f"train.warmup_steps={train.max_steps // 10}, or train.schedule=constant",
+            f"within its train.warmup_steps={rising}: the learning rates would never fall",
+            hint=f"train.warmup_steps={AUTO}, or train.schedule=constant",
         )

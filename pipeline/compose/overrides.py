@@ -19,6 +19,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from pipeline.compose.meant import meant_by
 from pipeline.config import TIERS, Config, TablePin
 from pipeline.errors import ConfigError
 
@@ -121,7 +122,9 @@ def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) 
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
-    """The known key most like ``key``: under the same parent first, then anywhere."""
+    """The known key that ``key`` means, or is most like: under the same parent first, then anywhere."""
+    if meant := meant_by(key):
+        return meant
     parent, _, name = key.rpartition(".")
     siblings = _children(parent) if parent else [*_children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pipeline.embeddings.checks import check_rows, feature_counts
 from pipeline.embeddings.clipping import clip_table_gradients
 from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack, reordered
 from pipeline.embeddings.optimizer import DenseTableAdagrad, dense_table_optimizer, set_sparse_lr
@@ -25,12 +24,10 @@ __all__ = [
     "TouchedRows",
     "apply_fused_optimizer",
     "build_collection",
-    "check_rows",
     "clip_table_gradients",
     "dense_parameters",
     "dense_table_optimizer",
     "dense_table_parameters",
-    "feature_counts",
     "initial_rows",
     "pooled_stack",
     "reordered",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -120,11 +120,6 @@ class RowAccess:
                 values = initial_rows(seed, spec, start, stop)[:, shard.column : shard.column + shard.columns]
                 shard.weight[start - shard.row : stop - shard.row].copy_(values)
             shard.zero_state()
-
-    @property
-    def scratch(self) -> Callable[[int], Tensor] | None:
-        """Makes float32 [n] on the disk of the tables on SSD, for copies that memory has no room for; None: no disk."""
-        return None if self._ssd is None else self._ssd.scratch
 
     def _holding(self, table: str, rows: Tensor) -> list[tuple[LocalShard, Tensor]]:
         """Local shards that hold all of ``rows`` and the rows' places in them; ValueError where there is none."""

@@ -187,7 +187,7 @@ def shard_model(
     lr, adagrad = float(first._optimizer_kwargs[0]["lr"]), has_state(first)
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
-        # A net under check_rows: the kernels' default answers a wrong row number with row 0.
+        # A net under the reader's check of row numbers: the kernels' default answers a wrong row number with row 0.
         fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
         qcomm_codecs_registry=codecs,
     )

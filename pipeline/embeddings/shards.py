@@ -43,6 +43,13 @@ class LocalShard:
         for name, into in state.items():
             _copy(self.state[name], places, into)
 
+    def scratch(self) -> Tensor | None:
+        """float32 on disk with room for a copy of all rows and states; None where copies go to memory.
+
+        GuardError where the disk has no room.
+        """
+        return None
+
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
@@ -123,6 +130,10 @@ class DiskShard(LocalShard):
         for values in state.values():
             records[:, -2] = records[:, -2] + values if add else values
         self._write(places, records)
+
+    def scratch(self) -> Tensor | None:
+        """As of any shard."""
+        return self._store.scratch(self.table)
 
     def begin(self, table: TableSpec, seed: int) -> None:
         """Give all rows their initial values, and zeros as state, at once."""

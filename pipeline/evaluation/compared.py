@@ -115,8 +115,18 @@ def _figures(
         record["serving"] = {
             "trained_ne": ne, "gap": record["candidate"]["ne"][0] / ne - 1,
             "largest_difference": float(np.abs(sigmoid(scored.trained) - sigmoid(scored.candidate)).max()),
+            "ulps": units_in_the_last_place(scored.trained, scored.candidate),
         }  # fmt: skip
     return record
+
+
+def units_in_the_last_place(trained: Floats, served: Floats) -> float:
+    """The largest difference of two models' logits, in units in the last place of float32: 2**-23 of a logit's size.
+
+    A logit is a sum of terms of about 1, so the unit of one near 0 is that of 1.
+    """
+    size = np.maximum(np.abs(trained.astype(np.float64)), 1.0)
+    return float((np.abs(trained.astype(np.float64) - served) / (size * np.finfo(np.float32).eps)).max(initial=0.0))
 
 
 def _beside(

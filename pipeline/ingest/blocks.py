@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded, without_hashes
+from pipeline.ingest.contents import place_hashes
 from pipeline.ingest.fit import Fit, coded_ids
 from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.sources import Block
@@ -26,11 +27,15 @@ TEST = "test"  # column of typed rows: which are test rows, where that is known 
 
 @dataclass(frozen=True)
 class CountJob:
-    """Pass 1: the schema, the day that is wanted, and whether all rows are test rows or none (None: by row)."""
+    """Pass 1: the schema, the day that is wanted, and whether all rows are test rows or none (None: by row).
+
+    ``by_place``: the hash split goes by a row's file and number.
+    """
 
     spec: DataSpec
     rule: DayRule | None = None
     test: bool | None = None
+    by_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,11 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
     """Pass 1 of a block: (what is merged, its typed rows for pass 2 as ``packed``; b"" where there are none)."""
     raw = block.read()
     parsed = parse(raw.frame, raw.lines, job.spec, job.rule)
-    fit, typed = Fit(job.spec, job.test), b""
+    fit, typed = Fit(job.spec, job.test, by_place=job.by_place), b""
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
-        test = fit.add(parsed.frame, coded)
+        places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
+        test = fit.add(parsed.frame, coded, places)
         rows = without_hashes(parsed.frame, coded)
         typed = packed(rows if test is None else rows.with_columns(test.alias(TEST)), coded)
     counted = Counted(

@@ -7,7 +7,6 @@ Results come in the order of the blocks, whoever finishes first, so a dataset's 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from typing import Protocol, TypeVar
 import polars as pl
 
 from pipeline.config import IngestConfig
+from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
 from pipeline.ingest.sources import Source
 from pipeline.ingest.spill import temporary_spill
@@ -28,7 +28,10 @@ B = TypeVar("B")
 
 
 class Engine(AbstractContextManager["Engine"], Protocol):
-    """One log, or one day of it: ``count`` once, then ``transform``. What is kept in between is gone after ``with``."""
+    """One log, or one day of it: ``count``, then ``transform``. What is kept in between is gone after ``with``.
+
+    Whoever counts the same sources again starts anew: the rows of the last count are transformed.
+    """
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``."""
@@ -50,16 +53,17 @@ def engine_of(config: IngestConfig) -> Engine:
 
 
 class LocalEngine(ExitStack):
-    """As many threads as there are cores: Polars, NumPy and Arrow work without the interpreter's lock."""
+    """As many threads as there are CPUs to use: Polars, NumPy and Arrow work without the interpreter's lock."""
 
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
-        self.workers = workers or len(os.sched_getaffinity(0))
+        self.workers = workers or available_cpus()
         _keep_freed_memory()
         self.spill = self.enter_context(temporary_spill())
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``; typed rows go to a temporary file."""
+        self.spill.clear()
         blocks = (block for source in sources for block in source.blocks())
         for counted, typed in in_order(lambda block: count(block, job), blocks, self.workers):
             if typed:

@@ -43,7 +43,10 @@ _NO_TEXT = {
 
 @dataclass(frozen=True)
 class FileSource:
-    """One file on any filesystem."""
+    """One file on any filesystem, or its lines from byte ``start`` to ``stop``, the first of them ``first_line``.
+
+    ``first_line`` is 1 until the lines before it are counted.
+    """
 
     fs: AbstractFileSystem
     path: str
@@ -53,6 +56,7 @@ class FileSource:
     block_bytes: int
     start: int = 0
     stop: int | None = None
+    first_line: int = 1
 
     @property
     def is_later(self) -> bool:
@@ -63,6 +67,10 @@ class FileSource:
     def lines_before(self) -> int:
         """The header, where there is one."""
         return int(self.data.format == "csv" and self.data.header)
+
+    def numbered(self, before: int) -> FileSource:
+        """The same part, with ``before`` lines of its file before it."""
+        return replace(self, first_line=before + 1) if self.is_later else self
 
     def parts(self) -> list[FileSource]:
         """Ranges of lines of a few blocks each, found by a look at where they meet; the file, if it is not plain text.
@@ -122,7 +130,7 @@ def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
     rest, first_line = cast(BinaryIO, buffered), 2 if has_header else 1
     if file.is_later:
         buffered.seek(file.start)
-        first_line = 1
+        first_line = file.first_line
     if file.stop is not None:
         rest = cast(BinaryIO, _Limited(cast(BinaryIO, buffered), file.stop - buffered.tell()))
     for block, line in text_blocks(rest, file.block_bytes, first_line):

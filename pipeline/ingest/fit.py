@@ -14,6 +14,7 @@ import polars as pl
 from pipeline.config import SplitConfig
 from pipeline.contracts import LABEL
 from pipeline.ingest.coded import Coded, without_hashes
+from pipeline.ingest.contents import Contents
 from pipeline.ingest.counts import BinCounts, counts_of
 from pipeline.ingest.hours import HOUR, test_hours_from
 from pipeline.ingest.ids import of_bits
@@ -130,11 +131,13 @@ class Fit:
     """The split and what was counted of its train rows.
 
     ``test``: that all rows are test rows, or none, where whole days are ingested one after the other; None where that
-    depends on the row.
+    depends on the row. ``by_place``: the hash split goes by a row's file and number, not by its content.
     """
 
-    def __init__(self, spec: DataSpec, test: bool | None = None) -> None:
+    def __init__(self, spec: DataSpec, test: bool | None = None, *, by_place: bool = False) -> None:
         self.spec = spec
+        self.by_place = by_place
+        self.contents = Contents()
         self.split: SplitConfig = spec.split
         self.test = test
         self.train = Partial(spec)
@@ -142,22 +145,38 @@ class Fit:
         self.test_rows = 0
         self.test_positives = 0
 
-    def add(self, frame: pl.DataFrame, coded: dict[str, Coded]) -> pl.Series | None:
-        """Count a block of typed rows; returns which are test rows, None if that is not known yet."""
+    def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> pl.Series | None:
+        """Count a block of typed rows; returns which are test rows, None if that is not known yet.
+
+        ``places``: hashes of the rows' files and numbers, where the split goes by them.
+        """
         if self.split.by == "day" and self.test is None:
             self._add_days(frame, coded)
             return None
-        test = self._test_rows(frame) if self.test is None else pl.Series([self.test]).new_from_index(0, frame.height)
+        test = (
+            self._test_rows(frame, places)
+            if self.test is None
+            else pl.Series([self.test]).new_from_index(0, frame.height)
+        )
         self.test_rows += int(test.sum())
         self.test_positives += int(frame[LABEL].filter(test).sum())
         if not self.test:
             self.train.add(frame, coded, (~test).to_numpy())
         return test
 
-    def _test_rows(self, frame: pl.DataFrame) -> pl.Series:
+    def _test_rows(self, frame: pl.DataFrame, places: np.ndarray | None) -> pl.Series:
         if self.split.by == "hours":
             return frame[HOUR] >= test_hours_from(self.split.test_hours)
-        return hash_split(row_hashes(frame, self.spec), self.split.test_share)
+        if places is not None:
+            return hash_split(places, self.split.test_share)
+        hashes = row_hashes(frame, self.spec)
+        self.contents.add(hashes)
+        return hash_split(hashes, self.split.test_share)
+
+    @property
+    def needs_places(self) -> bool:
+        """Whether the hash split should go by place: most rows repeat, so it would hold out contents, not rows."""
+        return not self.by_place and self.split.test_share > 0 and self.contents.repeats
 
     def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded]) -> None:
         """Only the last ``test_days`` days seen so far can be test days: all before them are train."""
@@ -178,6 +197,7 @@ class Fit:
         self._settle()
         self.test_rows += other.test_rows
         self.test_positives += other.test_positives
+        self.contents.merge(other.contents)
 
     @property
     def first_test_day(self) -> int:

@@ -38,12 +38,13 @@ class DayRule:
 
 @dataclass(frozen=True)
 class Parsed:
-    """Typed rows, and the rows that did not parse in the order of their lines.
+    """Typed rows with their ``lines``, and the rows that did not parse in the order of their lines.
 
     ``other_days``: raw rows of other days that are to be kept, by day; ``dropped``: how many are not.
     """
 
     frame: pl.DataFrame
+    lines: np.ndarray
     rejects: list[Reject]
     other_days: dict[int, pl.DataFrame] = field(default_factory=dict)
     dropped: int = 0
@@ -82,8 +83,8 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
     if rule is not None and spec.has_day:
         kept, dropped = _other_days(raw, frame[DAY].to_numpy(), rule, rejected)
     if rejected.bad.any():
-        frame = frame.filter(pl.Series(~rejected.bad))
-    return Parsed(frame, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
+        frame, lines = frame.filter(pl.Series(~rejected.bad)), lines[~rejected.bad]
+    return Parsed(frame, lines, sorted(rejected.rejects, key=lambda reject: reject.line), kept, dropped)
 
 
 def _other_days(

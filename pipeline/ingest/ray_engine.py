@@ -48,10 +48,14 @@ class RayEngine(ExitStack):
         context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         self._kept: list[Any] = []
+        self._lines: dict[int, int] = {}  # lines of its file before a part, of parts that are counted
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``; typed rows stay with Ray."""
-        parts = [part for source in sources for part in source.parts()]
+        parts = [
+            part.numbered(self._lines.get(number, 0))
+            for number, part in enumerate(part for source in sources for part in source.parts())
+        ]
         self._kept = []
         shared = self._ray.put((parts, job))
         ray = self._ray
@@ -71,7 +75,21 @@ class RayEngine(ExitStack):
             wave = ray.data.from_items([{"id": number} for number in range(start, stop)],
                                        override_num_blocks=stop - start).flat_map(counted).materialize()  # fmt: skip
             self._kept.append(wave)
-            yield from _merged(wave, parts, lines)
+            yield from self._merged(wave, parts, lines)
+
+    def _merged(self, wave: Any, parts: list[Any], lines: dict[str, int]) -> Iterator[Counted]:
+        """What was counted of the ``parts`` of a wave; ``lines``: how many each file had in those before."""
+        now, before = -1, 0
+        for row in wave.select_columns(["part", "counted"]).iter_rows():
+            found = row["counted"]
+            if isinstance(found, NightjarError):
+                raise found
+            part = parts[row["part"]]
+            if row["part"] != now:
+                now, before = row["part"], lines.get(found.file, 0) if part.is_later else 0
+                known, self._lines[now] = self._lines.get(now, 0), before
+            yield _renumbered(found, before - known)
+            lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""
@@ -93,20 +111,6 @@ class RayEngine(ExitStack):
             for row in wave.select_columns(["typed"]).iter_rows():
                 if row["typed"]:
                     yield train_rows(row["typed"], first_test_day)
-
-
-def _merged(wave: Any, parts: list[Any], lines: dict[str, int]) -> Iterator[Counted]:
-    """What was counted of the ``parts`` of a wave; ``lines``: how many each file had in those before."""
-    now, before = -1, 0
-    for row in wave.select_columns(["part", "counted"]).iter_rows():
-        found = row["counted"]
-        if isinstance(found, NightjarError):
-            raise found
-        part = parts[row["part"]]
-        if row["part"] != now:
-            now, before = row["part"], lines.get(found.file, 0) if part.is_later else 0
-        yield _renumbered(found, before)
-        lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
 
 
 def _connect(ray: Any, address: str | None) -> None:

@@ -5,11 +5,14 @@ A record is a mapping of raw columns to values, as a row of the logs; its label 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from pipeline.artifacts import Store
 from pipeline.contracts import LABEL
@@ -18,6 +21,25 @@ from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import TRANSFORMS, read_state, spec_of
 from pipeline.ingest.transform import State, transform
+
+_HINT = "a value as it would be in the logs"
+
+
+class _UnreadableError(Exception):
+    """A value that no column can hold; the message says which, and what was expected."""
+
+
+@dataclass(frozen=True)
+class RecordInputs:
+    """What came of a call's records.
+
+    ``inputs``: model inputs of the records that could be read, in their order. ``records`` [rows of ``inputs``]: the
+    position of each among the call's records, from 0. ``rejected``: by position, why a record could not be read.
+    """
+
+    inputs: pl.DataFrame
+    records: NDArray[np.int64]
+    rejected: dict[int, str]
 
 
 class RecordTransform:
@@ -34,34 +56,61 @@ class RecordTransform:
         return RecordTransform(spec, read_state(store, path, spec))
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """One row of model inputs for each of ``records``; DataError names the first value that cannot be.
+        """One row of model inputs for each of ``records``; DataError names the first value that cannot be read.
 
         What comes of a record does not depend on the others of its call.
         """
-        if all(_alike([record.get(name) for record in records]) for name in self.spec.columns):
-            return self._inputs(records, 0)
-        return pl.concat([self._inputs([record], at) for at, record in enumerate(records)])
+        found = self.each(records)
+        for at, reason in found.rejected.items():
+            raise DataError(f"record {at}: {reason}", hint=_HINT)
+        return found.inputs
 
-    def _inputs(self, records: Sequence[Mapping[str, Any]], first: int) -> pl.DataFrame:
+    def each(self, records: Sequence[Mapping[str, Any]]) -> RecordInputs:
+        """Model inputs of every record that can be read, and the reason for every other one."""
+        alike = all(isinstance(record, Mapping) for record in records) and all(
+            _alike([record.get(name) for record in records]) for name in self.spec.columns
+        )
+        if alike:
+            with contextlib.suppress(_UnreadableError):  # one of the values: which one shows record by record
+                return self._inputs(records, 0)
+        parts = [self._one(record, at) for at, record in enumerate(records)]
+        return RecordInputs(
+            pl.concat([part.inputs for part in parts]),
+            np.concatenate([part.records for part in parts]),
+            {at: reason for part in parts for at, reason in part.rejected.items()},
+        )
+
+    def _one(self, record: Mapping[str, Any], at: int) -> RecordInputs:
+        try:
+            if not isinstance(record, Mapping):
+                raise _UnreadableError(f"is a {type(record).__name__}, expected a mapping of columns to values")
+            return self._inputs([record], at)
+        except _UnreadableError as error:
+            return RecordInputs(self._inputs([], 0).inputs, np.zeros(0, np.int64), {at: str(error)})
+
+    def _inputs(self, records: Sequence[Mapping[str, Any]], first: int) -> RecordInputs:
+        """Inputs of ``records``, which are numbered from ``first``; _UnreadableError for a value of no known type."""
         raw = pl.DataFrame([self._column(name, records) for name in self.spec.columns])
-        parsed = parse(raw, np.arange(first, first + len(records)), self.spec)
-        if parsed.rejects:
-            bad = parsed.rejects[0]
-            raise DataError(f"record {bad.line}: {bad.reason}", hint="a value as it would be in the logs")
-        return transform(parsed.frame, self.spec, self.state).drop(LABEL)
+        places = np.arange(first, first + len(records))
+        parsed = parse(raw, places, self.spec)
+        rejected: dict[int, str] = {}
+        for reject in parsed.rejects:
+            rejected.setdefault(reject.line, reject.reason)
+        kept = places[~np.isin(places, list(rejected))]
+        return RecordInputs(transform(parsed.frame, self.spec, self.state).drop(LABEL), kept, rejected)
 
     def _column(self, name: str, records: Sequence[Mapping[str, Any]]) -> pl.Series:
         if name == self.spec.label:
             return pl.Series(name, [self.spec.positive] * len(records), dtype=pl.String)
         values = [record.get(name) for record in records]
         text = all(value is None or isinstance(value, str) for value in values)
-        made = pl.Series(name, values, dtype=pl.String) if text else pl.Series(name, values, strict=False)
+        try:
+            made = pl.Series(name, values, dtype=pl.String) if text else pl.Series(name, values, strict=False)
+        except (ValueError, TypeError, OverflowError, pl.exceptions.PolarsError) as error:
+            raise _UnreadableError(f"{name} cannot be read: {error}") from None
         inner = made.dtype.inner if isinstance(made.dtype, pl.List) else made.dtype
         if inner.is_nested() or inner == pl.Object:
-            raise DataError(
-                f"a record's {name} holds {inner}, expected a number, a text or a list of such",
-                hint="a value as it would be in the logs",
-            )
+            raise _UnreadableError(f"{name} holds {inner}, expected a number, a text or a list of such")
         return made
 
 

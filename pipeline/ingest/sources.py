@@ -28,7 +28,8 @@ _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "ur
 class RawBlock:
     """Some rows of one file as they came: ``lines`` numbers them (1-based), ``rejects`` are left out of ``frame``.
 
-    ``bytes``: size of the rows as text (synthetic logs only; files are counted on disk).
+    ``bytes``: size of the rows as text (synthetic logs only; files are counted on disk). ``place``: what rows are
+    placed by instead of ``file``, where that name differs though the rows are the same.
     """
 
     frame: pl.DataFrame
@@ -36,6 +37,7 @@ class RawBlock:
     lines: np.ndarray
     rejects: list[Reject] = field(default_factory=list)
     bytes: int = 0
+    place: str = ""
 
     def read(self) -> RawBlock:
         """Itself: it is read already."""
@@ -134,7 +136,7 @@ class Source(Protocol):
 
 
 class Part(Protocol):
-    """What one process reads; a later part of a file numbers its lines from 1."""
+    """What one process reads; a later part of a file numbers its lines from 1, until it is ``numbered``."""
 
     @property
     def is_later(self) -> bool:
@@ -143,6 +145,9 @@ class Part(Protocol):
     @property
     def lines_before(self) -> int:
         """Lines of its file that are no rows, before the first one."""
+
+    def numbered(self, before: int) -> Part:
+        """The same part, with ``before`` lines of its file before it."""
 
     def blocks(self) -> Iterator[Block]:
         """The rows in order, in blocks of about ``ingest.block_mib``."""
@@ -154,6 +159,10 @@ class WholePart:
     is_later: bool = False
     lines_before: int = 0
 
+    def numbered(self, before: int) -> Self:
+        """Itself: its lines are numbered from the first one."""
+        return self
+
     def parts(self) -> list[Self]:
         """Itself."""
         return [self]
@@ -161,14 +170,16 @@ class WholePart:
 
 @dataclass(frozen=True)
 class FrameSource(WholePart):
-    """Raw rows that are there already."""
+    """Raw rows that are there already: rows of a day that came with the files of another, ``place``."""
 
     rows: pl.DataFrame
     label: str
+    place: str = ""
 
     def blocks(self) -> Iterator[Block]:
         """All rows at once."""
-        yield RawBlock(frame=self.rows, file=self.label, lines=np.arange(1, self.rows.height + 1))
+        lines = np.arange(1, self.rows.height + 1)
+        yield RawBlock(frame=self.rows, file=self.label, lines=lines, place=self.place)
 
 
 @contextmanager

@@ -58,6 +58,7 @@ class SparseSpec:
     max_ids: int | None = None
     integer: bool = False
     required: bool = False
+    when_full: str = "replace"
 
     @property
     def multi(self) -> bool:
@@ -166,6 +167,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
         mapping="bins" if feature.bins else feature.mapping or defaults.mapping,
         rows=RESERVED_ROWS + feature.bins if feature.bins else feature.rows or defaults.rows,
         min_count=feature.min_count or defaults.min_count,
+        when_full=feature.when_full or defaults.when_full,
         evict_after_days=feature.evict_after_days or defaults.evict_after_days,
         separator=None if feature.cross or feature.bins else feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,

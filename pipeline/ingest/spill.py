@@ -38,6 +38,12 @@ class Spill:
             ) from None
         self.sizes.append(data.nbytes)
 
+    def clear(self) -> None:
+        """Forget every block."""
+        self.file.seek(0)
+        self.file.truncate()
+        self.sizes = []
+
     def read(self) -> Iterator[bytearray]:
         """Every block in order."""
         return (self._at(start, size) for start, size in zip(accumulate(self.sizes, initial=0), self.sizes))  # noqa: B905

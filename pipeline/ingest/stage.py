@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import date
 from typing import Any
 
@@ -35,6 +36,7 @@ from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_st
 from pipeline.ingest.transform import State, binned
 
 QUALITY = "quality.json"
+OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the same in a range and day by day
 Progress = Callable[[str], None]
 
 
@@ -114,7 +116,8 @@ class _Run:
         self.total: Fit | None = None
         self.bytes = 0
         self.dropped = 0
-        self.late: dict[int, list[pl.DataFrame]] = {}
+        self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}  # by their day and the one they came with
+        self.by_place: list[str] = []
         self.replaces = days.replaced(draft.store, config, draft.key)
         if self.replaces is not None:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
@@ -142,8 +145,7 @@ class _Run:
         shown = f"{day}: " if len(self.days) > 1 else ""
         quarantined = self.quarantine.rows
         with engine_of(self.config.ingest) as engine:
-            fit = Fit(self.spec, self._is_test(day))
-            self._first_pass(engine, fit, day, _Meter(self.progress, f"{shown}pass 1 of 2"))
+            fit = self._first_pass(engine, day, f"{shown}pass 1 of 2")
             check_day(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
             if not fit.test:
                 self._look_again(engine, fit)
@@ -167,16 +169,30 @@ class _Run:
             return None if day == self.days[-1] else False
         return day in self.days[-split.test_days :]
 
-    def _first_pass(self, engine: Engine, fit: Fit, day: date | None, meter: _Meter) -> None:
-        job = CountJob(self.spec, day_rule(self.config.data, day, self.days), fit.test)
-        for counted in engine.count(self._sources(day), job):
+    def _first_pass(self, engine: Engine, day: date | None, what: str) -> Fit:
+        """Count the logs of ``day``; twice, where only then it is known that the split has to go by place."""
+        job = CountJob(self.spec, day_rule(self.config.data, day, self.days), self._is_test(day))
+        sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(self.progress, what)
+        for counted in engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
             fit.merge(counted.fit)
             for other, rows in counted.other_days.items():
-                self.late.setdefault(other, []).append(rows)
+                self.late.setdefault(other, {}).setdefault(day, []).append(rows)
             self.dropped += counted.dropped
             self.bytes += counted.bytes
             meter.add(counted.rows)
+        if not fit.needs_places:
+            return fit
+        self.progress(
+            f"{what}: {fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents, and most rows "
+            "repeat. They are counted again, split by file and row number instead of by content"
+        )
+        self.by_place.append(str(day or "all"))
+        placed, meter = Fit(self.spec, job.test, by_place=True), _Meter(self.progress, f"{what}, again")
+        for counted in engine.count(sources, replace(job, by_place=True)):
+            placed.merge(counted.fit)
+            meter.add(counted.rows)
+        return placed
 
     def _look_again(self, engine: Engine, fit: Fit) -> None:
         """Count the first train rows for ids that give the label away."""
@@ -198,9 +214,11 @@ class _Run:
             for artifact, name in days.late_files(self.config, self.draft.store, day):
                 with self.draft.store.open(f"{artifact.path}/{name}") as source:
                     rows = pl.read_parquet(source.read()).select(list(self.spec.columns))
-                sources.append(FrameSource(rows, f"late rows in {artifact.path}"))
-            early = self.late.pop(days.day_number(day), [])
-            sources += [FrameSource(rows, f"rows in files of days before {day}") for rows in early]
+                sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
+            early = self.late.pop(days.day_number(day), {})
+            sources += [
+                FrameSource(joined(parts), f"rows in files of {before}", OTHER_DAYS) for before, parts in early.items()
+            ]
         return sources
 
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
@@ -227,20 +245,27 @@ class _Run:
         quality = self._quality()
         carried_on = bool(self.days) or config.data.mapping_from is not None
         write_state(draft, self.spec, self.state, config.ingest.compression, carried_on=carried_on)
-        for day, parts in sorted(self.late.items()):
-            write_frame(draft, days.late_name(days.day_of(day)), joined(parts), config.ingest.compression)
+        kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
+        for day, frame in sorted(kept.items()):
+            write_frame(draft, days.late_name(days.day_of(day)), frame, config.ingest.compression)
         draft.write_json("schema.json", dataset_schema(self.spec, self.state, rows, files, groups).to_json())
         draft.write_json(QUALITY, quality)
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
-        late = {days.day_of(day): sum(part.height for part in parts) for day, parts in sorted(self.late.items())}
+        late = {days.day_of(day): frame.height for day, frame in sorted(kept.items())}
         for other, count in late.items():
             taken = f": data.day={other} takes them in" if len(self.days) == 1 else f" in {days.late_name(other)}"
             self.progress(f"{count:,} rows of {other} kept for that day{taken}")
+        for name, count in self._replaced().items():
+            self.progress(
+                f"feature {name!r}: all {self.state.sparse[name].rows:,} rows of its table are taken; {count:,} of the "
+                "coldest went to ids that are looked up more"
+            )
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
-            "reasons": dict(self.quarantine.kinds.most_common(3)),
+            "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
+            "rows_replaced": self._replaced(),
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 
@@ -270,6 +295,12 @@ class _Run:
         if found is None or QUALITY not in found.files:
             return Before()
         return Before(found.path, store.read_json(f"{found.path}/{QUALITY}")["distribution"])
+
+    def _replaced(self) -> dict[str, int]:
+        """Rows that went from an id to one that is looked up more, by feature."""
+        assert self.state is not None
+        found = {name: t.mapping.replaced for name, t in self.state.sparse.items() if t.mapping is not None}
+        return {name: count for name, count in found.items() if count}
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
         """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""

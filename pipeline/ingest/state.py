@@ -97,7 +97,8 @@ def vocab_transform(mapping: Mapping) -> SparseTransform:
 
 def learned_transform(sharing: Sharing) -> SparseTransform:
     """The transform of rows that ids share."""
-    ids = sharing.lookup.with_columns(pl.lit(None, pl.Int32).alias("last_day")).select(list(IDS))
+    ids = sharing.lookup.with_columns(pl.lit(None, pl.Int32).alias("last_day"), pl.lit(None, pl.Float64).alias("heat"))
+    ids = ids.select(list(IDS))
     rows = sharing.first + sharing.unseen
     return SparseTransform(
         kind="learned", rows=rows, lookup=ids.select("hash", "row").rechunk(),
@@ -192,7 +193,9 @@ def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *,
         if mapping is None:
             continue
         known = mapping.known
-        write_frame(draft, f"vocab/{name}.parquet", known if carried_on else known.drop("last_day"), compression)
+        write_frame(
+            draft, f"vocab/{name}.parquet", known if carried_on else known.drop("last_day", "heat"), compression
+        )
         if carried_on:
             write_frame(draft, f"candidates/{name}.parquet", mapping.candidates, compression)
             write_frame(draft, f"freed/{name}.parquet", mapping.freed, compression)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
+from pipeline.cpus import available_cpus
 from pipeline.launchconfig import PodResources
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _torchrun(stage: str, config: Config) -> list[str]:
 
 
 def _threads(stage: str, config: Config) -> dict[str, str]:
-    """Threads of the native libraries: all cores shared among the ranks, or what ``train.threads_per_rank`` says."""
+    """Threads of the native libraries: the usable CPUs shared among the ranks, or ``train.threads_per_rank``."""
     ranks = ranks_of(stage, config)
     own = config.train.threads_per_rank if stage in DISTRIBUTED else None
-    return {"OMP_NUM_THREADS": str(own or max(1, (os.cpu_count() or 1) // ranks))}
+    return {"OMP_NUM_THREADS": str(own or max(1, available_cpus() // ranks))}

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store
+from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, NightjarError, PlanError
+from pipeline.errors import (
+    UNEXPECTED,
+    ArtifactError,
+    ConfigError,
+    LaunchError,
+    NightjarError,
+    PassingError,
+    PlanError,
+)
 from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
@@ -24,7 +32,8 @@ from pipeline.launch.shrink import NoRoomError, Shrunk, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
-from pipeline.launch.step import Step, run_directory
+from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.retrying import explained
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
 MOST_RANKS = 16  # that one machine acts several hosts with
@@ -49,12 +58,19 @@ class StageError(Exception):
         super().__init__(message)
         self.message, self.report, self.log = message, report, log
 
+    @property
+    def exit_code(self) -> int:
+        """1 for a fault that a rank reported; a rank that is gone without a word was ended from outside."""
+        told = self.report is not None and self.report.status == "failed"
+        return UNEXPECTED if told else LaunchError.exit_code
+
 
 class Chain:
     """One run's steps over a store.
 
     ``run_inline(step) -> Artifact`` does a stage in this process; the others are submitted to TorchX.
     ``remake(config)``: the steps of the run on fewer hosts, written down for the ranks; None: it never has fewer.
+    ``discard(step)`` removes what a forced step made, and gives the step as it is to run then.
     """
 
     def __init__(
@@ -65,9 +81,10 @@ class Chain:
         run_inline: Callable[[Step], Artifact | None],
         console: Console,
         remake: Callable[[Config], list[Step]] | None = None,
+        discard: Callable[[Step], Step] | None = None,
     ) -> None:
         self.config, self.store, self.run_inline, self.console = config, store, run_inline, console
-        self.remake = remake
+        self.remake, self.discard = remake, discard
         self.shrunk: list[Shrunk] = []
         self.all = {step.name: step for step in steps}
         self.selected = [step for step in steps if step.name in config.stages]
@@ -90,8 +107,11 @@ class Chain:
                     self._run_step(self.all[name])
                 refuse_held(self.artifacts)
         except BaseException as error:
-            with contextlib.suppress(NightjarError, OSError):  # a full disk must not hide the first error
-                self._write(error)
+            known = explained(error)
+            with contextlib.suppress(Exception):  # a full disk must not hide the first error
+                self._write(known or error)
+            if known is not None:
+                raise known from error
             raise
         finally:
             if self._runner is not None:
@@ -151,7 +171,7 @@ class Chain:
 
     def _run_step(self, step: Step) -> None:
         if self.config.force:
-            self._discard(step)
+            step = self._discard(step)
         found = self.store.find(step.path)
         problem = final_problem(self.store, found) if found is not None else ""
         if found is not None and problem:
@@ -179,15 +199,26 @@ class Chain:
         self.artifacts[step.name] = artifact
         self.outcomes[step.name] = Outcome("skipped", 0.0, artifact.path)
 
-    def _discard(self, step: Step) -> None:
+    def _discard(self, step: Step) -> Step:
+        """Remove what ``step`` made; the step as it is to run, which the ranks read."""
         if self.config.launch.name != "local" and step.name not in self.config.launch.inline:
             former = self._scheduler().find(step)  # it would write on into what is removed
             if former is not None:
                 former.stop(seconds_to_end(step.name, self.config))
-        self._remove((step.path, *step.scratch))
+        if self.discard is None:
+            self._remove((step.path, *step.scratch))
+            return step
+        fresh = self.discard(step)
+        if fresh != step:
+            self.all[step.name] = fresh
+            write_steps(self.store, str(self.config.run), list(self.all.values()))
+        return fresh
 
     def _remove(self, paths: Iterable[str]) -> None:
+        """Remove artifacts, each manifest first: what is half removed must not look whole."""
         for path in paths:
+            if self.store.exists(f"{path}/{MANIFEST}"):
+                self.store.fs.rm_file(self.store.full(f"{path}/{MANIFEST}"))
             if self.store.exists(path):
                 self.store.fs.rm(self.store.full(path), recursive=True)
 
@@ -198,14 +229,14 @@ class Chain:
         return artifact
 
     def _launched(self, step: Step) -> Artifact:
-        """Submit the stage, again after an unexplained death, up to ``launch.attempts`` times."""
+        """Submit the stage, again after a fault that may pass or an unexplained death: ``launch.attempts`` times."""
         attempt, attempts = 1, self.config.launch.attempts
         while True:
             try:
                 return self._attempt(step)
             except NoRoomError as full:
                 step = self._shrink(step, full)
-            except StageError as fault:
+            except (StageError, PassingError) as fault:
                 if attempt == attempts:
                     raise
                 attempt += 1

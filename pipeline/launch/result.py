@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES
-from pipeline.errors import GateHeldError, NightjarError
+from pipeline.errors import GateHeldError, NightjarError, exit_code_of
 from pipeline.launch.shrink import Shrunk
 from pipeline.launch.step import run_directory
 
@@ -19,13 +19,14 @@ PARTS: dict[str, dict[str, tuple[str, ...]]] = {
         "ingest": (
             "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
             "day", "rows_late", "rows_other_days", "rows_freed", "replaces",
+            "rows_replaced", "split_by_place",
         ),
     },
     "plan": {"plan": ("tiers", "predicted_step_ms", "tables")},
     "train": {
         "train": (
-            "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
-            "resumed", "phases", "step", "memory", "bytes_per_sample",
+            "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
+            "world_size", "resumed", "phases", "step", "memory", "bytes_per_sample",
             "peak_pss_bytes", "ssd", "budget",
         ),
         "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"),
@@ -118,8 +119,3 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, NightjarError):
         return error.message
     return str(getattr(error, "message", "") or error or type(error).__name__)
-
-
-def exit_code_of(error: BaseException) -> int:
-    """The command's exit code for ``error``: its own, or 1 for an unexpected one."""
-    return int(getattr(error, "exit_code", 1))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-from pipeline.errors import LaunchError
+from pipeline.errors import SIGNALLED, LaunchError
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -20,7 +20,7 @@ class Interrupted(BaseException):
     def __init__(self, number: int, words: str = "") -> None:
         name = signal.Signals(number).name
         super().__init__(f"stopped by {name}; {words}" if words else f"stopped by {name}")
-        self.number, self.exit_code = number, 128 + number
+        self.number, self.exit_code = number, SIGNALLED + number
 
 
 @contextmanager

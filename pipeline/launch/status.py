@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 
 from pipeline.artifacts import Store
-from pipeline.errors import NightjarError
+from pipeline.errors import NightjarError, exit_code_of
 from pipeline.launch.step import run_directory
 
 MARK = "nightjar-report: "
@@ -33,13 +33,14 @@ class Report:
     @staticmethod
     def of(error: BaseException, rank: int = 0) -> Report:
         """The report of ``error`` on ``rank``; anything but a NightjarError has exit code 1."""
+        code = exit_code_of(error)
         if isinstance(error, NightjarError):
             return Report(
-                status="failed", exit_code=error.exit_code, error=type(error).__name__,
+                status="failed", exit_code=code, error=type(error).__name__,
                 message=error.message, hint=error.hint, rank=rank,
             )  # fmt: skip
         text = f"{type(error).__name__}: {error}"
-        return Report(status="failed", exit_code=1, error=UNEXPECTED, message=text, rank=rank)
+        return Report(status="failed", exit_code=code, error=UNEXPECTED, message=text, rank=rank)
 
     def exception(self) -> NightjarError | None:
         """The error a rank reported, or None where it was not one of the family."""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.models.dlrm import Dlrm, initialise
+from pipeline.models.dlrm import Dlrm, initialise, log_odds
 from pipeline.models.interaction import DotInteraction
 from pipeline.models.normalise import MaxNorm
 
-__all__ = ["Dlrm", "DotInteraction", "MaxNorm", "build_model", "initialise"]
+__all__ = ["Dlrm", "DotInteraction", "MaxNorm", "build_model", "initialise", "log_odds"]
 
 
-def build_model(config: ModelConfig, dense: int, tables: int, seed: int = 0) -> nn.Module:
+def build_model(config: ModelConfig, dense: int, tables: int, seed: int = 0) -> Dlrm:
     """The model ``config`` names, for ``dense`` numeric features and ``tables`` embeddings, drawn from ``seed``.
 
     forward(dense [B, n], embeddings [B, F, D]) -> logits [B] float32. ConfigError for layers no model can have.

@@ -48,10 +48,24 @@ class Dlrm(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             return nn.functional.linear(hidden.float(), self.head.weight, self.head.bias).squeeze(1)
 
+    @torch.no_grad()
+    def start_at(self, logit: float) -> None:
+        """Set the last layer's bias, so that an untrained model's logits lie around ``logit``."""
+        self.head.bias.fill_(logit)
+
 
 def _compute_dtype(like: Tensor) -> torch.dtype:
     kind = like.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else like.dtype
+
+
+def log_odds(rate: float, rows: int) -> float:
+    """The logit of ``rate``, a share of ``rows``; finite for 0 and 1, where half a row more is taken to be the other.
+
+    Krichevsky and Trofimov (1981): (clicks + 1/2) / (rows + 1).
+    """
+    clicks = rate * rows
+    return math.log((clicks + 0.5) / (rows - clicks + 0.5))
 
 
 def initialise(module: nn.Module, seed: int) -> None:

@@ -22,7 +22,7 @@ from pipeline.planning.choices import (
     Table,
     tiers_of,
 )
-from pipeline.planning.cost import FLOAT, ShardLoad, missing_rows, shard_ms
+from pipeline.planning.cost import FLOAT, PAGE, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loads
 
@@ -34,13 +34,15 @@ STOCK_CACHE = 0.2
 SLOT_BYTES, ROW_BYTES = 16, 4
 # Batches of rows from SSD in memory beside those read ahead: trained, exchanged, fetched (twice), written.
 BATCHES_MOVING = 5
-# A log's segment being filled and one being emptied.
-SEGMENTS_BYTES = 2 * 256 * 1024
+# A log is written in segments: one being filled and one being emptied lie in memory, four are spare beside the share.
+SEGMENT_BYTES = 256 * 1024
+SEGMENTS_IN_MEMORY, SPARE_SEGMENTS = 2, 4
 # Batches whose distinct rows a GPU's cache of a table on SSD has slots for at least: one is trained, the next comes.
 BATCHES_CACHED = 2
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
-# A record on SSD has its row's number and one value for the state, and the log of them room to spare.
+# A record on SSD has its row's number and one value for the state, and the log of them room to spare. A checkpoint's
+# copy of the rows lies there too.
 RECORD_BYTES, LOG_SHARE = 8, 1.1
 
 
@@ -137,7 +139,7 @@ def whole_layout(config: Config, table: Table) -> Layout:
     Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators); its cost, which
     decides nothing where there is no other way, is left out.
     """
-    batch = config.train.global_batch
+    batch = config.train.batch
     ids = math.ceil(batch * table.pooling * 8)
     values = math.ceil(min(1.0, table.pooling) * batch * table.dim * FLOAT)
     whole = Block(0, table.rows, 0, table.dim)
@@ -177,7 +179,7 @@ def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: 
     priced: dict[ShardLoad, Mapping[str, float]] = {}
     for load in (loads := shard_loads(config, table, layout.sharding, tier, layout.shards, asked, hits)):
         if load not in priced:
-            priced[load] = shard_ms(hardware, load, global_batch=config.train.global_batch)
+            priced[load] = shard_ms(hardware, load, global_batch=config.train.batch)
     return Offer(
         table=table.name,
         layout=layout,
@@ -194,12 +196,22 @@ def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: 
     )
 
 
+def log_bytes(rows: int, columns: int) -> int:
+    """Bytes on SSD of the log of ``rows`` rows, as ``embeddings.ssd`` takes them at the start."""
+    record = 4 * columns + RECORD_BYTES
+    segment = max(SEGMENT_BYTES, -(-record // PAGE) * PAGE)
+    return (int(rows * LOG_SHARE / (segment // record)) + SPARE_SEGMENTS) * segment
+
+
 def _flight(config: Config, load: ShardLoad) -> int:
     """Memory for a shard's rows from SSD that are on their way: of batches read ahead, and copies while they move."""
     if load.tier != "ssd":
         return 0
     ahead = config.train.prefetch_batches if config.hardware.device == "cpu" else 0  # a GPU's are in its cache
-    return int((ahead + BATCHES_MOVING) * missing_rows(load) * (4 * load.columns + RECORD_BYTES)) + SEGMENTS_BYTES
+    return (
+        int((ahead + BATCHES_MOVING) * missing_rows(load) * (4 * load.columns + RECORD_BYTES))
+        + SEGMENTS_IN_MEMORY * SEGMENT_BYTES
+    )
 
 
 def _bytes(
@@ -216,7 +228,7 @@ def _bytes(
     home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
     row = 4 * block.columns + table.state_bytes
     if tier == "ssd":
-        sizes["ssd"] += int(LOG_SHARE * block.rows * (4 * block.columns + RECORD_BYTES))
+        sizes["ssd"] += log_bytes(block.rows, block.columns) + block.rows * row
         sizes["ddr"] += ROW_BYTES * block.rows
     else:
         sizes[home] += block.rows * row

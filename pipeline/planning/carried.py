@@ -29,7 +29,9 @@ def carried_plan(
         plan = Plan.from_json(store.read_json(f"{former}/plan.json"))
     except ArtifactError as error:
         return None, error.message
-    change = _setting(artifact.config, covered) or _table(plan, schema, profile)
+    # A plan made with train.global_batch=auto covers that word; the plan itself holds the number.
+    then = {**artifact.config, "train": {**artifact.config.get("train", {}), "global_batch": plan.global_batch}}
+    change = _setting(then, covered) or _table(plan, schema, profile)
     if change:
         return None, change
     return dataclasses.replace(plan, profile_key=profile_key), "tables and settings are the same"

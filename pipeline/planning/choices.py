@@ -194,7 +194,7 @@ def _worthwhile(config: Config, table: Table, sharding: str, heavy: bool) -> boo
     if sharding == DATA_PARALLEL:
         # A replica costs an all-reduce of the whole table each step, and a dense optimizer's sweep over it; below
         # one rank's batch of rows that is less than the lookups' own all-to-all.
-        return config.world_size > 1 and table.rows <= config.train.global_batch // config.world_size
+        return config.world_size > 1 and table.rows <= config.train.batch // config.world_size
     if sharding == TABLE_ROW_WISE and config.hardware.ranks_per_host == 1:
         return False  # a host of one rank: table_wise by another name
     return heavy or sharding not in SPLIT_TYPES

@@ -143,7 +143,7 @@ def step_ms(phases: Mapping[str, float]) -> float:
 
 def local_batch(config: Config) -> int:
     """Samples of a step on one rank, padding included."""
-    return -(-config.train.global_batch // config.world_size)
+    return -(-config.train.batch // config.world_size)
 
 
 def _moved(size: float) -> float:

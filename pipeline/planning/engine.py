@@ -99,7 +99,7 @@ class Engine:
 
     def __init__(self, config: Config, tables: list[Table], choices: Mapping[str, Choice], room: Capacity) -> None:
         self._tables = tables
-        self._batch = -(-config.train.global_batch // config.world_size)
+        self._batch = -(-config.train.batch // config.world_size)
         self._constraints = {t.name: _constraints(t, choices[t.name], config) for t in tables}
         self.topology = build_topology(config, room)
         self._enumerator = Enumerator(

@@ -31,7 +31,7 @@ class Asked:
 def asked_of(config: Config, table: Table, sharding: str, blocks: Sequence[Block]) -> Asked:
     """What the ``blocks`` of ``table`` are asked for, whatever tier they lie in."""
     shares = [_share(table, sharding, block, config.world_size) for block in blocks]
-    lookups = config.train.global_batch * table.pooling
+    lookups = config.train.batch * table.pooling
     known: dict[tuple[int, int, float], float] = {}
     distinct = []
     for block, share in zip(blocks, shares, strict=True):
@@ -46,7 +46,7 @@ def shard_loads(
     config: Config, table: Table, sharding: str, tier: str, blocks: Sequence[Block], asked: Asked, hits: Sequence[float]
 ) -> list[ShardLoad]:
     """The load of every block, with the ``hits`` (``hit_rates``) of its cache."""
-    batch = config.train.global_batch
+    batch = config.train.batch
     pooled = batch / config.world_size if sharding == DATA_PARALLEL else float(batch)
     return [
         ShardLoad(

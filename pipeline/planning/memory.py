@@ -7,9 +7,6 @@ from pipeline.contracts import DatasetSchema
 from pipeline.planning.cost import FLOAT, dense_shape, local_batch, state_bytes
 
 GIB = 2**30
-# Interpreter and libraries of a rank before training: host memory that a limit counts and training does not take.
-# PSS measured on Linux: 318 MiB alone.
-PROCESS = 352 << 20
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.
 RUNTIME = 64 << 20
 # What a rank that talks to others has besides: pairs and buffers of three process groups, arenas of their threads.
@@ -26,7 +23,7 @@ def dense_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
     """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU that of ``host_bytes`` is among them.
 
     ``staging`` is the copy of a rank's rows that a checkpoint takes, for tables spread evenly: no more than
-    half of the DDR can be tables and their copy. Rows on SSD are not staged as a whole.
+    half of the DDR can be tables and their copy. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     batch, world = local_batch(config), config.world_size
     shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))
@@ -56,7 +53,8 @@ def host_bytes(config: Config, schema: DatasetSchema) -> dict[str, int]:
     windows = (2 + 1 / config.world_size) * window * _row_bytes(schema)
     batches = train.prefetch_batches * local_batch(config) * _row_bytes(schema)
     tables = sum(column.rows for column in schema.sparse) * staged_row(config.model.embedding_dim, state_bytes(config))
-    return {"process": PROCESS, "inputs": int(windows) + batches, "staging": tables // config.world_size}
+    process = int(config.hardware.process_gib * GIB)  # interpreter and libraries, which training does not take
+    return {"process": process, "inputs": int(windows) + batches, "staging": tables // config.world_size}
 
 
 def staged_row(columns: int, state: int) -> int:

@@ -178,7 +178,7 @@ def _assemble(setting: Setting, space: Space, found: Found, profile_key: str) ->
         device=config.hardware.device,
         world_size=config.world_size,
         ranks_per_host=config.hardware.ranks_per_host,
-        global_batch=config.train.global_batch,
+        global_batch=config.train.batch,
         tables=tables,
         memory=[dict(zip(MEMORIES, used, strict=True)) for used in placement.memory],
         predicted_step_ms=round(placement.step_ms, 6),

@@ -45,8 +45,8 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
-            if placed.tier != "ssd":
-                staged[shard.rank] += shard.rows * staged_row(shard.columns, table.state_bytes)
+            columns, state = (0, 0) if placed.tier == "ssd" else (shard.columns, table.state_bytes)
+            staged[shard.rank] += shard.rows * staged_row(columns, state)
     reserved = [dense_bytes(config, schema) for _ in own]
     if config.hardware.device == "cpu":
         for kept, rows in zip(reserved, staged, strict=True):
@@ -60,4 +60,4 @@ def _shard_phases(config: Config, table: Table, placed: TablePlan) -> list[dict[
     asked = asked_of(config, table, placed.sharding, blocks)
     hits = hit_rates(config.hardware, table, placed.tier, placed.cache_rows, blocks, asked)
     loads = shard_loads(config, table, placed.sharding, placed.tier, blocks, asked, hits)
-    return [shard_ms(config.hardware, load, global_batch=config.train.global_batch) for load in loads]
+    return [shard_ms(config.hardware, load, global_batch=config.train.batch) for load in loads]

@@ -156,6 +156,9 @@ def _closing(plan: Plan) -> list[str]:
     tables = f"{len(plan.tables)} table" + "s" * (len(plan.tables) != 1)
     size = size_text(sum(stored_bytes(table) for table in plan.tables.values()))
     lines = [f"{tables}, {size} with optimizer state"]
+    on_ssd = sum(stored_bytes(table) for table in plan.tables.values() if table.tier == "ssd")
+    if on_ssd:
+        lines.append(f"SSD: {size_text(on_ssd)} for a checkpoint's copy of the rows there, beside the rows")
     if plan.phases:  # a plan of version 1 knows neither phases nor gap
         gap = f"at most {plan.gap:.2%} above the best there is" if plan.gap > 5e-5 else "proven to be the best"
         lines.append(f"tiers: {gap}, by the cost model")

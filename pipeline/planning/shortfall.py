@@ -81,7 +81,9 @@ def _room(setting: Setting, space: Space) -> str:
         f"{getattr(config.plan, f'{memory}_reserve'):.0%} of {memory.upper()}" for memory in memories(config.hardware)
     ]
     reserved = f"{size_text(sum(setting.reserved.values()))} of {fast_memory(config.hardware).upper()} for the rest"
-    return f"{ranks} {' and '.join(parts)}{each} (kept free: {', '.join(kept)}, and {reserved})"
+    ssd = "ssd" in memories(config.hardware)
+    twice = "; a table on SSD takes its bytes there twice, for a checkpoint's copy" if ssd else ""
+    return f"{ranks} {' and '.join(parts)}{each} (kept free: {', '.join(kept)}, and {reserved}{twice})"
 
 
 def _short(config: Config, extra: dict[str, int]) -> str:

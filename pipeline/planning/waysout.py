@@ -89,7 +89,7 @@ def _ssd(setting: Setting, place: Place) -> Iterator[str]:
     """As much SSD as the coldest tables need; named with them."""
     config = setting.config
     everything = sum(table.bytes for table in setting.tables) / GIB
-    found = _works(changed(config, "hardware.ssd_gib", config.hardware.ssd_gib + 2 * math.ceil(everything) + 1), place)
+    found = _works(changed(config, "hardware.ssd_gib", config.hardware.ssd_gib + 4 * math.ceil(everything) + 1), place)
     if found is None:
         return
     used = max(size[MEMORIES.index("ssd")] for size in found.memory) / GIB
@@ -127,7 +127,7 @@ def _more_hosts(config: Config, space: Space, need: int, place: Place) -> Iterat
     hosts = max(config.hardware.hosts + 1, math.ceil(need / max(have, 1)))
     for _ in range(TRIES):
         batch = hosts * config.hardware.ranks_per_host
-        ways = list(_tried(config, place, "hardware.hosts", hosts)) if batch <= config.train.global_batch else []
+        ways = list(_tried(config, place, "hardware.hosts", hosts)) if batch <= config.train.batch else []
         yield from ways
         if ways:
             return
@@ -147,7 +147,7 @@ def _smaller_dim(config: Config, place: Place) -> Iterator[str]:
 
 
 def _smaller_batch(config: Config, place: Place) -> Iterator[str]:
-    batch = config.train.global_batch
+    batch = config.train.batch
     for _ in range(2 * TRIES):
         batch //= 2
         if batch < config.world_size:

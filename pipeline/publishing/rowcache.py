@@ -8,6 +8,7 @@ the places, so at first the hottest rows have places of their own.
 from __future__ import annotations
 
 import mmap
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,30 +31,42 @@ _PIECE = 256
 class RowCache:
     """``places`` records in memory, direct-mapped. A row takes the place of another once that one's credit is used up:
     a hit earns a credit, another row's miss costs one, so a row asked for once does not drive out a hot one.
+
+    Threads may share a cache. A place's row number, credit and record change together, under a lock; rows are fetched
+    outside of it, so that several threads wait for the disk at a time.
     """
 
     def __init__(self, places: int, record_bytes: int) -> None:
         self._rows = np.full(places, -1, np.int64)
         self._credit = np.zeros(places, np.uint8)
         self._records = np.zeros((places, record_bytes), np.uint8)
+        self._lock = threading.Lock()
         self.hits = self.misses = 0
 
     def read(self, rows: NDArray[np.int64], fetch: Callable[[NDArray[np.int64]], Records]) -> Records:
         """Records of ``rows`` (unique, [n]); ``fetch`` brings those that are not here."""
         places = rows % len(self._rows)
-        hit = self._rows[places] == rows
         found = np.empty((len(rows), self._records.shape[1]), np.uint8)
+        with self._lock:
+            missing = self._copy_hits(rows, places, found)
+        if len(missing):
+            found[missing] = fetch(rows[missing])
+            with self._lock:
+                self._admit(rows[missing], places[missing], found[missing])
+        return found
+
+    def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], found: Records) -> NDArray[np.int64]:
+        """Copy the records that are here into ``found``; the positions of the other rows. Holds the lock."""
+        hit = self._rows[places] == rows
         found[hit] = self._records[places[hit]]
         self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
         missing = np.flatnonzero(~hit)
         self.hits += len(rows) - len(missing)
         self.misses += len(missing)
-        if len(missing):
-            found[missing] = fetch(rows[missing])
-            self._admit(rows[missing], places[missing], found[missing])
-        return found
+        return missing
 
     def _admit(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> None:
+        """Give rows the places that are free for them. Holds the lock."""
         free = self._credit[places] == 0
         self._credit[places[~free]] -= 1
         # Of several rows for one place one stays; all three arrays are indexed alike, so it is the same one.

@@ -37,7 +37,7 @@ class Lists(Protocol):
     weights: NDArray[np.floating] | None
 
 
-Ids = Mapping[str, Any]  # feature -> NDArray[np.integer] [b], or Lists
+Ids = Mapping[str, NDArray[np.integer] | Lists]  # by feature: [b], or of several ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,6 +42,8 @@ def _words(part: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         f"in the place of {part['replaces']}" if part.get("replaces") else "",
         *(f"{units.count(rows)} rows kept for {day}" for day, rows in part.get("rows_late", {}).items()),
         *(f"{units.count(rows)} rows of {name} freed" for name, rows in part.get("rows_freed", {}).items()),
+        *(f"{units.count(rows)} of them replaced in {name}" for name, rows in part.get("rows_replaced", {}).items()),
+        "split by file and row number" if part.get("split_by_place") else "",
         f"compared with {against}" if against else "no day before to compare with",
     ]
     return "; ".join(text for text in said if text) + "."

@@ -73,16 +73,6 @@ def gate_markdown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def gate_text(record: Mapping[str, Any]) -> list[str]:
-    """The verdict in a few lines: figures, then the reasons."""
-    lines = [f"{record.get('verdict', units.ABSENT)}: {_sentence(record)}"]
-    for name, title in FIGURES if "candidate" in record else ():
-        _, ours, *others = _figure_cells(record, name, title)
-        lines.append(f"{title} {ours}" + (f", incumbent {others[0]}, change {others[1]}" if others else ""))
-    lines += [str(reason) for reason in record.get("reasons", ())]
-    return [*lines, *(f"warning: {words}" for words in record.get("warnings", ()))]
-
-
 def _model(record: Mapping[str, Any]) -> str:
     return f"{record.get('model', '')} {record.get('version', '')}".strip()
 

@@ -17,10 +17,11 @@ from typing import Any
 from pipeline.artifacts import Store, artifact_key
 from pipeline.compose import config_hash
 from pipeline.config import Config
-from pipeline.errors import ArtifactError, GateHeldError, NightjarError
+from pipeline.errors import SIGNALLED, ArtifactError, GateHeldError, NightjarError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
 from pipeline.launch.step import run_directory
+from pipeline.retrying import explained
 from pipeline.schedule.base import Base, find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
 from pipeline.schedule.watermark import wait_for
@@ -29,7 +30,7 @@ from pipeline.schedule.webhook import deliver
 RECORD = "nightly.json"
 FORMAT = 1
 PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
-INTERRUPTED = 128  # exit codes above it: a signal ended the launcher
+INTERRUPTED = SIGNALLED  # exit codes above it: a signal ended the launcher
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def run_night(
         code, error = tools.run(night), None
     except Exception as problem:
         error = _of_family(problem)
-        code = error.exit_code
+        code = exit_code_of(error)
         sys.stderr.write(f"nightjar: {error}\n")
     if code > INTERRUPTED:
         return {**record, "exit_code": code}
@@ -107,8 +108,9 @@ def _of_family(problem: Exception) -> NightjarError:
     """
     if isinstance(problem, BrokenPipeError):
         raise problem
-    if isinstance(problem, NightjarError):
-        return problem
+    known = problem if isinstance(problem, NightjarError) else explained(problem)
+    if known is not None:
+        return known
     traceback.print_exception(problem)
     return NightjarError(
         f"unexpected {type(problem).__name__}: {problem}",

@@ -76,7 +76,11 @@ def _rows(store: Store, before: str, now: str | None) -> list[str]:
         return []
     rows, former = new.summary["rows"], then.summary["rows"]
     lines = [f"{plural(rows, 'row')}, {rows / former - 1:+.1%} on {then.summary.get('day') or 'the dataset before'}"]
-    for name, what in (("rows_late", "rows of other days kept for those"), ("rows_freed", "rows of tables freed")):
+    for name, what in (
+        ("rows_late", "rows of other days kept for those"),
+        ("rows_freed", "rows of tables freed"),
+        ("rows_replaced", "of them went to ids that are looked up more"),
+    ):
         if count := sum(new.summary.get(name, {}).values()):
             lines.append(f"{count:,} {what}")
     if quarantined := new.summary["rows_quarantined"]:

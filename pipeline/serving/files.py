@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec
 
 import fsspec
 import numpy as np
@@ -25,16 +25,20 @@ from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.files import FileSource, file_sources
+from pipeline.ingest.output import Quarantine
 from pipeline.ingest.parse import parse
 from pipeline.ingest.sources import Files, RawBlock, find_files
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
+from pipeline.ingest.text import Reject
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import versions
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.report.units import plural
 
 _MIB = 1 << 20
+SHOWN = 5  # rejected rows that the result tells of
+P = ParamSpec("P")
 Scored = pl.DataFrame  # columns file, line, probability; label where the rows have one
 
 
@@ -47,14 +51,15 @@ def score_file(
     *,
     cache_mib: float,
     labelled: bool = True,
+    reject: Callable[[str, list[Reject]], None] = lambda file, rejects: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """Score the raw rows at ``path`` (file, directory or glob), block by block; what was done.
 
-    ``version`` None: the one that serves. ``write`` gets the scores of every block; rows that do not parse are left
-    out and counted. ``labelled`` false: the rows have no label column. ``progress`` gets bytes read of how many, on
-    disk. With labels of both classes the result has the
-    figures ``eval``. Raises ArtifactError for a version that is missing or damaged, DataError for rows that do not fit.
+    ``version`` None: the one that serves. ``write`` gets the scores of every block, ``reject`` its rows that do not
+    parse, with their file; the result counts those and shows the first. ``labelled`` false: the rows have no label
+    column. ``progress`` gets bytes read of how many, on disk. With labels of both classes the result has the figures
+    ``eval``. Raises ArtifactError for a version that is missing or damaged, DataError for rows that do not fit.
     """
     name = version or versions.read_current(store, model).version
     if name is None:
@@ -65,15 +70,15 @@ def score_file(
     config = _config(store, place, path, labelled)
     spec = _spec(config, labelled)
     state = read_state(store, place, spec)
-    began, rows, rejected, written = time.monotonic(), 0, list[str](), False
+    began, rows, rejected, written = time.monotonic(), 0, Rejected(reject), False
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     with local_version(store, place) as folder, _named(path):
         served = ServedModel(folder, int(cache_mib * _MIB))
         versions.require_intact(store, model, artifact, served.files_in_memory())
         files = find_files(path)
         for block, read in _blocks(files, file_sources(config, spec, files)):
-            labels, logits, lines, why = _score(block, spec, state, served, labelled)
-            rejected += why
+            labels, logits, lines, rejects = _score(block, spec, state, served, labelled)
+            rejected.add(block.file, rejects)
             rows += len(lines)
             written = True
             if labelled:
@@ -81,18 +86,35 @@ def score_file(
             write(_scores(block.file, lines, logits, labels if labelled else None))
             progress(min(read, files.bytes - 1), files.bytes)
         progress(files.bytes, files.bytes)
-        if rejected and not rows:
-            raise DataError(f"none of {plural(len(rejected), 'row')} parses, the first: {rejected[0]}")
+        if rejected.rows and not rows:
+            raise DataError(f"none of {plural(rejected.rows, 'row')} parses, the first: {rejected.first[0]}")
         if not written:  # a file of scores has its columns even where it has no rows
             none = np.zeros(0, np.float32)
             write(_scores("", np.zeros(0, np.int64), none, none if labelled else None))
         cache = served.cache_figures()
     seconds = time.monotonic() - began
     done: dict[str, Any] = {
-        "model": model, "version": name, "rows": rows, "rows_rejected": len(rejected), "rejected": rejected[:5],
+        "model": model, "version": name, "rows": rows, "rows_rejected": rejected.rows, "rejected": rejected.first,
         "seconds": round(seconds, 3), "rows_per_s": round(rows / max(seconds, 1e-9), 1), "cache": cache,
     }  # fmt: skip
     return done | _figures(kept)
+
+
+class Rejected:
+    """Counts the rows that do not parse and passes them on, block by block: however many, only ``first`` are kept."""
+
+    def __init__(self, write: Callable[[str, list[Reject]], None]) -> None:
+        self.write = write
+        self.rows = 0
+        self.first: list[str] = []
+
+    def add(self, file: str, rejects: list[Reject]) -> None:
+        """Take in the ``rejects`` of a block of ``file``."""
+        if rejects:
+            self.rows += len(rejects)
+            shown = rejects[: SHOWN - len(self.first)]
+            self.first += [f"{file} line {reject.line}: {reject.reason}" for reject in shown]
+            self.write(file, rejects)
 
 
 def _blocks(files: Files, sources: Sequence[FileSource]) -> Iterator[tuple[RawBlock, int]]:
@@ -142,20 +164,18 @@ def _spec(config: Config, labelled: bool) -> DataSpec:
 
 def _score(
     block: RawBlock, spec: DataSpec, state: State, served: ServedModel, labelled: bool
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]:
-    """Labels, logits and line numbers of the rows of ``block`` that parse, and why the others do not."""
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Reject]]:
+    """Labels, logits and line numbers of the rows of ``block`` that parse, and the others."""
     raw = block.frame
     if not labelled:
         raw = raw.with_columns(pl.lit(spec.negative).alias(spec.label))
     parsed = parse(raw, block.lines, spec)
     rejects = [*block.rejects, *parsed.rejects]
-    lines = block.lines[~np.isin(block.lines, [reject.line for reject in parsed.rejects])]
     columns = transform(parsed.frame, spec, state)
     dense = columns.select(served.description.dense).to_numpy().astype(np.float32)
     ids = {name: _ids(columns, name, multi) for name, multi in served.description.sparse.items()}
     logits = served.score(np.ascontiguousarray(dense), ids)
-    why = [f"{block.file} line {reject.line}: {reject.reason}" for reject in rejects]
-    return columns[LABEL].to_numpy(), logits, lines, why
+    return columns[LABEL].to_numpy(), logits, parsed.lines, sorted(rejects, key=lambda reject: reject.line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,22 +232,52 @@ def score_sink(out: str, path: str) -> Iterator[Callable[[Scored], None]]:
         yield _csv(sys.stdout.buffer)
         sys.stdout.flush()
         return
+    with _whole_file(out, "--out", path) as sink, contextlib.ExitStack() as stack:
+        yield _guarded(_parquet(sink, stack) if out.endswith(".parquet") else _csv(sink), out, "--out")
+
+
+@contextmanager
+def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reject]], None]]:
+    """Takes rejected rows block by block and writes them to ``out``: a JSON object a line, as ``quarantine.jsonl``.
+
+    None: they are written nowhere. As ``score_sink`` otherwise.
+    """
+    if out is None:
+        yield lambda file, rejects: None
+        return
+    with _whole_file(out, "--rejected", path) as sink:
+        yield _guarded(Quarantine(sink).add, out, "--rejected")
+
+
+@contextmanager
+def _whole_file(out: str, option: str, path: str) -> Iterator[Any]:
+    """A file at ``out``, named by ``option``, that has its name only once it is whole."""
     fs, full = fsspec.core.url_to_fs(out)
     with _named(path):
         read = find_files(path).paths
     if full in read:
-        raise ConfigError(f"--out {out} is one of the files that are read", hint="--out <another name>")
+        raise ConfigError(f"{option} {out} is one of the files that are read", hint=f"{option} <another name>")
     partial = f"{full}.partial"
-    with disk_errors(out, "--out "):
+    with disk_errors(out, f"{option} "):
         fs.makedirs(full.rpartition("/")[0] or ".", exist_ok=True)
         try:
-            with fs.open(partial, "wb") as sink, contextlib.ExitStack() as stack:
-                yield _parquet(sink, stack) if out.endswith(".parquet") else _csv(sink)
+            with fs.open(partial, "wb") as sink:
+                yield sink
             fs.mv(partial, full)
         except BaseException:
             if fs.exists(partial):
                 fs.rm_file(partial)
             raise
+
+
+def _guarded(write: Callable[P, None], out: str, option: str) -> Callable[P, None]:
+    """``write``, whose failures name its own file: two of them may be open."""
+
+    def guarded(*arguments: P.args, **named: P.kwargs) -> None:
+        with disk_errors(out, f"{option} "):
+            write(*arguments, **named)
+
+    return guarded
 
 
 def _csv(sink: Any) -> Callable[[Scored], None]:

@@ -26,7 +26,7 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
             f"checkpoint.init_from is {wanted.init_from!r}, the run itself, which goes on from its own checkpoints",
             hint="checkpoint.init_from=null, or a step of it: checkpoint.init_from=<run>/step-00000100",
         )
-    known = None if config.force else _recorded_init(config, store)
+    known = None if config.force else recorded_init(config, store)[1]
     try:
         artifact = find_checkpoint(store, str(wanted.init_from), *(known or ()), option=INIT_FROM)
     except ArtifactError:
@@ -38,26 +38,27 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
     return {"key": artifact.key, "step": artifact.summary["step"]}
 
 
-def _recorded_init(config: Config, store: Store) -> tuple[str, int] | None:
-    """Key and step of the checkpoint this run started from before, by the same name; None where it did not.
+def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]] | tuple[None, None]:
+    """What this run recorded when it began from the checkpoint of the same name; None where it did not.
 
-    A run that goes on must not begin anew because the other one has newer checkpoints by now.
+    Its configuration, and the checkpoint's key and step: a run that goes on must not begin anew because the other run
+    has newer checkpoints by now.
     """
     from pipeline.compose import from_yaml
 
     run = str(config.run)
     path = f"{run_directory(run)}/config.yaml"
     if not store.exists(path):
-        return None
+        return None, None
     try:
         with store.open(path) as source:
             former = from_yaml(source.read().decode())
         init = next(step.config.get("init") for step in read_steps(store, run) if step.name == "train")
     except (NightjarError, StopIteration):
-        return None
+        return None, None
     if former.checkpoint.init_from != config.checkpoint.init_from or not isinstance(init, dict):
-        return None
-    return init["key"], init["step"]
+        return None, None
+    return former, (init["key"], init["step"])
 
 
 def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
@@ -71,6 +72,6 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
         place, key, step_number = str(config.checkpoint.init_from), covered["key"], covered["step"]
         return find_checkpoint(store, place, key, step_number, option=INIT_FROM)
     except ArtifactError:
-        if not config.force and committed(store, step.scratch[0]):
+        if committed(store, step.scratch[0]):
             return None
         raise

@@ -14,6 +14,8 @@ from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.launch.step import Step
+from pipeline.retrying import retried
+from pipeline.stages.batch import with_batch, with_former_batch
 from pipeline.stages.init import init_artifact
 from pipeline.stages.partition import assign, refine_plan
 from pipeline.stages.read import is_first_rank, read_dataset, read_plan, read_towers
@@ -39,10 +41,19 @@ def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact
     Raises ArtifactError where an input is not committed, and what the stage's room raises.
     """
     inputs = {name: store.get(path, name) for name, path in step.inputs.items()}
+    if "ingest" in inputs:
+        config = settled(config, store, inputs["ingest"])
     try:
         return FUNCTIONS[step.name](step, config, store, inputs, io)
     finally:
         io.close()
+
+
+def settled(config: Config, store: Store, dataset: Artifact) -> Config:
+    """``config`` with the number that ``train.global_batch=auto`` stands for. Raises ConfigError as ``with_batch``."""
+    if isinstance(config.train.global_batch, int):
+        return config
+    return with_batch(with_former_batch(config, store), read_dataset(store, dataset)[0].rows.get("train", 0))
 
 
 def _draft(store: Store, step: Step) -> Any:
@@ -63,7 +74,8 @@ def _plan(step: Step, config: Config, store: Store, inputs: dict[str, Artifact],
 
     dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
     if config.plan.former is not None:
-        plan, why = carried_plan(store, config.plan.former, step.config, *dataset, inputs["ingest"].key)
+        covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
+        plan, why = carried_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
         about = {"former": config.plan.former, "reused": plan is not None, "why": why}
         io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")
     plan = plan or make_plan(config, *dataset, inputs["ingest"].key)
@@ -115,7 +127,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     from pipeline.training import train
 
     key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
-    before = [] if config.force else committed(store, step.scratch[0])
+    before = retried(lambda: committed(store, step.scratch[0]), f"listing {store.url_of(step.scratch[0])}")
     plan, towers = read_towers(config, store, inputs, before, io.say)
     init = init_artifact(step, config, store)
     summary = train(

@@ -14,6 +14,8 @@ from pipeline.config import STAGES, Config
 from pipeline.contracts import Towers, dataset_path
 from pipeline.errors import DataError
 from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.stages.batch import with_former_batch
+from pipeline.stages.forced import current_directory
 from pipeline.stages.init import covered_init
 from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
 from pipeline.stages.partition import covered_probe
@@ -38,6 +40,7 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
     from pipeline.stages.publish import covered_incumbent
     from pipeline.towers import check_partition
 
+    config = with_former_batch(config, store)
     if config.data.sparse:
         check_partition(config, list(config.data.sparse))
     made: dict[str, Step] = {}
@@ -58,7 +61,7 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
         key = artifact_key(name, settings, input_keys)
         if name == "train":
             own = continuation_key(config, settings.get("init"), input_keys["ingest"])
-            scratch = (checkpoint_directory(config, own),)
+            scratch = (current_directory(store, checkpoint_directory(config, own)),)
         made[name] = Step(
             name=name, key=key, path=_path(name, key, config), config=settings, input_keys=input_keys,
             inputs={stage: made[stage].path for stage in INPUTS[name]}, scratch=scratch,
@@ -130,6 +133,7 @@ def prepare(config: Config, store: Store) -> list[Step]:
     """Work the steps out and write ``config.yaml`` and ``steps.json`` of the run, for the ranks to read."""
     from pipeline.compose import to_yaml
 
+    config = with_former_batch(config, store)
     found = steps(config, store)
     store.write_bytes(f"{run_directory(str(config.run))}/config.yaml", to_yaml(config).encode())
     write_steps(store, str(config.run), found)

@@ -25,6 +25,7 @@ from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
 from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.launch.step import run_directory
+from pipeline.retrying import explained
 from pipeline.stages import StageIO, run_stage
 
 PR_SET_PDEATHSIG = 1
@@ -114,10 +115,13 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
 
 
 def _plain(error: Exception, stage: str) -> Exception:
-    """A full disk met outside the store's own writes (a log line, a spill file) is one of the family too."""
+    """A full disk met outside the store's own writes (a log line, a spill file) is one of the family too.
+
+    So is an error that may pass.
+    """
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return ArtifactError(f"no space left on the disk while running the {stage} stage", hint="free space there")
-    return error
+    return explained(error) or error
 
 
 def _fail(store: Store, run: str, stage: str, report: Report) -> None:

@@ -19,6 +19,7 @@ from pipeline.contracts import Plan
 from pipeline.embeddings.ssd import pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up
+from pipeline.training.memory import give_back_freed
 
 GIB = 2**30
 WARN_SHARE = 0.9
@@ -48,7 +49,7 @@ class MemoryBudget:
             return {}
         hardware = self._config.hardware
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
-        hosts[dist.get_rank() // hardware.ranks_per_host] = used or self._measure()
+        hosts[dist.get_rank() // hardware.ranks_per_host] = self._own(used or self._measure())
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
         taken = int(add_up(hosts.to(device)).max().item())
         self.peak = max(self.peak, taken)
@@ -63,6 +64,13 @@ class MemoryBudget:
             self._say(f"memory: training takes {self._of(taken)} after step {step}, and stops where it takes more")
         self._warned |= taken > WARN_SHARE * self.limit
         return {"host_memory_bytes": taken}
+
+    def _own(self, used: int) -> int:
+        """This rank's bytes; near its share of the limit without what was freed and is only kept for later."""
+        if used <= WARN_SHARE * self.limit / self._config.hardware.ranks_per_host:
+            return used
+        give_back_freed()
+        return self._measure()
 
     def _of(self, taken: int) -> str:
         count, gib = self._config.hardware.ranks_per_host, self._config.hardware.ddr_gib

@@ -63,12 +63,12 @@ class Checkpoints:
         return self.saver.newest or ""
 
     def resume(self, init: Artifact | None, total: int, rows: int) -> None:
-        """Continue from the newest whole checkpoint of this training, unless ``force`` starts anew. Collective.
+        """Continue from the newest whole checkpoint of this training. Collective.
 
         Where there is none, start with what ``init`` holds: the position is the beginning all the same. ``total``:
         steps planned, on ``rows`` rows an epoch; ConfigError where more are taken already.
         """
-        state = None if self.config.force else self.saver.resume()
+        state = self.saver.resume()
         if state is None:
             if init is not None:
                 self._start_from(init)

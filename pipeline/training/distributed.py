@@ -19,7 +19,9 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
+from pipeline.cpus import available_cpus
 from pipeline.errors import ConfigError, NightjarError
+from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure"
 # mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
@@ -34,9 +36,8 @@ def connect(config: Config) -> torch.device:
     """
     device = _device(config)
     if device.type == "cpu":
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         here = config.world_size if config.launch.name == "local" else config.hardware.ranks_per_host
-        torch.set_num_threads(config.train.threads_per_rank or max(1, cores // here))
+        torch.set_num_threads(config.train.threads_per_rank or max(1, available_cpus() // here))
         torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
         _keep_freed_memory()
     if not dist.is_initialized():
@@ -96,10 +97,10 @@ def largest(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
-def first_message(message: tuple[int, str] | None) -> str:
-    """Of the ranks' (step, text) the text of the earliest step, then lowest rank. Collective; '' where none has one."""
-    found = [(entry[0], entry[1]) for entry in exchange(message) if entry]
-    return min(found, key=lambda entry: entry[0], default=(0, ""))[1]
+def first_fault(fault: Fault | None) -> Fault | None:
+    """The smallest of the ranks' faults, of equal ones that of the lowest rank. Collective; None where none has one."""
+    found = [Fault(*entry) for entry in exchange(fault) if entry]
+    return min(found, key=lambda entry: entry[:2], default=None)
 
 
 @contextmanager

@@ -8,23 +8,29 @@ import torch
 
 from pipeline.config import TrainConfig
 from pipeline.errors import GuardError
-from pipeline.training.distributed import add_up, first_message
+from pipeline.training.distributed import add_up, first_fault
+from pipeline.training.faults import LAYER, Fault
 from pipeline.training.metrics import Meter, Sums
 
 
-def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[], tuple[int, str]]) -> None:
+def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[], Fault | None]) -> None:
     """Stop where an interval held a logit or loss that is not finite; ``fault`` names this rank's finding.
 
     ``sums`` are equal on all ranks, so all stop together.
     """
     if not sums.bad:
         return
+    first = first_fault(fault())
     raise GuardError(
         f"the loss is not finite (noticed at step {step}, {sums.bad:.0f} of {sums.rows:.0f} rows): the first part that "
-        f"is not finite is {first_message(fault())}",
+        f"is not finite is {first.part if first else 'the loss'}",
         hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g} train.warmup_steps="
-        f"{max(100, 2 * config.warmup_steps)}, or train.precision=fp32",
+        f"{_longer(config.warmup_steps)}, or train.precision=fp32",
     )
+
+
+def _longer(warmup: int | str) -> int:
+    return max(100, 2 * warmup) if isinstance(warmup, int) else 1000
 
 
 def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
@@ -59,9 +65,9 @@ def check_layers(
     fault = _spoilt_layer(dense) or _spoilt_state(dense, optimizer)
     flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
     if add_up(flag).item():
-        name = first_message((0, fault) if fault else None)
+        first = first_fault(Fault(step, LAYER, fault) if fault else None)
         raise GuardError(
-            f"{name} is not finite after step {step}; no checkpoint was written",
+            f"{first.part if first else 'a layer'} is not finite after step {step}; no checkpoint was written",
             hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or train.clip.dense_norm=1",
         )
 

@@ -53,8 +53,8 @@ def length_line(train: TrainConfig, then: Mapping[str, Any], step: int, total: i
         return line
     last = lr_factor(train, step - 1, before) if step else 0.0
     return (
-        f"{line}; train.schedule={train.schedule} now ends there: the learning rates, {last:.3g} of their peak in the "
-        f"last step taken, are {lr_factor(train, step, total):.3g} of it in the next one"
+        f"{line}; train.schedule={train.schedule} now ends there: the learning rates, {round(last, 3):g} of their peak "
+        f"in the last step taken, are {round(lr_factor(train, step, total), 3):g} of it in the next one"
     )
 
 

@@ -16,6 +16,7 @@ from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
 from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
+from pipeline.models import log_odds
 from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
@@ -27,7 +28,7 @@ from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
-from pipeline.training.schedule import planned_steps
+from pipeline.training.schedule import planned_steps, planned_text
 from pipeline.training.signals import STOP, Agreement
 from pipeline.training.ssd import SsdMeter, naming_checkpoint, ssd_store, tell_shortcomings
 from pipeline.training.trainer import Trainer
@@ -70,15 +71,17 @@ def train(
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)
-        if config.train.schedule != "constant" and total <= config.train.warmup_steps and dist.get_rank() == 0:
-            say(f"the {total:,} steps are all train.warmup_steps={config.train.warmup_steps}: no learning rate falls")
         trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
+        if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
+            trainer.head.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
         saver.resume(init, total, split.rows)
+        for line in planned_text(config.train, split.rows) if dist.get_rank() == 0 else ():
+            say(line)
         order = Order(
-            key=dataset.key, seed=config.seed, global_batch=config.train.global_batch, shuffle=config.train.shuffle,
+            key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
         budget = MemoryBudget(config, plan, say)
@@ -145,6 +148,7 @@ class _Run:
             if saving:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config.train)
                 self._save(final=last, stopping=agreed == STOP and not last)
+                agreement.saved()
         self.seconds = time.perf_counter() - self.began
 
     def _save(self, final: bool, stopping: bool) -> None:
@@ -220,6 +224,7 @@ class _Run:
         figures: dict[str, Any] = {
             "samples": self._samples(self.trainer.steps),
             "steps": self.trainer.steps,
+            "global_batch": self.order.global_batch,
             "seconds": seconds,
             "samples_per_s": (self._samples(self.trainer.steps) - self._samples(self.first)) / seconds,
             "data_wait_share": waited / dist.get_world_size() / seconds,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import resource
 import sys
 from pathlib import Path
@@ -30,6 +31,17 @@ class MemoryMeter:
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return max((_status("VmHWM") or peak_rss()) - self._start, 0)
+
+
+def give_back_freed() -> None:
+    """Give the memory that was freed back to the system, which glibc keeps for what comes next; takes milliseconds.
+
+    Training has glibc keep it (``distributed.connect``), for the next step wants pieces like the last one's. They never
+    fit exactly, so what is kept grows slowly, by some hundred MiB at most.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def peak_rss() -> int:

@@ -1,9 +1,7 @@
-"""The trained module: sharded tables, the ranking model on top, and the loss; precision and fault finding."""
+"""The trained module: sharded tables, the ranking model on top, and the loss; precision."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -26,11 +24,12 @@ from pipeline.embeddings import (
     shard_model,
 )
 from pipeline.errors import ConfigError
-from pipeline.models import MaxNorm, build_model
+from pipeline.models import Dlrm, MaxNorm, build_model
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
+from pipeline.training.faults import Fault, FaultFinder
 
 TABLES = "collection"
 TOWERS = "towers"
@@ -81,14 +80,14 @@ class Pooled(nn.Module):
 
 
 class Head(nn.Module):
-    """The dense part: ranking model and loss. ``fault``: (forward pass, the first part that was not finite).
+    """The dense part: ranking model and loss. ``faults``: what was not finite.
 
     ``tables``: names of the embeddings' tables in order; of towers' outputs, ``names`` says instead what they are.
     """
 
     def __init__(
         self,
-        ranking: nn.Module,
+        ranking: Dlrm,
         schema: DatasetSchema,
         dtype: torch.dtype | None,
         names: list[str] | None = None,
@@ -97,14 +96,12 @@ class Head(nn.Module):
         super().__init__()
         self.ranking = ranking
         self.normalise = normalise
-        self.dense_names = list(schema.dense)
         self.tables = [column.name for column in schema.sparse]
-        self.names = names or [f"table {name!r}" for name in self.tables]
         self.pooled = Pooled(self.tables)
         self.dtype = dtype
-        self.fault: tuple[int, str] | None = None
-        self._passes = 0
-        self._seen: tuple[Tensor, Tensor] | None = None
+        vectors = names or [f"table {name!r}" for name in self.tables]
+        self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
+        self._embeddings: Tensor | None = None
 
     def forward(
         self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
@@ -115,11 +112,8 @@ class Head(nn.Module):
             dense = self.normalise(dense)
         logits = self._rank(dense, embeddings)
         loss = functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-        self._seen = (dense.detach(), embeddings.detach())
-        self._passes += 1
-        # Reading the loss is free on a CPU; an accelerator would have to be waited for, so there the interval looks.
-        if self.fault is None and loss.device.type == "cpu" and not torch.isfinite(loss):
-            self.fault = (self._passes, self._find_fault())
+        self._embeddings = embeddings.detach()
+        self.faults.look(dense.detach(), self._embeddings, loss.detach())
         return loss, (logits.detach(), labels, weights)
 
     def _rank(self, dense: Tensor, embeddings: Tensor) -> Tensor:
@@ -129,51 +123,12 @@ class Head(nn.Module):
     @property
     def embeddings(self) -> Tensor:
         """The pooled embeddings [B, F, D] of the last forward pass, in the order of the schema, detached."""
-        assert self._seen is not None, "no forward pass yet"
-        return self._seen[1]
+        assert self._embeddings is not None, "no forward pass yet"
+        return self._embeddings
 
-    def first_fault(self) -> tuple[int, str]:
-        """What was found when the loss first was not finite, else what the last forward pass shows now."""
-        return self.fault or (self._passes, self._find_fault())
-
-    @torch.no_grad()
-    def _find_fault(self) -> str:
-        if self._seen is None:
-            return "the loss"
-        dense, embeddings = self._seen
-        for name, column in zip(self.dense_names, dense.unbind(1), strict=True):
-            if not torch.isfinite(column).all():
-                return f"dense feature {name!r}"
-        for name, values in zip(self.names, embeddings.unbind(1), strict=True):
-            if not torch.isfinite(values).all():
-                return name
-        with _outputs(self.ranking) as found:
-            self._rank(dense, embeddings)
-        return found[0] if found else "the loss"
-
-
-@contextmanager
-def _outputs(model: nn.Module) -> Iterator[list[str]]:
-    """Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled."""
-    found: list[str] = []
-
-    def look(name: str, module: nn.Module, output: object) -> None:
-        if isinstance(output, Tensor) and not torch.isfinite(output).all():
-            spoilt = [key for key, value in module.named_parameters() if not torch.isfinite(value).all()]
-            found.append(f"layer {name!r}" + (f" (its {spoilt[0]} is not finite)" if spoilt else ""))
-
-    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
-    handles = [
-        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
-        for name, module in leaves
-    ]
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    try:
-        yield found
-    finally:
-        model._compiled_call_impl = compiled
-        for handle in handles:
-            handle.remove()
+    def first_fault(self) -> Fault | None:
+        """The first part that this rank found not to be finite; None where every loss was."""
+        return self.faults.first()
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
@@ -240,7 +195,7 @@ def _largest_of_ranks(values: Tensor) -> Tensor:
 
 def _ranking(
     config: Config, schema: DatasetSchema, vectors: int, dim: int, device: torch.device, trained: bool
-) -> nn.Module:
+) -> Dlrm:
     model = replace(config.model, embedding_dim=dim)
     ranking = build_model(model, len(schema.dense), vectors, config.seed).to(device)
     if trained and config.train.compile:

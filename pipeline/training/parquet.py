@@ -17,7 +17,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.contracts import LABEL, RAW, TRUE_PROBABILITY, DatasetSchema, raw_column, weight_column
 from pipeline.errors import ArtifactError, GuardError
 
-SCHEMA_FILE = "schema.json"
+SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
 
 
 @dataclass(frozen=True)
@@ -154,6 +154,13 @@ class SplitReader:
         """A whole float column of the split in row order, for example its labels; float32 [rows]."""
         parts = [_flat(self._table(group, [name]), name) for group in self.groups]
         return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
+
+    def base_rate(self) -> float | None:
+        """The share of clicks among the split's rows, as ingestion profiled it; None where the dataset does not say."""
+        if PROFILE_FILE not in self.dataset.files:
+            return None
+        rate = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}").get("label_rate", {}).get(self.split)
+        return None if rate is None else float(rate)
 
     @property
     def has_true_probability(self) -> bool:

@@ -26,6 +26,7 @@ from pipeline.towers.interaction import Interaction
 from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
+from pipeline.training.schedule import warmup_steps
 from pipeline.training.trainer import Trainer
 
 LARGEST_BATCH = 4096
@@ -54,7 +55,7 @@ def probe(
         split = SplitReader(store, dataset, "train")
         limit = config.partition.probe_rows
         trainer = Trainer(alone, _cut(split.schema, limit), _plan(alone, split.schema, limit), device)
-        steps, batch = (0 if checkpoint else config.partition.probe_steps), alone.train.global_batch
+        steps, batch = (0 if checkpoint else config.partition.probe_steps), alone.train.batch
         source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
         say(f"comparing features by {source}, in this process")
         if checkpoint is not None:
@@ -104,8 +105,8 @@ def _alone(config: Config) -> Config:
     train = dataclasses.replace(
         config.train,
         compile=False,
-        global_batch=min(config.train.global_batch, LARGEST_BATCH),
-        warmup_steps=min(config.train.warmup_steps, steps // 10),
+        global_batch=min(config.train.batch, LARGEST_BATCH),
+        warmup_steps=min(warmup_steps(config.train, steps), steps // 10),
         schedule="constant",
         epochs=1,
         max_steps=steps,
@@ -138,7 +139,7 @@ def _plan(config: Config, schema: DatasetSchema, limit: int) -> Plan:
         device="cpu",
         world_size=1,
         ranks_per_host=1,
-        global_batch=config.train.global_batch,
+        global_batch=config.train.batch,
         tables={
             column.name: TablePlan(
                 rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused",

@@ -10,23 +10,57 @@ import math
 
 from pipeline.config import TrainConfig
 
+FEWEST_STEPS = 100  # that a training should have
+LONGEST_WARM_UP = 1000  # steps, where their number follows from the length of the training
+
 
 def planned_steps(train: TrainConfig, rows: int) -> int:
     """Steps of the whole training on ``rows`` rows: of its epochs, a short last batch each, or ``max_steps``."""
-    steps = train.epochs * -(-rows // train.global_batch)
+    steps = train.epochs * -(-rows // train.batch)
     return steps if train.max_steps is None else min(steps, train.max_steps)
+
+
+def planned_text(train: TrainConfig, rows: int) -> list[str]:
+    """What a user should know of the steps ahead before they are taken: their number where settings left it open.
+
+    A warning where they are too few to learn from, or where all of them belong to the warm-up.
+    """
+    total, lines = planned_steps(train, rows), []
+    rising = warmup_steps(train, total)
+    text = f"{count(total, 'step')} of {train.batch:,} samples planned, warm-up of {count(rising, 'step')}"
+    if total < FEWEST_STEPS:
+        hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
+        lines.append(f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}")
+    elif total <= rising:
+        lines.append(f"warning: {text}; the learning rates never reach their full value: train.warmup_steps=auto")
+    else:
+        lines.append(text)
+    return lines
+
+
+def count(number: int, what: str) -> str:
+    """``number`` and what is counted: 1 step, 2 steps."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def warmup_steps(train: TrainConfig, total: int) -> int:
+    """Steps of the warm-up in a training of ``total`` steps; ``auto`` is a tenth of them, at most 1,000."""
+    if isinstance(train.warmup_steps, int):
+        return train.warmup_steps
+    return min(LONGEST_WARM_UP, total // 10)
 
 
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
     """What both learning rates are multiplied with in ``step`` (from 0) of ``total``.
 
-    The warm-up rises to 1 in step ``warmup_steps`` - 1. In the last ``decay_share`` of the steps from there on
+    The warm-up rises to 1 in its last step. In the last ``decay_share`` of the steps from there on
     ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
     to ``min_lr_share`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
     """
-    peak = max(1, train.warmup_steps) - 1
+    rising = warmup_steps(train, total)
+    peak = max(1, rising) - 1
     if step < peak:
-        return (step + 1) / train.warmup_steps
+        return (step + 1) / rising
     if train.schedule == "constant" or total - 1 <= peak:
         return 1.0
     steps, share = total - 1 - peak, train.decay_share

@@ -25,6 +25,7 @@ class Agreement:
         self._group = dist.new_group(backend="gloo") if many else None
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._flight: Any = None
+        self._answered = False
         self._terminated = threading.Event()
         self._former: Any = None
 
@@ -40,6 +41,10 @@ class Agreement:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._terminated.set()
 
+    def saved(self) -> None:
+        """Tell, on every rank, that a checkpoint was taken after this step: wishes for one in flight are granted."""
+        self._answered = True
+
     def step(self, save: bool) -> int:
         """Put in this rank's wish for the end of this step; what all agreed on: 0, SAVE or STOP."""
         wish = STOP if self._terminated.is_set() else SAVE if save else 0
@@ -49,6 +54,9 @@ class Agreement:
         if self._flight is not None:
             self._flight.wait()
             agreed = int(self._flag.item())
+            if self._answered and agreed == SAVE:
+                agreed = 0
+        self._answered = False
         self._flag = torch.tensor([wish], dtype=torch.int32)
         self._flight = dist.all_reduce(self._flag, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
         return agreed

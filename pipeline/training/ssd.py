@@ -89,6 +89,9 @@ def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
     try:
         yield
     except GuardError as error:
-        found = committed(store, directory)
-        newest = f"the last checkpoint, {found[-1].path}, is intact" if found else "no checkpoint was taken before"
+        try:
+            found = committed(store, directory)
+            newest = f"the last checkpoint, {found[-1].path}, is intact" if found else "no checkpoint was taken before"
+        except Exception as fault:  # what stopped the run is what is told
+            newest = f"its checkpoints cannot be listed now ({fault})"
         raise GuardError(f"{error.message}; {newest}", hint=error.hint) from error

@@ -74,9 +74,14 @@ def test_two_ranks_are_calibrated_into_a_file_that_plans(tmp_path, capsys):
     assert code == 0, out.err
     record = json.loads(out.out)
     assert "training step 11/11" in out.err
-    assert {"ddr_gb_per_s", "lookup_ns", "intra_host_gb_per_s", "dense_gflop_per_s", "ssd_read_iops"} <= set(
-        record["measured"]
-    )
+    assert {
+        "ddr_gb_per_s",
+        "lookup_ns",
+        "intra_host_gb_per_s",
+        "dense_gflop_per_s",
+        "ssd_read_iops",
+        "process_gib",
+    } <= set(record["measured"])
     assert all(record["hardware"][name] >= 0 for name in record["measured"])
     use = record["use"].split()[2:]
     assert main(["run", *use, "--cfg", "job", "-p", "hardware"]) == 0

@@ -12,7 +12,7 @@ from pipeline.checkpoint.quantise import Coding
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.writer import Job, write_checkpoint
-from pipeline.config import Config, DataConfig, SparseFeature
+from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
 from pipeline.embeddings import LocalShard, TableSpec
 
 ROWS = {"a": 50, "b/c": 37, "long": 900}
@@ -23,7 +23,8 @@ FP32 = TableCoding("fp32")
 
 def config(**checkpoint):
     sparse = {name: SparseFeature() for name in ROWS}
-    made = Config(data=DataConfig(name="d", format="synthetic", sparse=sparse))
+    data = DataConfig(name="d", format="synthetic", sparse=sparse)
+    made = Config(data=data, train=TrainConfig(global_batch=4096))  # what is recorded is settled
     return dataclasses.replace(made, checkpoint=dataclasses.replace(made.checkpoint, **checkpoint))
 
 

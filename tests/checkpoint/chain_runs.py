@@ -16,13 +16,16 @@ from tests.embeddings.ranks import plan_for
 LAST = 6
 
 
-def checkpointer(folder, dmp, access, on_phase=ignore, **settings):
+def checkpointer(folder, dmp, access, on_phase=ignore, limits=None, **settings):
     dense = dense_parameters(dmp)
     model = Model(access, TouchedRows(dmp), dense, None)
     config = CheckpointConfig(**{"quantise": "fp32", "chunk_mib": 0.001, "keep_last": 50, **settings})
     said = []
     store = Store(str(folder / "store"))
-    saver = Checkpointer(store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append, on_phase=on_phase)
+    more = {} if limits is None else {"limits": limits}
+    saver = Checkpointer(
+        store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append, on_phase=on_phase, **more
+    )
     return saver, said
 
 

@@ -212,16 +212,20 @@ def test_a_look_that_fails_is_no_proof_of_absence(tmp_path, monkeypatch):
 def test_bytes_that_are_right_when_read_again_are_no_damage(tmp_path, monkeypatch):
     store = Store(str(tmp_path))
     put(store, "c/step-00000001", access(shard()))
-    store.write_bytes("good", b"{}")
-    real, swapped = store.fs.open, []
+    store.write_bytes("other", b"{}")
+    swapped = []
 
-    def opened(path, *args, **kwargs):  # the first read gives another file's bytes
-        if path.endswith(("manifest.json", "index.json")) and path not in swapped:
-            swapped.append(path)
-            return real(store.full("good"), *args, **kwargs)
-        return real(path, *args, **kwargs)
+    def otherwise(real):  # the first read gives another file's bytes
+        def read(path, *args, **kwargs):
+            if path.endswith(("manifest.json", "index.json")) and path not in swapped:
+                swapped.append(path)
+                return real(store.full("other"), *args, **kwargs)
+            return real(path, *args, **kwargs)
 
-    monkeypatch.setattr(store.fs, "open", opened)
+        return read
+
+    for name in ("open", "cat_file"):
+        monkeypatch.setattr(store.fs, name, otherwise(getattr(store.fs, name)))
     assert restore_newest(store, "c", Target(access(shard()), {}), pytest.fail)[1].step == 1
     assert len(swapped) == 2
 

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from pipeline.checkpoint.quantise import (
-    BITS,
     Coding,
     bits_for_restores,
     choose_coding,
@@ -19,7 +18,7 @@ def rows(count: int = 300, columns: int = 16, scale: float = 0.05) -> torch.Tens
     return torch.randn(count, columns, generator=generator) * scale
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", (2, 3, 4, 8))
 @pytest.mark.parametrize("columns", [4, 13, 16, 64])
 def test_error_is_at_most_half_a_grid_step(bits: int, columns: int) -> None:
     values = rows(columns=columns)
@@ -31,7 +30,7 @@ def test_error_is_at_most_half_a_grid_step(bits: int, columns: int) -> None:
     assert ((decode(encoded) - values).abs().amax(1) <= step / 2 + slack).all()
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", (2, 3, 4, 8))
 def test_constant_zero_and_tiny_rows_survive(bits: int) -> None:
     values = torch.stack([torch.zeros(8), torch.full((8,), 0.25), torch.linspace(-1e-20, 1e-20, 8)])
     found = decode(encode(values, Coding(bits)))
@@ -77,7 +76,7 @@ def test_bits_follow_the_expected_restores() -> None:
     assert [bits_for_restores(r) for r in (0, 1, 2, 3, 4, 20, 21, 100)] == [2, 2, 3, 3, 4, 4, 8, 8]
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", (2, 3, 4, 8))
 @pytest.mark.parametrize("search", [(0, 0.0, 0), (0, 0.0, 4), (10, 0.5, 2), (25, 0.6, 2)])
 def test_rows_that_did_not_change_give_the_same_codes_again(bits: int, search: tuple[int, float, int]) -> None:
     coding = Coding(bits, *search)

@@ -6,6 +6,9 @@ import torch
 
 from pipeline.artifacts import Store
 from pipeline.checkpoint import Target, committed, restore_newest
+from pipeline.checkpoint.aside import in_place, listed, remove, set_aside
+from pipeline.checkpoint.index import sweep
+from pipeline.checkpoint.ranks import patiently
 from pipeline.errors import ArtifactError
 from tests.checkpoint.s3 import Fault, served
 from tests.checkpoint.single import access, shard, write
@@ -115,3 +118,28 @@ def test_a_committed_checkpoint_survives_a_dying_store(store, endpoint):
     put(store, 2, on_phase=fail)
     endpoint.fault = None
     assert newest(store) == (2, [])
+
+
+@pytest.mark.parametrize("kind", FAULTS[:2])
+def test_a_damaged_checkpoint_is_set_aside_without_a_rename_and_makes_room_later(store, endpoint, kind):
+    """Its manifest goes, its files stay until a checkpoint of the same step comes; a fault on the way loses nothing."""
+    put(store, 1)
+    written = put(store, 2)
+    lost = next(name for name in written.files if name.startswith("rows/"))
+    store.fs.rm_file(store.full(f"{written.path}/{lost}"))
+    endpoint.fault = Fault(kind, "DELETE", count=1)
+    damaged, table = {}, shard()
+    found = restore_newest(store, "c", Target(access(table), {"w": torch.zeros(2)}), lambda line: None, damaged)
+    assert (found[1].step, list(damaged)) == (1, ["step-00000002"])
+    patiently("setting aside", lambda: set_aside(store, "c", damaged))
+    assert [each.path for each in committed(store, "c")] == [found[0].path]
+    assert sweep(store, "c", aside=in_place(store, "c")) == []
+    files = set(written.files) - {lost} | {"former-manifest.json"}
+    assert {name.rpartition("step-00000002/")[2] for name in store.fs.find(store.full("c/step-00000002"))} == files
+    store.verify(put(store, 2))
+    (one,) = listed(store, "c")
+    assert one.files == one.path == "c/aside/step-00000002.1"
+    there = {name.rpartition("step-00000002.1/")[2] for name in store.fs.find(store.full(one.path))}
+    assert there == files | {"set-aside.json"}
+    remove(store, one)
+    assert (listed(store, "c"), newest(store)) == ([], (2, []))

@@ -1,16 +1,19 @@
 """Starting from another checkpoint: which tables and rows are taken, which settings may differ, what is said."""
 
 import dataclasses
+import itertools
+import re
 import shlex
 
 import pytest
 import torch
 
-from pipeline.checkpoint.changes import check_changes, classify
+from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
 from pipeline.compose import compose
-from pipeline.config import SparseFeature
+from pipeline.compose.overrides import parse
+from pipeline.config import SparseDefaults, SparseFeature
 from pipeline.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new_store, put, restored
 
@@ -162,10 +165,129 @@ def test_renamed_and_new_features_contradict_nothing(chain):
     assert check_changes(chain[1], changed(data__sparse=sparse, checkpoint={"rename": {"a": "z"}}), D) == []
 
 
-def test_the_size_of_a_hashed_table_is_its_meaning(chain):
-    sparse = {"a": SparseFeature(mapping="hash"), "b/c": SparseFeature()}
-    made = changed(data__sparse=sparse)
-    assert classify("data.sparse.a.rows", made, False) == "refused"
-    assert classify("data.sparse.b/c.rows", made, False) == "safe"
-    assert classify("data.sparse_defaults.rows", made, False) == "refused"
-    assert classify("data.sparse_defaults.rows", config(), False) == "safe"
+def test_the_size_of_a_hashed_table_is_its_meaning(tmp_path):
+    store, hashed, plain = new_store(tmp_path), SparseFeature(mapping="hash"), SparseFeature()
+    vocab = {"a": plain, "b/c": plain}
+    before = started(store, {"a": hashed, "b/c": plain})
+    defaults = SparseDefaults(rows=77)
+    for made, path in (
+        (features({"a": replaced(hashed, rows=9), "b/c": plain}), "data.sparse.a.rows was not set, is 9"),
+        (features({"a": hashed, "b/c": plain}, defaults), "data.sparse_defaults.rows was 100000, is 77 (tables a)"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(f"cannot be changed: {path}")):
+            check_changes(before, made, D)
+    assert check_changes(before, features({"a": hashed, "b/c": replaced(plain, rows=9)}), D) == []
+    assert check_changes(started(store, vocab), features(vocab, defaults), D) == []
+    own = {"a": replaced(hashed, rows=9), "b/c": plain}
+    assert check_changes(started(store, own), features(own, defaults), D) == []
+
+
+def replaced(feature, **settings):
+    return dataclasses.replace(feature, **settings)
+
+
+def features(sparse, defaults=None, **checkpoint):
+    """A configuration with these sparse features."""
+    made = config(**checkpoint)
+    data = dataclasses.replace(made.data, sparse=sparse, sparse_defaults=defaults or SparseDefaults())
+    return dataclasses.replace(made, data=data)
+
+
+def started(store, sparse, defaults=None):
+    """A checkpoint of a training with these sparse features."""
+    made = dataclasses.asdict(features(sparse, defaults))
+    step = next(numbers)
+    return put(store, step, config=made, directory=f"runs/r{step}/checkpoints/0123456789")
+
+
+numbers = itertools.count(1)
+WORDS, LIST = SparseFeature(), SparseFeature(separator="|")
+ONE_OF_TWO = SparseFeature(cross=["x", "y"])
+# feature then, now, what is said, what the hint begins with; None: nothing is said.
+ALLOWED = [
+    (WORDS, SparseFeature(column="x"), "data.sparse.a.column was not set, is 'x'", "data.sparse.a.column=null"),
+    (SparseFeature(column="x"), WORDS, "data.sparse.a.column was 'x', is not set", "data.sparse.a.column=x"),
+    (WORDS, LIST, "data.sparse.a.separator was not set, is '|'", "data.sparse.a.separator=null"),
+    (LIST, SparseFeature(separator=","), "data.sparse.a.separator was '|', is ','", "'data.sparse.a.separator=\"|\"'"),
+    (LIST, SparseFeature(separator="|", weight_separator=":"), "data.sparse.a.weight_separator was not set, is ':'",
+     "data.sparse.a.weight_separator=null"),
+    (ONE_OF_TWO, SparseFeature(cross=["x", "z"]), "data.sparse.a.cross was ['x', 'y'], is ['x', 'z']",
+     "data.sparse.a.cross=[x,y]"),
+]  # fmt: skip
+REFUSED = [
+    (WORDS, ONE_OF_TWO, "data.sparse.a.cross was [], is ['x', 'y']", "data.sparse.a.cross=[]"),
+    (ONE_OF_TWO, SparseFeature(cross=["x", "y", "z"]), "data.sparse.a.cross was ['x', 'y'], is ['x', 'y', 'z']",
+     "data.sparse.a.cross=[x,y]"),
+    (WORDS, SparseFeature(bins=10), "data.sparse.a.bins was not set, is 10", "data.sparse.a.bins=null"),
+    (SparseFeature(bins=20), SparseFeature(bins=10), "data.sparse.a.bins was 20, is 10", "data.sparse.a.bins=20"),
+    (WORDS, SparseFeature(mapping="learned"), "data.sparse.a.mapping was not set, is 'learned'",
+     "data.sparse.a.mapping=null"),
+]  # fmt: skip
+NOTHING = [
+    (WORDS, SparseFeature(column="a")), (WORDS, SparseFeature(mapping="vocab")), (WORDS, SparseFeature(min_count=3)),
+    (WORDS, SparseFeature(required=True)), (WORDS, SparseFeature(integer=True)), (LIST, replaced(LIST, max_ids=2)),
+    (WORDS, SparseFeature(weight_separator=":")), (WORDS, SparseFeature(evict_after_days=3)),
+    (ONE_OF_TWO, SparseFeature(cross=["x", "y"], column="z")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tables_only", [False, True])
+@pytest.mark.parametrize(("then", "now", "said", "back"), ALLOWED)
+def test_where_ids_are_read_must_be_allowed_by_name(tmp_path, then, now, said, back, tables_only):
+    before = started(new_store(tmp_path), {"a": then})
+    path = said.split(" ", 1)[0]
+    with pytest.raises(ConfigError) as caught:
+        check_changes(before, features({"a": now}, init_tables_only=tables_only), D)
+    assert f"must be allowed: {said}" in caught.value.message
+    assert caught.value.hint.startswith(f"checkpoint.allow=[{path}] where the ids and values are the same ones")
+    assert caught.value.hint.endswith(f"else {back}")
+    for option in (path, "data"):
+        assert check_changes(before, features({"a": now}, allow=[option], init_tables_only=tables_only), D) == [
+            f"allowed: {said}"
+        ]
+
+
+@pytest.mark.parametrize("tables_only", [False, True])
+@pytest.mark.parametrize(("then", "now", "said", "back"), REFUSED)
+def test_ids_that_cannot_be_the_same_are_refused(tmp_path, then, now, said, back, tables_only):
+    before = started(new_store(tmp_path), {"a": then})
+    with pytest.raises(ConfigError) as caught:
+        check_changes(before, features({"a": now}, allow=["data"], init_tables_only=tables_only), D)
+    assert f"cannot be changed: {said}" in caught.value.message
+    assert caught.value.hint == f"{back}, or another name for the feature, whose table then begins anew"
+    (override,) = shlex.split(caught.value.hint.split(", or another")[0])
+    parse([override])
+
+
+@pytest.mark.parametrize(("then", "now"), NOTHING)
+def test_what_gives_no_row_another_id_is_safe(tmp_path, then, now):
+    assert check_changes(started(new_store(tmp_path), {"a": then}), features({"a": now}), D) == []
+
+
+def test_a_default_counts_for_the_tables_that_take_it(tmp_path):
+    own = {"a": LIST, "c": ONE_OF_TWO}
+    commas = SparseDefaults(separator=",")
+    store = new_store(tmp_path)
+    assert check_changes(started(store, own), features(own, commas), D) == []
+    with pytest.raises(ConfigError) as caught:
+        check_changes(started(store, {**own, "b": WORDS}), features({**own, "b": WORDS}, commas), D)
+    assert "data.sparse_defaults.separator was not set, is ',' (tables b)" in caught.value.message
+    spelt = SparseFeature(separator=",")
+    assert check_changes(started(store, {"b": WORDS}, commas), features({"b": spelt}), D) == []
+
+
+@pytest.mark.parametrize("setting", [{"strip": True}, {"quote": None}])
+def test_what_the_text_of_all_fields_is_must_be_allowed(tmp_path, setting):
+    before, made = started(new_store(tmp_path), {"a": WORDS}), features({"a": WORDS}, init_tables_only=True)
+    made = dataclasses.replace(made, data=dataclasses.replace(made.data, **setting))
+    with pytest.raises(ConfigError, match=f"must be allowed: data.{next(iter(setting))} was "):
+        check_changes(before, made, D)
+
+
+@pytest.mark.parametrize("mapping", ["hash", "double_hash"])
+def test_a_feature_whose_name_seeds_its_hash_cannot_be_renamed(tmp_path, mapping):
+    before = started(new_store(tmp_path), {"a": SparseFeature(mapping=mapping)})
+    with pytest.raises(ConfigError) as caught:
+        check_changes(before, features({"z": SparseFeature(mapping=mapping)}, rename={"a": "z"}), D)
+    assert "feature 'a' is now 'z', but its ids find their rows by a hash seeded with the name" in caught.value.message
+    assert caught.value.hint == "the former name, data.sparse.a.column=z, and no checkpoint.rename of a"

@@ -1,6 +1,4 @@
-"""Row access, initial values, learning rates, order of features, row number checks."""
-
-import time
+"""Row access, initial values, learning rates, order of features."""
 
 import pytest
 import torch
@@ -9,15 +7,13 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from pipeline.embeddings import (
     RowValues,
     TableSpec,
-    check_rows,
     dense_parameters,
     dense_table_parameters,
-    feature_counts,
     initial_rows,
     pooled_stack,
     set_sparse_lr,
 )
-from pipeline.errors import GuardError, PlanError
+from pipeline.errors import PlanError
 from tests.embeddings.cases import batch as global_batch
 from tests.embeddings.cases import kjt_of, make
 from tests.embeddings.ranks import DIM, ROWS, plan_for, spawn
@@ -95,37 +91,3 @@ def test_pooled_stack_restores_the_order_of_features():
 
 
 SPECS = [TableSpec("a", 10, 4), TableSpec("b", 5, 4)]
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize(
-    ("ids", "message"),
-    [
-        ([[0, 9], [4, 5]], "table 'b' got row number 5 .id 1 of its feature in the batch., expected 0 to 4: .* 5 rows"),
-        ([[0, -1], [9, 9]], "table 'a' got row number -1 .id 1"),
-    ],
-)
-def test_row_number_out_of_range_names_table_and_row(ids, message, dtype):
-    values = torch.tensor(ids, dtype=dtype)
-    with pytest.raises(GuardError, match=message):
-        check_rows(values, SPECS)
-    with pytest.raises(GuardError, match=message):
-        check_rows(values.flatten(), SPECS, feature_counts(torch.ones(4, dtype=torch.int32), 2))
-
-
-def test_ragged_and_empty_features_pass():
-    check_rows(torch.tensor([[0, 9], [4, 0]]), SPECS)
-    check_rows(torch.tensor([9, 9, 9], dtype=torch.int32), SPECS, [3, 0])
-    with pytest.raises(GuardError, match="table 'b' got row number 9"):
-        check_rows(torch.tensor([9, 9, 9], dtype=torch.int32), SPECS, [2, 1])
-
-
-def test_check_costs_far_less_than_a_step():
-    ids = torch.randint(0, 1000, (26, 8192), dtype=torch.int32)
-    specs = [TableSpec(str(i), 1000, 16) for i in range(26)]
-    times = []
-    for _ in range(20):
-        start = time.perf_counter()
-        check_rows(ids, specs)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.9e-3  # a step of this size takes 90 ms and more

@@ -132,7 +132,8 @@ def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, p
     for part in flying:
         model.shard.release(part)
     assert len(emptied) > 3 or rows * dim < 50_000
-    assert model.shard.free_slots <= 5 * rows // 12
+    assert model.shard.log.emptied == len(emptied)
+    assert len(model.shard._free) <= 5 * rows // 12
     model.all_same()
     live = int(model.shard.log._live.sum())
     assert live == int((model.shard._where > 0).sum()) <= rows - pinned

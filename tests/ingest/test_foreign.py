@@ -142,5 +142,28 @@ def test_what_comes_of_a_record_does_not_depend_on_the_others(run_ingest, tmp_pa
     with pytest.raises(DataError, match="record 1: x is 'much'"):
         serve([{"x": 1}, {"x": "much"}])
     for wrong in ({"c": {"a": 1}}, {"c": object()}, {"t": [[1]]}):
-        with pytest.raises(DataError, match="a record's . holds .*, expected a number, a text or a list"):
+        with pytest.raises(DataError, match="record 0: . holds .*, expected a number, a text or a list"):
             serve([wrong])
+
+
+def test_a_bad_record_costs_its_own_result_alone(run_ingest, tmp_path):
+    config = parquet_config(tmp_path / "a.parquet", c=[1, 2] * 10)
+    config.data.dense = {"x": DenseFeature(transform="none")}
+    dataset = run_ingest(config)
+    serve = RecordTransform.read(dataset.store, dataset.artifact.path)
+    good = [{"c": 1, "x": 1.5}, {"c": 2, "x": 2.5}, {"c": 1, "x": 3.5}]
+    expected = serve(good)
+    bad = {"x is 'much', expected": {"c": 1, "x": "much"}, "x is 'inf', expected": {"c": 1, "x": float("inf")},
+           "c holds Struct": {"c": {"a": 1}, "x": 1.0}, "c holds Object": {"c": object(), "x": 1.0},
+           "c cannot be read": {"c": "\ud800", "x": 1.0}, "is a NoneType, expected a mapping": None}  # fmt: skip
+    for words, record in bad.items():
+        found = serve.each([good[0], record, good[1], record, good[2]])
+        assert found.inputs.equals(expected) and found.records.tolist() == [0, 2, 4], words
+        assert list(found.rejected) == [1, 3] and all(words in reason for reason in found.rejected.values()), found
+        with pytest.raises(DataError, match="record 1: "):
+            serve([good[0], record])
+    every = serve.each([good[0], *bad.values(), good[1]])
+    assert every.records.tolist() == [0, 7] and list(every.rejected) == [1, 2, 3, 4, 5, 6]
+    none = serve.each([*bad.values()])
+    assert none.inputs.height == 0 and none.inputs.schema == expected.schema and len(none.rejected) == 6
+    assert serve.each([]).inputs.schema == expected.schema

@@ -56,7 +56,7 @@ def test_rare_ids_wait_until_they_were_seen_often_enough():
 
 
 def test_growth_ends_at_the_cap():
-    mapping = after({"a": 3, "b": 2}, {"c": 9, "d": 8}, {"e": 99}, spec=feature(rows=5))
+    mapping = after({"a": 3, "b": 2}, {"c": 9, "d": 8}, {"e": 99}, spec=feature(rows=5, when_full="keep"))
     assert rows(mapping) == {"a": 2, "b": 3, "c": 4}
     assert mapping.candidates["id"].to_list() == ["e", "d"]
 

@@ -23,7 +23,7 @@ SUMMARIES = {
     "partition": {"towers": 1},
     "train": {
         "train": {
-            "samples": 4, "steps": 1, "seconds": 0.1, "samples_per_s": 40.0, "data_wait_share": 0.0,
+            "samples": 4, "steps": 1, "global_batch": 4, "seconds": 0.1, "samples_per_s": 40.0, "data_wait_share": 0.0,
             "peak_rss_bytes": 1, "world_size": 1, "internal": 3,
         },
         "checkpoint": {
@@ -118,7 +118,8 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
         "ingest": ["rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s"],
         "plan": ["tiers", "predicted_step_ms", "tables"],
         "train": [
-            "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
+            "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
+            "world_size",
         ],
         "checkpoint": ["count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"],
         "eval": ["samples", "ne", "auc", "logloss", "calibration", "bayes_ne"],

@@ -116,6 +116,7 @@ def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: P
     os.kill(rank.pid, signal.SIGKILL)
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 8, output
+    assert json.loads((tmp_path / "runs/x/result.json").read_text())["error"]["exit_code"] == 8
     assert "the ingest stage failed: rank 0 was killed by signal 9" in output
     assert f"log: {tmp_path}/runs/x/logs/ingest.log" in output
     assert (tmp_path / "runs/x/logs/ingest.log").is_file()

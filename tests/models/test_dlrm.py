@@ -1,11 +1,13 @@
 """DLRM: shapes, the interaction against a plain one, autocast, compile, seeds."""
 
+import math
+
 import pytest
 import torch
 
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.models import DotInteraction, build_model
+from pipeline.models import DotInteraction, build_model, log_odds
 
 
 def plain(vectors):
@@ -63,6 +65,18 @@ def test_seed_alone_decides_the_weights():
     second, third = small(seed=7).state_dict(), small(seed=8).state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert not torch.equal(first["head.weight"], third["head.weight"])
+
+
+@pytest.mark.parametrize("clicks", [0, 1, 200, 99_999, 100_000])
+def test_log_odds_give_the_rate_back_and_are_finite_for_every_rate(clicks):
+    logit = log_odds(clicks / 100_000, 100_000)
+    assert math.isfinite(logit)
+    assert 1 / (1 + math.exp(-logit)) == pytest.approx(clicks / 100_000, abs=0.6e-5)
+    assert log_odds(1 - clicks / 100_000, 100_000) == pytest.approx(-logit)
+
+
+def test_log_odds_of_no_rows_say_nothing():
+    assert log_odds(0.0, 0) == 0.0
 
 
 def test_bad_width_is_one_message():

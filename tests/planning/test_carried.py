@@ -12,7 +12,7 @@ from pipeline.planning import make_plan
 from pipeline.planning.carried import carried_plan
 from pipeline.stages import key_config
 
-CONFIG = compose(["model.embedding_dim=8"])
+CONFIG = compose(["model.embedding_dim=8", "train.global_batch=4096"])
 
 
 def schema(**rows: int) -> DatasetSchema:
@@ -41,7 +41,7 @@ def former(tmp_path: Path) -> tuple[Store, Artifact]:
 
 
 def carried(store: Store, rows: dict[str, int], pooling: float = 1.0, *overrides: str) -> tuple[Plan | None, str]:
-    config = compose(["model.embedding_dim=8", "plan.former=plans/p", *overrides])
+    config = compose(["model.embedding_dim=8", "train.global_batch=4096", "plan.former=plans/p", *overrides])
     covered = key_config("plan", config)
     return carried_plan(store, "plans/p", covered, schema(**rows), profile(pooling, **rows), "now")
 
@@ -51,6 +51,22 @@ def test_the_plan_is_taken_over_where_nothing_changed(former: tuple[Store, Artif
     assert why == "tables and settings are the same"
     then = Plan.from_json(former[0].read_json("plans/p/plan.json"))
     assert plan == replace(then, profile_key="now")
+
+
+def test_a_plan_made_with_the_automatic_batch_is_compared_by_its_number(former: tuple[Store, Artifact]) -> None:
+    store, artifact = former
+    covered = key_config("plan", compose(["model.embedding_dim=8"]))
+    assert covered["train"]["global_batch"] == "auto"
+    numbers = [{**covered, "train": {**covered["train"], "global_batch": number}} for number in (4096, 128)]
+    with store.draft("plans/auto", kind="plan", key="auto", config=covered, inputs={}) as draft:
+        draft.write_json("plan.json", store.read_json(f"{artifact.path}/plan.json"))
+        draft.commit({})
+    tables = schema(a=40, b=50), profile(a=40, b=50), "now"
+    plan, why = carried_plan(store, "plans/auto", numbers[0], *tables)
+    assert plan is not None, why
+    assert carried_plan(store, "plans/auto", numbers[1], *tables) == (
+        None, "train.global_batch was 4096, is 128",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

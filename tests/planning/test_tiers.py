@@ -11,9 +11,12 @@ from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
 from pipeline.compose import compose
 from pipeline.config import TablePin
 from pipeline.contracts import PHASES, Plan
+from pipeline.embeddings.ssd.log import log_bytes
+from pipeline.embeddings.ssd.spread import pieces
 from pipeline.errors import ArtifactError, ConfigError, PlanError
-from pipeline.planning import make_plan
+from pipeline.planning import make_plan, render_plan
 from pipeline.planning.choices import tables_of
+from pipeline.planning.hardware import size_text
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.planner import open_space, rounds, settle
 from pipeline.stages import key_config
@@ -82,9 +85,23 @@ def test_a_tier_and_its_cache_can_be_pinned_on_cpu():
     big = plan.tables["big"]
     assert (big.tier, big.kernel, big.cache_rows) == ("ssd", "fused", 5_000)
     assert big.hit_rate == pytest.approx(0.05)  # rows of a hashed table lie in no order
-    # Weights, a sum and the row's number, and a tenth to spare; a place for every row in memory, and the cached rows.
-    assert sum(used["ssd"] for used in plan.memory) == int(1.1 * 100_000 * 18 * 4)
+    # Weights, a sum and the row's number, a tenth to spare and some segments; a checkpoint's copy without the number.
+    # A place for every row in memory, and the cached rows.
+    least = int(1.1 * 100_000 * 18 * 4) + 100_000 * 17 * 4
+    assert least <= sum(used["ssd"] for used in plan.memory) <= least + 2 * 5 * 256 * 1024
     assert sum(used["ddr"] for used in plan.memory) >= 100_000 * 4 + 5_000 * 17 * 4
+
+
+@pytest.mark.parametrize(("rows", "dim"), [(400, 1), (100_000, 16), (1_000_003, 62), (5_000, 2_000)])
+def test_ssd_holds_the_log_that_training_makes_and_a_checkpoint_of_it(rows, dim):
+    """To the byte: a plan that fits ``ssd_gib`` can be trained and checkpointed within it."""
+    config = configure(dataclasses.replace(cpu(1, 1), ssd_gib=20.0, ddr_gib=16.0), dim=dim)
+    config.plan.tables = {"big": TablePin(tier="ssd", cache_rows=100)}
+    plan = make_plan(config, *dataset({"small": 100, "big": rows}))
+    found = pieces(plan, ["big"], 0)
+    assert sum(piece.size for piece in found) == plan.memory[0]["ssd"]
+    assert [piece.size for piece in found] == [log_bytes(rows, dim), plan.tables["big"].bytes]
+    assert f"SSD: {size_text(plan.tables['big'].bytes)} for a checkpoint's copy" in render_plan(plan)
 
 
 @pytest.mark.parametrize("avoid", ["row_wise", "table_wise", "hbm"])
@@ -172,7 +189,7 @@ def test_a_plan_of_another_version_is_refused():
 
 def test_ranked_rows_make_row_wise_uneven():
     """Blocks of rows numbered by frequency are not read alike: TorchRec's model takes them for equal."""
-    config = compose(["hardware=laptop2", "data=synthetic"])
+    config = compose(["hardware=laptop2", "data=synthetic", "train.global_batch=4096"])
     name = next(iter(config.data.sparse))
     config.plan.tables = {name: TablePin(sharding="row_wise")}
     setting = settle(config, *dataset({name: 100_000}))

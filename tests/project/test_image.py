@@ -62,6 +62,7 @@ def pip_settings(folder: Path) -> list[str]:
     return [word for mount in mounts for word in ("--volume", mount)]
 
 
+@pytest.mark.image
 @pytest.mark.slow
 def test_the_image_is_built_and_runs_a_whole_chain_as_its_user(tmp_path: Path) -> None:
     missing = [name for name in ("buildah", "debootstrap") if shutil.which(name) is None]

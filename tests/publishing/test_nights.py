@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+import tracemalloc
 from contextlib import redirect_stderr
 from pathlib import Path
 
@@ -17,12 +18,15 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.synthetic import write_tsv
+from pipeline.ingest.text import Reject
+from pipeline.serving.files import Rejected
+from tests.publishing import made
 
 ROOT = Path(__file__).parents[2]
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 SMALL = [
     "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
-    "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear",
+    "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear", "train.decay_share=1",
     "data.sparse_defaults.min_count=1",
     "publish.model=clicks", "publish.quantise=fp32", "gate.slices=[C1]", "gate.slice_min_clicks=300",
     "train.epochs=3", "gate.max_calibration_error=0.25",
@@ -84,13 +88,15 @@ def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> 
     assert 0.9 < gate["coverage"]["C1"] <= 1
 
 
-def test_what_is_served_scores_as_what_was_trained_bit_for_bit(store: Store) -> None:
-    """fp32 tables: the same NE, and no row's probability differs."""
+def test_what_is_served_scores_as_what_was_trained_within_the_last_places(store: Store) -> None:
+    """fp32 tables: no held-out row's logit is off by more than docs/publishing.md promises."""
     found = result(store, "mon")
-    gate = store.read_json(f"{found['stages']['publish']['artifact']}/gate.json")
-    assert gate["serving"]["largest_difference"] == 0
-    assert gate["serving"]["trained_ne"] == found["eval"]["ne"]
-    assert gate["candidate"]["ne"][0] == pytest.approx(found["eval"]["ne"], rel=1e-12)
+    serving = (gate := store.read_json(f"{found['stages']['publish']['artifact']}/gate.json"))["serving"]
+    assert serving["ulps"] <= made.MOST_ULPS
+    assert serving["largest_difference"] <= made.MOST_ULPS * 2**-23
+    assert serving["trained_ne"] == found["eval"]["ne"]
+    assert abs(serving["gap"]) < 1e-5
+    assert gate["candidate"]["ne"][0] == pytest.approx(found["eval"]["ne"], rel=1e-5)
 
 
 def test_predict_scores_raw_rows_as_training_scored_them(store: Store, logs: Path, tmp_path: Path, capfd) -> None:
@@ -143,6 +149,44 @@ def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
     assert with_labels[0] == ["file", "line", "probability", "label"] and without[0] == ["file", "line", "probability"]
     assert [row[2] for row in with_labels[1:]] == [row[2] for row in without[1:]]
     assert with_labels[8][1] == "9", "line numbers are those of the file"
+
+
+def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path, tmp_path: Path, capfd) -> None:
+    lines = (logs / "mon.tsv").read_text().splitlines()[:50]
+    mixed, out, rejected = tmp_path / "mixed.tsv", tmp_path / "scores.csv", tmp_path / "deep/rejected.jsonl"
+    mixed.write_text("\n".join([*lines[:7], "nonsense", *lines[7:], *["2" + lines[0][1:]] * 8]) + "\n")
+    flags = [str(mixed), "--store", store.url, "--out", str(out)]
+    assert main(["predict", *flags, "--rejected", str(rejected), "--json"]) == 0
+    done = json.loads(capfd.readouterr().out)
+    records = [json.loads(line) for line in rejected.read_text().splitlines()]
+    assert (done["rows"], done["rows_rejected"], len(records), len(done["rejected"])) == (50, 9, 9, 5)
+    assert [record["line"] for record in records] == [8, *range(52, 60)]
+    assert records[0] == {"file": "mixed.tsv", "line": 8, "reason": "1 fields, expected 40"}
+    assert records[1]["reason"] == "label is '2', expected '1' or '0'"
+    for other, message in ((out, "no file for itself"), ("-", "no file for itself"), (mixed, "files that are read")):
+        assert main(["predict", *flags, "--rejected", str(other)]) == 2
+        assert message in capfd.readouterr().err
+    (tmp_path / "file").write_text("")
+    rejected.unlink()
+    out.unlink()
+    assert main(["predict", *flags, "--rejected", str(tmp_path / "file/below.jsonl")]) == 7
+    assert "--rejected <an fsspec URL you may write to>" in capfd.readouterr().err
+    assert not out.exists() and not rejected.exists()
+
+
+def test_however_many_rows_are_rejected_only_the_first_few_stay_in_memory() -> None:
+    written: list[int] = []
+    rejected = Rejected(lambda file, rejects: written.append(len(rejects)))
+    tracemalloc.start()
+    try:
+        for block in range(200):
+            rejected.add("f", [Reject(1000 * block + i, "kind", f"reason {block} {i}") for i in range(1000)])
+        kept = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert (rejected.rows, sum(written), len(rejected.first)) == (200_000, 200_000, 5)
+    assert rejected.first[1] == "f line 1: reason 0 1"
+    assert kept < 100_000
 
 
 def test_predict_writes_a_whole_file_or_none_and_never_over_what_it_reads(

@@ -1,6 +1,8 @@
 """Tables of a version: what is read is what was written within the coding's error, from memory and from the disk."""
 
 import dataclasses
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +118,26 @@ def test_a_store_holds_the_version_under_its_path(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     assert made.write_version(store, "8") == "models/clicks/v00001-00000000"
     store.verify(store.get("models/clicks/v00001-00000000", "publish"))
+
+
+def test_threads_that_share_a_cache_get_the_rows_they_asked_for() -> None:
+    """Four threads, more rows than places: a place changes hands while others read it."""
+    stored = np.random.default_rng(0).integers(0, 256, (4000, 64), np.uint8)
+    cache = RowCache(97, 64)
+
+    def read(seed: int) -> int:
+        rng, wrong = np.random.default_rng(seed), 0
+        for _ in range(1000):
+            rows = np.unique(rng.geometric(0.004, 200).clip(1, 3999))
+            wrong += int((cache.read(rows, lambda missing: stored[missing]) != stored[rows]).any())
+        return wrong
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # the interpreter changes threads as often as it can
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            wrong = sum(pool.map(read, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == 0, f"{wrong} of 4,000 reads brought another row's values"
+    assert cache.hits > 0 and cache.misses > 0

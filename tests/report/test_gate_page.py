@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from pipeline.report.gate import gate_markdown, gate_page, gate_text
+from pipeline.report.gate import gate_markdown, gate_page
 
 
 def interval(point: float) -> list[float]:
@@ -83,17 +83,10 @@ def test_markdown_has_figures_questions_and_slices() -> None:
     assert "| country=<de> | 400 |" in text
 
 
-def test_lines_say_the_figures_and_the_reasons() -> None:
-    lines = gate_text(record(incumbent=False))
-    assert lines[0] == "HOLD: clicks v00002-ab on 12,345 held-out rows, no incumbent, absolute questions only"
-    assert lines[1] == "NE 0.7500 [0.7400, 0.7600]"
-    assert lines[-2:] == ["NE is 0.75 <b>", "calibration is off"]
-
-
 def test_a_verdict_without_figures_still_has_a_page() -> None:
     bare = {"verdict": "HOLD", "reasons": ["3 of the candidate's predictions are not finite"], "rows": 5, "checks": []}
     assert "not finite" in gate_page(bare)
-    assert "not finite" in gate_markdown(bare) and "not finite" in "\n".join(gate_text(bare))
+    assert "not finite" in gate_markdown(bare)
 
 
 def test_what_was_overridden_is_not_shown_as_held() -> None:

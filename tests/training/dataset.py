@@ -23,12 +23,14 @@ def write_dataset(
     sparse: tuple[SparseColumn, ...] = (SparseColumn(name="a", rows=50), SparseColumn(name="b", rows=7)),
     seed: int = 0,
     spoil=None,
+    profile: bool = False,
 ) -> tuple[Store, Artifact]:
     """A committed dataset under ``root``: a planted logistic truth, dense column ``d0`` numbers the rows.
 
-    ``spoil(split, columns)`` may change the columns (a dict of arrays) before they are written.
+    ``spoil(split, columns)`` may change the columns (a dict of arrays) before they are written. ``profile``: with the
+    label rates, as ingestion writes them.
     """
-    store, rng = Store(str(root)), np.random.default_rng(seed)
+    store, rng, rates = Store(str(root)), np.random.default_rng(seed), {}
     effects = {c.name: rng.normal(0, 1.0, c.rows) for c in sparse}
     schema = DatasetSchema(
         dense=tuple(f"d{i}" for i in range(dense)),
@@ -43,6 +45,7 @@ def write_dataset(
             columns = _columns(split, rows, dense, sparse, effects, rng)
             if spoil:
                 spoil(split, columns)
+            rates[split] = float(columns["label"].mean()) if rows else None
             table = pa.table(columns)
             step = group * groups_per_file
             for number, start in enumerate(range(0, rows, step)):
@@ -54,6 +57,8 @@ def write_dataset(
                 sizes = [min(group, part.num_rows - at) for at in range(0, part.num_rows, group)]
                 schema.groups[split].append(sizes)
         draft.write_json("schema.json", schema.to_json())
+        if profile:
+            draft.write_json("profile.json", {"rows": schema.rows, "label_rate": rates, "dense": {}, "sparse": {}})
         artifact = draft.commit({"rows": train + test})
     return store, artifact
 

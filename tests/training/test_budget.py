@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from pipeline.config import Config, HardwareConfig
+from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
 from pipeline.training.budget import MemoryBudget
+from pipeline.training.distributed import connect
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 
 GIB = 2**30
@@ -21,9 +24,9 @@ def config(hosts, ranks, held="auto"):
 
 def watch(folder, hosts, ranks, taken):
     """What a rank is told while it takes ``taken`` [intervals][rank] GiB."""
-    said, own = [], iter([row[dist.get_rank()] for row in taken])
+    said, own = [], [row[dist.get_rank()] for row in taken]
     plan = on_tier(plan_for("row_wise", hosts * ranks), "ssd")
-    budget = MemoryBudget(config(hosts, ranks), plan, said.append, lambda: int(next(own) * GIB))
+    budget = MemoryBudget(config(hosts, ranks), plan, said.append, lambda: int(own[len(records)] * GIB))
     records, error = [], None
     try:
         for step in range(len(taken)):
@@ -48,6 +51,25 @@ def test_ranks_of_a_host_share_its_memory(tmp_path):
     assert "training takes 4.12 of 4 GiB of memory (2 GiB for each of 2 ranks) on a host after step 3" in first["error"]
     assert "hint: train.prefetch_batches=1" in first["error"] and "hardware.ddr_gib=2.3 where" in first["error"]
     assert first["summary"] == {"budget": {"limit_bytes": 4 * GIB, "peak_bytes": int(4.125 * GIB)}}
+
+
+def free_and_watch(folder):
+    """Take 400 MiB in pieces, free them, and have the budget look: they are kept for later, and then given back."""
+    current = config(1, 1)
+    connect(current)
+    before = pss_bytes()
+    kept = [torch.ones(1 << 18) for _ in range(400)]
+    del kept
+    idle = pss_bytes() - before
+    current.hardware.ddr_gib = (before + (200 << 20)) / GIB
+    budget = MemoryBudget(current, on_tier(plan_for("row_wise", 1), "ssd"), print)
+    (folder / "found.json").write_text(json.dumps([idle, budget.interval(1)["host_memory_bytes"], budget.limit]))
+
+
+def test_memory_that_was_freed_ends_no_run(tmp_path):
+    spawn(free_and_watch, 1, tmp_path)
+    idle, taken, limit = json.loads((tmp_path / "found.json").read_text())
+    assert idle > 300 << 20 and taken < limit
 
 
 def test_hosts_do_not(tmp_path):

@@ -34,18 +34,18 @@ for job in jobs:
     print("==", " ".join(job), flush=True, file=sys.stderr)
     print("code", main(["run", f"store={store}", *small, *job]), flush=True)
 """
-TRAIN = "stages=[ingest,plan,partition,train]"
+TRAIN, CONSTANT = "stages=[ingest,plan,partition,train]", "train.schedule=constant"
 STRICT = ["train.guard.max_window_ne=0", "train.guard.collapse_after_steps=8", "train.guard.window_steps=2"]
 JOBS = {
-    "first": ["run=a", TRAIN],
-    "longer": ["run=a", TRAIN, "train.epochs=2"],
-    "straight": ["run=b", TRAIN, "train.epochs=2"],
-    "first again": ["run=a", TRAIN],
-    "shorter": ["run=a", TRAIN, "train.epochs=2", "train.max_steps=13"],
-    "coarser": ["run=a", "train.epochs=2", "checkpoint.final_quantise='8'"],
-    "cut": ["run=a", TRAIN, "train.epochs=3", "train.max_steps=25"],
-    "coarse": ["run=c", TRAIN, "train.max_steps=3", "checkpoint.final_quantise='8'"],
-    "finer": ["run=c", TRAIN, "train.max_steps=3"],
+    "first": ["run=a", TRAIN, CONSTANT],
+    "longer": ["run=a", TRAIN, CONSTANT, "train.epochs=2"],
+    "straight": ["run=b", TRAIN, CONSTANT, "train.epochs=2"],
+    "first again": ["run=a", TRAIN, CONSTANT],
+    "shorter": ["run=a", TRAIN, CONSTANT, "train.epochs=2", "train.max_steps=13"],
+    "coarser": ["run=a", CONSTANT, "train.epochs=2", "checkpoint.final_quantise='8'"],
+    "cut": ["run=a", TRAIN, CONSTANT, "train.epochs=3", "train.max_steps=25"],
+    "coarse": ["run=c", TRAIN, CONSTANT, "train.max_steps=3", "checkpoint.final_quantise='8'"],
+    "finer": ["run=c", TRAIN, CONSTANT, "train.max_steps=3"],
     "falling": ["run=d", TRAIN, "train.schedule=linear"],
     "falling on": ["run=d", TRAIN, "train.schedule=linear", "train.epochs=2"],
     "stopped": ["run=e", TRAIN, "checkpoint.every_steps=3", *STRICT],
@@ -163,6 +163,12 @@ def test_the_hint_for_a_training_that_is_too_long_names_what_it_was_planned_with
 
 def test_nothing_is_said_where_the_length_is_the_same() -> None:
     assert length_line(TrainConfig(max_steps=40, global_batch=10), recorded(), 9, 10, 100) == ""
+
+
+def test_rates_are_said_as_shares_that_can_be_read() -> None:
+    train = TrainConfig(global_batch=256, epochs=2, warmup_steps=2, schedule="linear", decay_share=0.2)
+    line = length_line(train, recorded(epochs=1), 10, 20, 2500)
+    assert line.endswith("the learning rates, 0 of their peak in the last step taken, are 1 of it in the next one")
 
 
 @pytest.mark.parametrize(

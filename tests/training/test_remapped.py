@@ -19,23 +19,28 @@ from tests.ingest.conftest import csv_config
 DAYS = (("2026-01-01", "old"), ("2026-01-02", "new"), ("2026-01-04", "newest"))
 
 
-def day_config(folder, day: str, source: str | None) -> Config:
+def day_config(folder, day: str, source: str | None, feature: SparseFeature) -> Config:
     (folder / day).mkdir(parents=True, exist_ok=True)
     name = dict(DAYS)[day]
     lines = [f"{i % 2},{i},{'always' if i % 3 else name},{day}" for i in range(30)]
     (folder / f"{day}/a.csv").write_text("\n".join(["label,x,c,t", *lines]))
     return csv_config(
         f"{folder}/{{day}}/a.csv", day=day, timestamp="t", mapping_from=source, split=SplitConfig(test_share=0.0),
-        sparse={"c": SparseFeature(evict_after_days=2)},
+        sparse={"c": feature},
     )  # fmt: skip
 
 
 @pytest.fixture
 def nights(tmp_path):
+    """As ``nights_of``, of a table that evicts."""
+    return nights_of(tmp_path, SparseFeature(evict_after_days=2))
+
+
+def nights_of(tmp_path, feature):
     """A store with the datasets of three days, each carrying on the mapping of the one before, and their configs."""
     store, made, source = Store(str(tmp_path / "store")), [], None
     for day, _ in DAYS:
-        config = day_config(tmp_path, day, source)
+        config = day_config(tmp_path, day, source, feature)
         key = artifact_key("ingest", {"day": day}, {})
         with store.draft(dataset_path("d", key, day), kind="ingest", key=key, config={}, inputs={}) as draft:
             dataset = draft.commit(ingest(config, draft, lambda line: None))
@@ -59,6 +64,17 @@ def test_rows_of_evicted_ids_are_found_by_comparing_the_mappings(nights):
     ]
     # "new" is appended on the second day; on the fourth "old" loses row 3 to "newest".
     assert [{name: rows.tolist() for name, rows in one.items()} for one in found] == [{}, {"c": [3]}, {"c": [3]}, {}]
+
+
+def test_rows_that_a_full_table_gave_to_other_ids_start_anew(tmp_path):
+    store, made = nights_of(tmp_path, SparseFeature(rows=4))
+    assert [dataset.summary["rows_replaced"] for dataset, _ in made] == [{}, {"c": 1}, {"c": 1}]
+    for then, now in ((0, 1), (1, 2), (0, 2)):
+        init = checkpoint(store, *made[then])
+        assert {name: rows.tolist() for name, rows in remapped_rows(store, init, *made[now]).items()} == {"c": [3]}
+    init = checkpoint(store, *made[1])
+    shutil.rmtree(store.full(made[1][0].path))  # then the list of freed rows tells
+    assert remapped_rows(store, init, *made[2])["c"].tolist() == [3]
 
 
 def test_without_the_checkpoints_data_set_the_list_of_freed_rows_tells(nights):

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from pipeline.config import TrainConfig
-from pipeline.training.schedule import lr_factor, planned_steps
+from pipeline.training.schedule import lr_factor, planned_steps, planned_text, warmup_steps
 
 
 def factors(total, **train):
-    settings = TrainConfig(**train)
+    settings = TrainConfig(**{"schedule": "constant", "decay_share": 1.0, **train})
     return [lr_factor(settings, step, total) for step in range(total)]
 
 
@@ -57,3 +57,31 @@ def test_planned_steps_count_short_last_batches_and_stop_at_max_steps():
     assert planned_steps(TrainConfig(global_batch=100, epochs=3), 101) == 6
     assert planned_steps(TrainConfig(global_batch=100, epochs=3, max_steps=4), 101) == 4
     assert planned_steps(TrainConfig(global_batch=100, epochs=3, max_steps=9), 101) == 6
+
+
+def test_the_automatic_warm_up_is_a_tenth_of_the_planned_steps_and_bounded():
+    settings = TrainConfig()
+    assert [warmup_steps(settings, total) for total in (5, 250, 9_999, 10_000, 1_000_000)] == [0, 25, 999, 1000, 1000]
+    assert warmup_steps(TrainConfig(warmup_steps=7), 1_000_000) == 7
+    rising = [lr_factor(settings, step, 250) for step in range(26)]
+    assert rising == [(step + 1) / 25 for step in range(25)] + [1]
+
+
+def test_the_default_rates_reach_their_setting_and_end_at_zero():
+    found = factors(250, **vars(TrainConfig()))
+    assert max(found) == 1 and found.count(1) > 150 and found[-1] == 0
+    assert factors(12, **vars(TrainConfig()))[1] == 1
+
+
+def test_what_is_planned_is_told_and_too_few_steps_are_a_warning():
+    enough = TrainConfig(global_batch=100)
+    assert planned_text(enough, 25_000) == ["250 steps of 100 samples planned, warm-up of 25 steps"]
+    assert planned_text(enough, 4_000) == [
+        "warning: 40 steps of 100 samples planned, warm-up of 4 steps; with fewer than 100 steps a model hardly begins "
+        "to learn: train.epochs=3, or a smaller train.global_batch"
+    ]
+    late = planned_text(TrainConfig(global_batch=100, warmup_steps=300), 25_000)
+    assert late == [
+        "warning: 250 steps of 100 samples planned, warm-up of 300 steps; the learning rates never reach their full "
+        "value: train.warmup_steps=auto"
+    ]

@@ -165,8 +165,8 @@ def test_it_learns_and_reports(outcomes, world):
     assert outcome["rows"] == 700
     figures = outcome["summary"]["train"]
     assert set(figures) == {
-        "samples", "steps", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes", "world_size",
-        "phases", "step", "memory", "bytes_per_sample",
+        "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
+        "world_size", "phases", "step", "memory", "bytes_per_sample",
     }  # fmt: skip
     sent = figures["bytes_per_sample"]
     assert (sent["intra_host"] > 0) == (world > 1) and sent["inter_host"] == 0

@@ -53,17 +53,29 @@ def place_type(rows: int) -> type[np.signedinteger[Any]]:
     return np.int32 if rows * (1 + 2 * _SPARE) <= np.iinfo(np.int32).max else np.int64
 
 
+def log_bytes(rows: int, dim: int) -> int:
+    """Bytes of the scratch file of a log of ``rows`` rows of ``dim`` values."""
+    segment, _, segments = _shape(rows, dim)
+    return segments * segment
+
+
+def _shape(rows: int, dim: int) -> tuple[int, int, int]:
+    """Bytes of a segment, records in one, and how many there are."""
+    record = 4 * (dim + 2)
+    segment = max(_SEGMENT, -(-record // PAGE) * PAGE)
+    return segment, segment // record, int(rows * (1 + _SPARE) / (segment // record)) + 4
+
+
 class RowLog:
     """Records of up to ``rows`` rows of ``dim`` values in a scratch file; places are record numbers. For one thread.
 
     GuardError where the disk of ``directory`` has no room, and where it fails; ``what`` names the rows in messages.
+    ``emptied``: segments that were emptied to make room since the last ``clear``.
     """
 
     def __init__(self, directory: Path, rows: int, dim: int, what: str) -> None:
         self.words = dim + 2
-        self._segment = max(_SEGMENT, -(-4 * self.words // PAGE) * PAGE)
-        self.per_segment = self._segment // (4 * self.words)
-        segments = int(rows * (1 + _SPARE) / self.per_segment) + 4
+        self._segment, self.per_segment, segments = _shape(rows, dim)
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
         self._buffers = [mmap.mmap(-1, self._segment) for _ in range(2)]
         self._records, self._loaded = (self._view(buffer) for buffer in self._buffers)
@@ -79,7 +91,7 @@ class RowLog:
         self._live[:] = 0
         self._closed = np.zeros(len(self._live), bool)
         self._free = deque(range(1, len(self._live)))
-        self._open, self._used = 0, 0
+        self._open, self._used, self.emptied = 0, 0, 0
 
     @property
     def crowded(self) -> bool:
@@ -127,6 +139,7 @@ class RowLog:
 
         Its records are overwritten by the next call; add those that are live again.
         """
+        self.emptied += 1
         segment = int(np.where(self._closed, self._live, self.per_segment + 1).argmin())
         self.file.read_into(memoryview(self._buffers[1]), segment * self._segment)
         self._release(segment)

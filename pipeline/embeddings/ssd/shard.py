@@ -74,11 +74,6 @@ class SsdShard:
         """The kernel's storage: ``weights`` [rows, dim], and ``state`` [rows] where its optimizer has one."""
         self.slots: Slots = HostSlots(weights, state)
 
-    @property
-    def free_slots(self) -> int:
-        """Slots that no batch holds."""
-        return len(self._free)
-
     def begin(self, table: TableSpec, seed: int) -> None:
         """Forget all; every row has its initial value. Batches that hold slots have none from now on."""
         self.log.clear()

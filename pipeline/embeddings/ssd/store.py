@@ -8,7 +8,6 @@ from threading import Event
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -24,8 +23,9 @@ from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
 from pipeline.embeddings.ssd.kernel import storage_of
 from pipeline.embeddings.ssd.log import F32
+from pipeline.embeddings.ssd.redirect import Redirect
 from pipeline.embeddings.ssd.shard import Part, SsdShard
-from pipeline.embeddings.ssd.slots import looked_up
+from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
@@ -43,10 +43,10 @@ def ssd_tables(plan: Plan) -> list[str]:
 class SsdStore:
     """The rows of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
 
-    ``paths``: ``hardware.ssd_paths``, over which the shards are spread. Of the ``cache_rows`` rows of a table
-    that stay in memory each shard has its share: its first ones, or in a ``cached`` store (None: that of a plan for
-    a GPU) those used last, for which alone the kernels have memory. ConfigError for paths that cannot be used,
-    GuardError where a disk has no room.
+    ``paths``: ``hardware.ssd_paths``, over which the shards and checkpoints' copies of them are spread by their bytes.
+    Of the ``cache_rows`` rows of a table that stay in memory each shard has its share: its first ones, or in a
+    ``cached`` store (None: that of a plan for a GPU) those used last, for which alone the kernels have memory.
+    ConfigError for paths that cannot be used, GuardError where a disk has no room.
     """
 
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int, cached: bool | None = None) -> None:
@@ -57,11 +57,17 @@ class SsdStore:
         self._shards: dict[str, SsdShard] = {}
         self._waiting: dict[str, deque[Part]] = {}
         self._hooks: list[Any] = []
-        for index, name in enumerate(self._names):
+        self._disks = {
+            (piece.table, piece.copy): self._directories[disk]
+            for piece, disk in spread(pieces(plan, self._names, rank), len(self._directories)).items()
+            if piece.rank == rank
+        }
+        self._copies: dict[str, Tensor] = {}
+        for name in self._names:
             table = plan.tables[name]
             for shard in table.shards:
                 if shard.rank == rank and shard.rows:
-                    directory = self._directories[(index + rank) % len(self._directories)]
+                    directory = self._disks[name, False]
                     kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
                     self._shards[name] = (
                         CachedShard(directory, name, shard, kept, table.rows)
@@ -115,7 +121,7 @@ class SsdStore:
                 if name in self._shards:
                     self._shards[name].live_in(weights.detach(), state)
             features = [table.name for table in kernel.tables for _ in table.feature_names]
-            hook = _Redirect(self, features)
+            hook = Redirect(self, features)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -130,14 +136,29 @@ class SsdStore:
         self._line.leave(shard)
         shard.begin(table, seed)
 
-    def scratch(self, count: int) -> Tensor:
-        """float32 [count] on disk, lasting as long as the tensor. GuardError where there is no room."""
-        if not count:
-            return torch.empty(0)
-        file = ScratchFile(self._directories[0], count * 4, "a copy of the rows for a checkpoint")
-        values = mapped(file, count)
-        file.close()
-        return values
+    def scratch(self, table: str) -> Tensor:
+        """float32 on disk, with room for a copy of this rank's rows of ``table`` and their state; for checkpoints.
+
+        The first call takes the space for the copies of all tables. GuardError where there is no room.
+        """
+        if not self._copies:
+            self._copies = self._make_copies()
+        return self._copies[table]
+
+    def _make_copies(self) -> dict[str, Tensor]:
+        made: dict[str, Tensor] = {}
+        for directory in self._directories:
+            names = [name for name in self._shards if self._disks[name, True] == directory]
+            counts = [self._copied(name) for name in names]
+            if names:
+                file = ScratchFile(directory, 4 * sum(counts), "a checkpoint's copy of the rows of tables on SSD")
+                made |= zip(names, mapped(file, sum(counts)).split(counts), strict=True)
+                file.close()
+        return made
+
+    def _copied(self, table: str) -> int:
+        """float32 of a copy of all rows: weights and the optimizer's state."""
+        return self._shards[table].rows * (self._shards[table].dim + self._plan.tables[table].state_bytes // 4)
 
     def prefetch(self, ids: Ids) -> None:
         """Bring the rows of a batch to come into memory. ``ids``: row numbers by table, of the whole global batch.
@@ -263,44 +284,3 @@ def _pieces(batch: Part, waiting: Sequence[Part]) -> int:
             break
         count += 1
     return count
-
-
-class _Redirect:
-    """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
-
-    By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
-    ``tables``: the table of each feature of the kernel.
-    """
-
-    def __init__(self, store: SsdStore, tables: Sequence[str]) -> None:
-        self._store, self._tables = store, tables
-        self._held: list[tuple[str, Part]] = []
-
-    def __call__(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._store.let_go(self._held)
-        self._held = []
-        indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
-        offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
-        batch = (len(offsets) - 1) // len(self._tables)
-        ends = offsets[::batch].tolist() if batch else [0] * (len(self._tables) + 1)
-        moved, rows = looked_up(indices)
-        for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
-            self._redirect(table, rows[first:last])
-        moved = moved.to(indices.device)
-        if "indices" in kwargs:
-            return args, {**kwargs, "indices": moved}
-        return (moved, *args[1:]), kwargs
-
-    def _redirect(self, table: str, rows: NDArray[Any]) -> None:
-        """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
-        cold = np.flatnonzero(rows >= self._store.shard(table).pinned)
-        if not len(cold):
-            self._store.figures.looked += len(rows)
-            self._store.figures.found += len(rows)
-            return
-        part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
-        self._store.shard(table).slots.arrived()
-        self._held.append((table, part))
-        rows[cold] = part.slots[places]

@@ -1,0 +1,57 @@
+"""The hook before a lookup of tables on SSD: what a kernel gets are slots, not row numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pipeline.embeddings.ssd.shard import Part
+from pipeline.embeddings.ssd.slots import looked_up
+
+if TYPE_CHECKING:
+    from pipeline.embeddings.ssd.store import SsdStore
+
+
+class Redirect:
+    """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
+
+    By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
+    ``tables``: the table of each feature of the kernel.
+    """
+
+    def __init__(self, store: SsdStore, tables: Sequence[str]) -> None:
+        self._store, self._tables = store, tables
+        self._held: list[tuple[str, Part]] = []
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._store.let_go(self._held)
+        self._held = []
+        indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
+        offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
+        batch = (len(offsets) - 1) // len(self._tables)
+        ends = offsets[::batch].tolist() if batch else [0] * (len(self._tables) + 1)
+        moved, rows = looked_up(indices)
+        for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
+            self._redirect(table, rows[first:last])
+        moved = moved.to(indices.device)
+        if "indices" in kwargs:
+            return args, {**kwargs, "indices": moved}
+        return (moved, *args[1:]), kwargs
+
+    def _redirect(self, table: str, rows: NDArray[Any]) -> None:
+        """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
+        cold = np.flatnonzero(rows >= self._store.shard(table).pinned)
+        if not len(cold):
+            self._store.figures.looked += len(rows)
+            self._store.figures.found += len(rows)
+            return
+        part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
+        self._store.shard(table).slots.arrived()
+        self._held.append((table, part))
+        rows[cold] = part.slots[places]

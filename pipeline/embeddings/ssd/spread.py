@@ -1,0 +1,47 @@
+"""Which disk gets what: the logs of a host's shards and a checkpoint's copies of their rows, spread by their bytes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pipeline.contracts import Plan
+from pipeline.embeddings.ssd.log import log_bytes
+
+FLOAT = 4
+
+
+class Piece(NamedTuple):
+    """Bytes on a disk: a shard's log, or the ``copy`` of its rows that a checkpoint takes."""
+
+    size: int
+    table: str
+    rank: int
+    copy: bool
+
+
+def pieces(plan: Plan, tables: Iterable[str], rank: int) -> list[Piece]:
+    """Those of all ranks on the host of ``rank``, whose disks they share."""
+    host, found = rank // plan.ranks_per_host, []
+    for name in tables:
+        for shard in plan.tables[name].shards:
+            if shard.rank // plan.ranks_per_host == host and shard.rows:
+                copied = shard.rows * (shard.columns * FLOAT + plan.tables[name].state_bytes)
+                found.append(Piece(log_bytes(shard.rows, shard.columns), name, shard.rank, copy=False))
+                found.append(Piece(copied, name, shard.rank, copy=True))
+    return found
+
+
+def spread(found: Iterable[Piece], disks: int) -> dict[Piece, int]:
+    """The disk of each piece: the largest first, each to the disk with fewest bytes so far.
+
+    A function of its arguments alone, so every rank of the host finds the same without a word between them.
+    """
+    filled = [(0, disk) for disk in range(disks)]
+    placed = {}
+    for piece in sorted(found, reverse=True):
+        size, disk = heapq.heappop(filled)
+        placed[piece] = disk
+        heapq.heappush(filled, (size + piece.size, disk))
+    return placed

@@ -1,0 +1,70 @@
+"""How often the contents of rows repeat, from a sample of them that merges exactly; a row's place as a hash.
+
+Equal rows stay on one side of the hash split. Where most rows repeat, as in a log of few features, that holds out whole
+contents instead of rows: of one feature, every id of the test rows would be one that no train row has.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from pipeline.ingest.hashing import hash_rows
+
+SAMPLE = 4096  # distinct contents, those with the smallest hashes
+OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
+
+
+class Contents:
+    """The ``SAMPLE`` smallest of the hashes of rows' contents, and how many rows have each: the same in any order."""
+
+    def __init__(self) -> None:
+        self.hashes = np.zeros(0, np.uint64)
+        self.counts = np.zeros(0, np.int64)
+        self.rows = 0
+
+    def add(self, hashes: np.ndarray) -> None:
+        """Take in the content hashes (uint64) of rows."""
+        self.rows += len(hashes)
+        least = hashes
+        if len(hashes) > 4 * SAMPLE:
+            # Most rows are no part of the sample: a cut that leaves enough distinct ones saves sorting them.
+            cut = np.uint64(2 * SAMPLE * 2.0**64 / len(hashes))
+            least = hashes[hashes < cut]
+        distinct, counts = np.unique(least, return_counts=True)
+        if len(distinct) < SAMPLE and len(least) < len(hashes):
+            distinct, counts = np.unique(hashes, return_counts=True)
+        self._take_in(distinct[:SAMPLE], counts[:SAMPLE])
+
+    def merge(self, other: Contents) -> None:
+        """Take in what ``other`` counted."""
+        self.rows += other.rows
+        self._take_in(other.hashes, other.counts)
+
+    def _take_in(self, hashes: np.ndarray, counts: np.ndarray) -> None:
+        self.hashes, place = np.unique(np.concatenate([self.hashes, hashes]), return_inverse=True)
+        total = np.zeros(len(self.hashes), np.int64)
+        np.add.at(total, place, np.concatenate([self.counts, counts]))
+        self.hashes, self.counts = self.hashes[:SAMPLE], total[:SAMPLE]
+
+    @property
+    def distinct(self) -> int:
+        """Distinct contents: exact below SAMPLE, else within a few percent (k-minimum-values estimate)."""
+        if len(self.hashes) < SAMPLE:
+            return len(self.hashes)
+        return round((SAMPLE - 1) / (float(self.hashes[-1]) / 2.0**64))
+
+    @property
+    def repeats(self) -> bool:
+        """Whether more than half of the rows have a content that OFTEN rows share."""
+        if not self.rows:
+            return False
+        # What repeats often is rare among distinct contents, and the sample may miss it: the others are counted.
+        seldom = float(self.counts[self.counts < OFTEN].sum()) * self.distinct / len(self.hashes)
+        return seldom < self.rows / 2
+
+
+def place_hashes(file: str, lines: np.ndarray) -> np.ndarray:
+    """Stable hash (uint64) of each row's place: its ``file`` and line number."""
+    name = np.full(len(lines), xxhash.xxh64_intdigest(file.encode(errors="surrogateescape")), np.uint64)
+    return hash_rows([name, lines.astype(np.uint64)])

@@ -1,0 +1,107 @@
+"""Where a value that is not finite came from: the first part of the model that shows one, in the first forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+INPUT, EMBEDDING, LAYER, LOSS = range(4)
+
+
+class Fault(NamedTuple):
+    """``part`` was not finite in forward pass ``step``. Of several ranks' faults the smallest is the cause.
+
+    In one pass a bad input spoils embeddings, layers and loss, and never the other way round (``kind``).
+    """
+
+    step: int
+    kind: int
+    part: str
+
+
+class FaultFinder:
+    """Looks at every forward pass of a head; ``first`` says what this rank found.
+
+    ``dense``, ``vectors``: names of the inputs and of the embedding vectors in order; ``rank``: runs ``ranking``.
+    On a CPU the loss is read at once. An accelerator would have to be waited for, so there a pass leaves marks on the
+    device, which ``first`` reads; the layers are then looked at as they are by that time.
+    """
+
+    def __init__(
+        self,
+        dense: Sequence[str],
+        vectors: Sequence[str],
+        ranking: nn.Module,
+        rank: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        self._names = [*((INPUT, f"dense feature {name!r}") for name in dense), *((EMBEDDING, v) for v in vectors)]
+        self._ranking, self._rank = ranking, rank
+        self._passes = 0
+        self._fault: Fault | None = None
+        self._marks: tuple[Tensor, Tensor] | None = None
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    @torch.no_grad()
+    def look(self, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
+        """A forward pass has made ``loss`` of ``dense`` [b, n] and ``embeddings`` [b, V, D]."""
+        self._passes += 1
+        self._seen = dense, embeddings
+        if loss.device.type != "cpu":
+            self._mark(self._passes, dense, embeddings, loss)
+        elif self._fault is None and not torch.isfinite(loss):
+            self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
+
+    def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
+        """Keep, on the device, the number of the first pass whose loss is not finite, and what was bad in it."""
+        parts = _bad_parts(dense, embeddings)
+        first, bad = self._marks or (torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts))
+        now = (first == 0) & torch.isfinite(loss).logical_not()
+        self._marks = torch.where(now, step, first), torch.where(now, parts, bad)
+
+    def first(self) -> Fault | None:
+        """The first fault that this rank saw; None where every loss was finite."""
+        if self._fault is None and self._marks is not None and int(self._marks[0]):
+            self._fault = self._named(int(self._marks[0]), self._marks[1].tolist())
+        return self._fault
+
+    def _named(self, step: int, bad: list[bool]) -> Fault:
+        found = next((name for name, is_bad in zip(self._names, bad, strict=True) if is_bad), None)
+        if found is not None:
+            return Fault(step, *found)
+        assert self._seen is not None
+        with _outputs(self._ranking) as layers:
+            self._rank(*self._seen)
+        return Fault(step, LAYER, layers[0]) if layers else Fault(step, LOSS, "the loss")
+
+
+def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
+    """Which inputs and which vectors are not finite: bool [n + V]."""
+    return torch.cat([torch.isfinite(dense).all(0), torch.isfinite(embeddings).all(2).all(0)]).logical_not()
+
+
+@contextmanager
+def _outputs(model: nn.Module) -> Iterator[list[str]]:
+    """Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled."""
+    found: list[str] = []
+
+    def look(name: str, module: nn.Module, output: object) -> None:
+        if isinstance(output, Tensor) and not torch.isfinite(output).all():
+            spoilt = [key for key, value in module.named_parameters() if not torch.isfinite(value).all()]
+            found.append(f"layer {name!r}" + (f" (its {spoilt[0]} is not finite)" if spoilt else ""))
+
+    leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
+    handles = [
+        module.register_forward_hook(lambda module, _, output, name=name: look(name, module, output))
+        for name, module in leaves
+    ]
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    try:
+        yield found
+    finally:
+        model._compiled_call_impl = compiled
+        for handle in handles:
+            handle.remove()

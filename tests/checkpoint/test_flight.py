@@ -1,0 +1,178 @@
+"""A checkpoint behind training: ranks that write for different lengths of time, pruning, what pins cost."""
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from pipeline.artifacts import Store
+from pipeline.checkpoint import Phase, TrainState, committed
+from pipeline.checkpoint.flight import Limits
+from pipeline.checkpoint.retention import pinned_names
+from pipeline.errors import DamagedError
+from tests.checkpoint.chain_runs import checkpointer, resume
+from tests.checkpoint.single import access, shard
+from tests.checkpoint.single import write as put
+from tests.checkpoint.test_checkpointer import same, tables
+from tests.embeddings.cases import make, shards_to_tensors, train
+from tests.embeddings.ranks import plan_for, spawn
+
+KINDS = ["row_wise", "data_parallel", "table_wise"]
+# The second rank's first chunk takes ``slow`` seconds: what the first rank meets is in the name.
+SLOW = {
+    "its word that it took too long": (Limits(write=1.0, slack=60.0), 1.2, "was not written within 1 s"),
+    "no word in time": (Limits(write=1.0, slack=2.0), 4.0, "the ranks lost each other"),
+    "no end": (Limits(write=1.0, slack=1.0), 6.0, "the ranks lost each other"),
+}
+
+
+def slow_rank(folder, name):
+    """Two checkpoints and a final one; the first takes one rank too long."""
+    limits, slow, told = SLOW[name]
+    seen = Counter()
+
+    def hook(phase):
+        seen[phase] += 1
+        if phase == Phase.CHUNK and seen[phase] == 1 and dist.get_rank() == 1:
+            time.sleep(slow)  # the disk
+
+    dmp, rows = make(plan_for(KINDS, 2))
+    saver, said = checkpointer(folder, dmp, rows, hook, limits=limits, policy="one_shot")
+    for step in (1, 2, 3):
+        train(dmp, step - 1, step)
+        assert saver.save(TrainState(step=step, rng=torch.get_rng_state()), wait=step == 3)
+    assert (saver.figures.count, saver.figures.failed) == (2, 1)
+    assert len(said) == (dist.get_rank() == 0)
+    assert all(line.startswith("checkpoint not written, its rows go into the next one: ") for line in said)
+    assert all(told in line for line in said)
+    save_file(shards_to_tensors(rows), folder / f"a-end-{dist.get_rank()}.safetensors")
+    for thread in threading.enumerate():  # one that had no end
+        if thread.name == "nightjar-checkpoint":
+            thread.join()
+    dist.barrier()
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_a_rank_that_writes_too_long_costs_that_checkpoint_only(tmp_path, name):
+    spawn(slow_rank, 2, tmp_path, name)
+    assert [each.summary["step"] for each in committed(Store(str(tmp_path / "store")), "ck")] == [2, 3]
+    spawn(resume, 2, tmp_path, "row_wise", "b", {"policy": "one_shot"}, 3)
+    same(tables(tmp_path, "a-end", 2), tables(tmp_path, "b-restored", 2))
+
+
+def without_threads(folder):
+    """A rank that gets no thread for its writer writes all the same, and the other rank's writer meets it."""
+    dmp, rows = make(plan_for(KINDS, 2))
+    saver, said = checkpointer(folder, dmp, rows, policy="one_shot")
+    real = threading.Thread.start
+
+    def start(thread):
+        if thread.name == "nightjar-checkpoint" and dist.get_rank() == 1:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    threading.Thread.start = start
+    assert saver.save(TrainState(step=1))
+    saver.close()
+    assert (saver.figures.count, said) == (1, [])
+
+
+def test_a_rank_without_a_thread_for_its_writer_writes_at_once(tmp_path):
+    spawn(without_threads, 2, tmp_path)
+
+
+def prune_slowly(folder):
+    """Removing waits until training has gone on, which it does while the store removes."""
+    went_on, threads = threading.Event(), []
+
+    def hook(phase):
+        if phase == Phase.PRUNE:
+            threads.append(threading.current_thread().name)
+            assert went_on.wait(60)
+
+    dmp, rows = make(plan_for("table_wise", 1))
+    saver, said = checkpointer(folder, dmp, rows, hook, keep_last=1, policy="full")
+    for step in (1, 2):
+        train(dmp, step - 1, step)
+        assert saver.save(TrainState(step=step))
+    train(dmp, 2, 3)
+    went_on.set()
+    saver.close()
+    assert threads == ["nightjar-checkpoint"]
+    assert ([entry.step for entry in saver._entries], said) == ([2], [])
+
+
+def test_training_goes_on_while_old_checkpoints_are_removed(tmp_path):
+    spawn(prune_slowly, 1, tmp_path)
+    assert Store(str(tmp_path / "store")).names("ck") == ["step-00000002"]
+
+
+def refused(folder):
+    """A store that refuses to remove: checkpoints are taken all the same, and what is left goes later."""
+    dmp, rows = make(plan_for("table_wise", 2))
+    saver, said = checkpointer(folder, dmp, rows, keep_last=1, policy="full")
+    real = saver.store.fs.rm_file
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied")
+
+    saver.store.fs.rm_file = refuse
+    for step in (1, 2):
+        assert saver.save(TrainState(step=step), wait=True)
+    saver.store.fs.rm_file = real
+    assert [entry.step for entry in saver._entries] == [2]
+    assert len(said) == (dist.get_rank() == 0)
+    assert all("old checkpoints stay until the next one: the store refuses removing" in line for line in said)
+    saver.save(TrainState(step=3), wait=True)
+    dist.barrier()
+    assert saver.store.names("ck") == ["step-00000003"]
+
+
+def test_what_the_store_refuses_to_remove_goes_with_the_next_checkpoint(tmp_path):
+    spawn(refused, 2, tmp_path)
+
+
+class Counted:
+    """Counts the requests of a file system, by what they are."""
+
+    def __init__(self, store, monkeypatch):
+        self.count = Counter()
+        for name in ("info", "ls", "cat_file", "find", "open"):
+            monkeypatch.setattr(store.fs, name, self._counting(name, getattr(store.fs, name)))
+
+    def _counting(self, name, real):
+        def call(*args, **kwargs):
+            self.count[name] += 1
+            return real(*args, **kwargs)
+
+        return call
+
+
+def test_pins_take_a_request_for_each_version_however_many_nights_there_are(monkeypatch):
+    store, place = Store("memory://nightjar-pins"), "runs/n007/checkpoints/k"
+    put(store, f"{place}/step-00000001", access(shard()))
+    for night in range(60):
+        with store.draft(f"runs/n{night:03d}/train/k", kind="train", key="k", config={}, inputs={}) as draft:
+            draft.commit({"final": f"runs/n{night:03d}/checkpoints/k/step-00000001"})
+    for version in range(20):
+        names = {"checkpoint": f"{place}/step-{version + 1:08d}"}
+        with store.draft(f"models/m/v{version:02d}", kind="publish", key="k", config={}, inputs=names) as draft:
+            draft.commit({})
+    store.write_json("models/m/current.json", {})
+    counted = Counted(store, monkeypatch)
+    assert pinned_names(store, place) == [f"step-{step:08d}" for step in range(1, 21)]
+    assert counted.count["cat_file"] == 20 + 2  # versions, what may be one of the model itself, this run's training
+    assert sum(counted.count.values()) <= 30
+
+
+def test_a_version_whose_manifest_is_damaged_keeps_all_checkpoints():
+    store, place = Store("memory://nightjar-odd-pins"), "runs/r/checkpoints/k"
+    store.write_bytes("models/m/v1/manifest.json", b'{"inputs": {"a": "' + place.encode() + b'/step-00000001"}}')
+    assert pinned_names(store, place) == ["step-00000001"]  # of another writer, without a seal
+    store.write_bytes("models/m/v2/manifest.json", b'{"schema_version": 2}')
+    with pytest.raises(DamagedError, match=r"models/m/v2/manifest.json is not .* not known which checkpoints it names"):
+        pinned_names(store, place)

