@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pipeline.cli
+import pipeline.launch.kubernetes.api
 import pipeline.training  # every room that may have errors of its own
 from pipeline.errors import (
     EXIT_CODES,
@@ -42,7 +43,10 @@ OTHERS = [
     (explained(MemoryError()), 7),
     (explained(OSError(5, "Input/output error")), 7),
 ]  # fmt: skip
-EVERY = [*((kind("m", hint="h"), kind.exit_code) for kind in FAMILY), *OTHERS]
+EVERY = [
+    *((NightjarError.from_json({"error": kind.__name__, "message": "m", "hint": "h"}), kind.exit_code) for kind in FAMILY),
+    *OTHERS,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("error", "code"), EVERY, ids=lambda value: repr(value)[:40])
