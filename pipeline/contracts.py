@@ -186,14 +186,28 @@ class TablePlan:
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
         """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
 
-        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and 4 bytes for the place of every row: of
-        ``ssd`` in host memory.
+        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
+        memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
         """
         row = shard.columns * 4 + self.state_bytes
+        marks = MARK_BYTES * shard.rows if device == "cuda" else 0
         if self.tier == ("hbm" if device == "cuda" else "ddr"):
-            return shard.rows * row
-        places = 4 * shard.rows if self.tier == "hbm_cached" or (self.tier == "ssd" and device == "cpu") else 0
-        return -(-self.cache_rows * shard.rows // self.rows) * row + places
+            return shard.rows * row + marks
+        places = 4 * shard.rows if self.tier == "hbm_cached" else 0
+        if self.tier == "ssd" and device == "cpu":
+            places = place_bytes(shard.rows) * shard.rows
+        return -(-self.cache_rows * shard.rows // self.rows) * row + places + marks
+
+
+# The change mark of a row (``embeddings.touched``), which lies on the device that looks the row up.
+MARK_BYTES = 1
+# A log on SSD has some records more than rows; a place numbers records and slots with one sign.
+_PLACES, _WIDE = 1.2, 2**31 - 1
+
+
+def place_bytes(rows: int) -> int:
+    """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
+    return 8 if _PLACES * rows > _WIDE else 4
 
 
 # Reservations that training does not take: what is kept free, and the process that was there before.

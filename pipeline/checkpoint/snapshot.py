@@ -28,6 +28,8 @@ _PIECE_VALUES = 1 << 18
 class HostBuffers:
     """One growing piece of host memory that snapshots are cut from, one after the other.
 
+    It is not page-locked: it is as large as the tables, and pages that are locked are lost to all else on the host.
+
     Rows of tables on SSD are copied to a disk instead (``LocalShard.scratch``).
     """
 
@@ -37,7 +39,7 @@ class HostBuffers:
 
     def prepare(self, values: int) -> None:
         """Get room for ``values`` float32 behind the caller: fresh memory costs four times a copy's time to touch."""
-        self.memory = _host_memory(values)
+        self.memory = torch.empty(values)
         self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
         self._filling.start()
 
@@ -48,18 +50,13 @@ class HostBuffers:
             self._filling = None
         self.used = 0
         if values > self.memory.numel():
-            self.memory = _host_memory(values)
+            self.memory = torch.empty(values)
 
     def cut(self, count: int) -> Tensor:
         """The next ``count`` float32."""
         part = self.memory[self.used : self.used + count]
         self.used += count
         return part
-
-
-def _host_memory(values: int) -> Tensor:
-    # Page-locked only where a device copies into it; locking is slow, so memory only ever grows.
-    return torch.empty(values, pin_memory=torch.cuda.is_available())
 
 
 def full_values(access: RowAccess) -> int:

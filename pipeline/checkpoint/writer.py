@@ -28,11 +28,11 @@ from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
+from pipeline.retrying import TRIES, passes, retried
 
 KIND = "checkpoint"
 FORMAT = 2
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
-_ATTEMPTS = 3
 _SLOW = "a store or disk that every rank writes to at the same pace; its rows go into the next checkpoint"
 # Files flushed at once (each flush waits for the disk's journal, together they wait once), and chunks written but not
 # on the disk yet.
@@ -307,24 +307,26 @@ def _write_dense(draft: Draft, dense: dict[str, Tensor], on_phase: OnPhase) -> N
 
 
 def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
-    """Write file ``name``, again after an error of a remote store; a full disk or a refusal is final at once."""
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            write()
-            return
-        except NightjarError:
+    """Write file ``name``, again after an error that passes; a full disk or a refusal is final at once."""
+
+    def attempt() -> None:
+        draft.files.pop(name, None)
+        write()
+
+    where = f"{draft.store.url_of(draft.path)}/{name}"
+    try:
+        retried(attempt, f"writing {where}")
+    except NightjarError:
+        raise
+    except Exception as error:  # clients of object stores have error classes of their own
+        draft.files.pop(name, None)
+        if draft.store.is_local and not isinstance(error, OSError):
             raise
-        except Exception as error:  # clients of object stores have error classes of their own
-            draft.files.pop(name, None)
-            if draft.store.is_local and not isinstance(error, OSError):
-                raise
-            if attempt == _ATTEMPTS or draft.store.is_local:
-                tries = "" if attempt == 1 else f" after {attempt} tries"
-                raise ArtifactError(
-                    f"cannot write {draft.store.url_of(draft.path)}/{name}{tries}: {type(error).__name__}: {error}",
-                    hint="the checkpoint before it is untouched; check the store, then start the run again",
-                ) from error
-            time.sleep(0.5 * 2**attempt)
+        tries = f" after {TRIES} tries" if passes(error) else ""
+        raise ArtifactError(
+            f"cannot write {where}{tries}: {type(error).__name__}: {error}",
+            hint="the checkpoint before it is untouched; check the store, then start the run again",
+        ) from error
 
 
 def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: OnPhase) -> Artifact:

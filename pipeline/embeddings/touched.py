@@ -8,6 +8,7 @@ they are read.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,13 +102,33 @@ class _Marker:
     """The hook: marks the ids of one kernel's lookup, feature by feature."""
 
     def __init__(self, kernel: Kernel, marks: _Marks) -> None:
+        self._all = marks.all
         self._views = [marks.views[table] for table in _table_of_feature(kernel)]
+        first = [0, *itertools.accumulate(len(view) for view in marks.views)]
+        self._first = torch.tensor([first[table] for table in _table_of_feature(kernel)], device=marks.all.device)
 
     def __call__(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not module.training:
             return
         indices = kwargs["indices"] if "indices" in kwargs else args[0]
         offsets = kwargs["offsets"] if "offsets" in kwargs else args[1]
+        if self._all.device.type == "cpu":
+            self._mark_by_feature(indices, offsets)
+        else:
+            self._mark_at_once(indices, offsets)
+
+    def _mark_at_once(self, indices: Tensor, offsets: Tensor) -> None:
+        """On a device: every place of a lookup gets the first mark of its table, and the host waits for nothing."""
+        features = len(self._views)
+        if (ids := offsets.numel() - 1) < features:
+            return
+        starts = offsets.narrow(0, 0, ids).view(features, -1).select(1, 0)
+        ends = offsets.narrow(0, 1, ids).view(features, -1).select(1, -1)
+        first = torch.repeat_interleave(self._first, (ends - starts).long(), output_size=indices.numel())
+        self._all.index_fill_(0, indices.long() + first, 1)
+
+    def _mark_by_feature(self, indices: Tensor, offsets: Tensor) -> None:
+        """In host memory: feature by feature, without a copy of the ids."""
         batch = (offsets.numel() - 1) // len(self._views)
         ends = offsets[::batch].tolist() if batch else [0] * (len(self._views) + 1)
         for feature, view in enumerate(self._views):

@@ -50,16 +50,10 @@ def _told(power: Power, limit: float, passed: bool) -> str:
     if (needed := power.rows_for(limit)) is not None and needed > power.rows:
         return (
             f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out, the limit is {limit:+.2%}; it takes "
-            f"about {_rounded(needed):,} held-out rows, or a limit that {power.rows:,} rows can tell: "
+            f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can tell: "
             f"{_upwards(max(power.resolved, power.bound))}"
         )
     return f"perhaps as much as {power.bound:+.2%}, beyond {limit:+.2%}"
-
-
-def _rounded(rows: int) -> int:
-    """Two leading digits, rounded up: an estimate should not look like a count."""
-    unit = 10 ** max(len(str(rows)) - 2, 0)
-    return -(-rows // unit) * unit
 
 
 def _upwards(value: float) -> str:

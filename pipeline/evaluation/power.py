@@ -39,22 +39,29 @@ class Power:
 
     @property
     def resolved(self) -> float:
-        """The smallest limit that these rows can tell: a model that is as good as the other one passes with ``power``,
+        """The smallest limit that these rows can tell.
 
-        one that is worse by the limit is held with ``power``.
+        A model that is as good as the other one passes with probability ``power``, one that is worse by the limit is
+        held with the same.
         """
         return 2 * self.quantile * self.error
 
     def rows_for(self, limit: float) -> int | None:
-        """Rows that can tell ``limit``, the spread being what it is here; None where no number can."""
+        """About how many rows can tell ``limit``, the spread being what it is here; None where no number can.
+
+        Rounded up to two leading digits: an estimate should not look like a count.
+        """
         if not limit > 0 or not math.isfinite(self.error):
             return None
-        return math.ceil(self.rows * (self.resolved / limit) ** 2)
+        rows = math.ceil(self.rows * (self.resolved / limit) ** 2)
+        unit = 10 ** max(len(str(rows)) - 2, 0)
+        return -(-rows // unit) * unit
 
     def to_json(self, limit: float) -> dict[str, Any]:
         """Plain data for ``gate.json``."""
         return {
-            "power": self.power, "bound": self.bound, "resolved": self.resolved, "rows_needed": self.rows_for(limit),
+            "limit": limit, "power": self.power, "bound": self.bound, "resolved": self.resolved,
+            "rows_needed": self.rows_for(limit),
         }  # fmt: skip
 
 

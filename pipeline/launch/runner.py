@@ -61,7 +61,10 @@ class LocalRunner:
         """running | succeeded | failed | cancelled | lost."""
         from torchx.specs import AppState
 
-        status = self._runner.status(handle)
+        try:
+            status = self._runner.status(handle)
+        except ValueError:  # torchrun's error file, of which TorchX wants the text, is written only half
+            return self._processes_state(handle)
         if status is None:
             return "lost"
         finished = {
@@ -70,6 +73,14 @@ class LocalRunner:
             AppState.CANCELLED: "cancelled",
         }
         return finished.get(status.state, "running")
+
+    def _processes_state(self, handle: str) -> str:
+        """The app's state by its processes alone."""
+        app = self._local._apps[handle.rsplit("/", 1)[-1]]
+        codes = [replica.proc.poll() for replicas in app.role_replicas.values() for replica in replicas]
+        if any(codes):
+            return "failed"
+        return "running" if None in codes else "succeeded"
 
     def log(self, handle: str, stream: str) -> Path:
         """The file that ``stream`` (stdout | stderr) of the app's first replica goes to."""

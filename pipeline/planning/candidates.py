@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pipeline.config import Config, HardwareConfig
+from pipeline.contracts import MARK_BYTES, place_bytes
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     ROW_WISE,
@@ -29,8 +30,7 @@ from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loa
 # Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
-# FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row;
-# tier ssd a place (4 bytes) for every row, in host memory.
+# FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row.
 SLOT_BYTES, ROW_BYTES = 16, 4
 # Batches of rows from SSD in memory beside those read ahead: trained, exchanged, fetched (twice), written.
 BATCHES_MOVING = 5
@@ -229,9 +229,11 @@ def _bytes(
     row = 4 * block.columns + table.state_bytes
     if tier == "ssd":
         sizes["ssd"] += log_bytes(block.rows, block.columns) + block.rows * row
-        sizes["ddr"] += ROW_BYTES * block.rows
+        sizes["ddr"] += place_bytes(block.rows) * block.rows
     else:
         sizes[home] += block.rows * row
+    if hardware.device == "cuda":
+        sizes[fast] += MARK_BYTES * block.rows
     sizes[fast] += buffers
     sizes["ddr"] += flight
     if cache_rows:

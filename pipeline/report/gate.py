@@ -119,9 +119,7 @@ def _cards(record: Mapping[str, Any]) -> str:
         under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
         found.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
     if power := record.get("power"):
-        needed = power["rows_needed"]
-        under = f"of NE, the least these rows tell; {units.count(needed)} rows tell the limit" if needed else "of NE"
-        found.append(("Rise that would be seen", units.percent(power["resolved"], 2), under))
+        found.append(("Rows can tell", f"{power['resolved']:+.2%}", _rows_that_tell(record["rows"], power)))
     if shift := record.get("shift"):
         found.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
     if coverage := record.get("coverage"):
@@ -131,6 +129,13 @@ def _cards(record: Mapping[str, Any]) -> str:
         said = f"served over trained; largest {units.decimal(serving['largest_difference'])}"
         found.append(("Serving gap", f"{100 * serving['gap']:+.3f}%", said))
     return cards(found)
+
+
+def _rows_that_tell(rows: int, power: Mapping[str, Any]) -> str:
+    needed, limit = power["rows_needed"], f"{power['limit']:.2%}"
+    if needed is None:
+        return "rise of NE"
+    return f"rise of NE; the limit is {limit}" + (f", for {units.count(needed)} rows" if needed > rows else "")
 
 
 def _interval(values: Sequence[float] | None, signed: str = "") -> str:

@@ -126,7 +126,8 @@ class BatchReader:
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
     ``epochs`` is the number of the epoch to stop before. ``wait_seconds`` adds up the time the consumer waited.
-    ``announce`` is told the ids of every batch before the batch is put in line.
+    ``announce`` is told the ids of every batch before the batch is put in line. ``pin``: batches lie in page-locked
+    memory, from which copies to an accelerator run beside its work.
     Use it as a context manager, or call ``close``. Errors of the reading thread are raised where the batch is taken.
     """
 
@@ -139,6 +140,7 @@ class BatchReader:
         start: tuple[int, int] = (0, 0),
         prefetch: int = 4,
         announce: Announce | None = None,
+        pin: bool = False,
     ) -> None:
         if not split.rows:
             raise DataError(
@@ -148,7 +150,7 @@ class BatchReader:
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
         self.batches_per_epoch = -(-split.rows // order.global_batch)
         self.wait_seconds = 0.0
-        self._announce = announce
+        self._announce, self._pin = announce, pin
         self._builder = _Builder(split, order)
         self._queue: queue.Queue[Batch | BaseException | None] = queue.Queue(maxsize=prefetch)
         self._stop = threading.Event()
@@ -196,7 +198,7 @@ class BatchReader:
         try:
             with ThreadPoolExecutor(max_workers=2, thread_name_prefix="nightjar-decode") as pool:
                 for batch in self._batches(pool):
-                    self._put(batch)
+                    self._put(batch.pin_memory() if self._pin else batch)
                     if self._stop.is_set():
                         return
             self._put(None)

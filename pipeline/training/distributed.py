@@ -83,18 +83,35 @@ def _disconnect() -> None:
         dist.destroy_process_group()
 
 
+def collective_device(device: torch.device) -> torch.device:
+    """``device`` where the group's backend reduces tensors of it, else this rank's: NCCL knows CUDA only."""
+    able = dist.distributed_c10d._get_default_group()._device_types
+    if not able or any(each.type == device.type for each in able):
+        return device
+    kind = able[0].type  # without a number: the device this rank works on
+    return torch.device(kind)
+
+
 def add_up(values: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, in place."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values)
-    return values
+    """The sum over all ranks, in place, wherever ``values`` lie."""
+    return _reduced(values, dist.ReduceOp.SUM)
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise maximum over all ranks, in place."""
-    if dist.get_world_size() > 1:
-        dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return values
+    """The elementwise maximum over all ranks, in place, wherever ``values`` lie."""
+    return _reduced(values, dist.ReduceOp.MAX)
+
+
+def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
+    if dist.get_world_size() == 1:
+        return values
+    device = collective_device(values.device)
+    if device.type == values.device.type:
+        dist.all_reduce(values, op=op)
+        return values
+    sent = torch.empty_like(values, device=device).copy_(values)
+    dist.all_reduce(sent, op=op)
+    return values.copy_(sent)
 
 
 def first_fault(fault: Fault | None) -> Fault | None:

@@ -128,6 +128,7 @@ class _Run:
             epochs=self.config.train.epochs,
             start=divmod(self.first, self.per_epoch),
             prefetch=self.config.train.prefetch_batches,
+            pin=self._device.type == "cuda",
             announce=Announce(ssd.tables, ssd.prefetch) if (ssd := self.trainer.ssd) is not None else None,
         )
 

@@ -47,7 +47,7 @@ def predict(
                 key=dataset.key, seed=config.seed, global_batch=batch, shuffle=False,
                 rank=dist.get_rank(), world_size=dist.get_world_size(),
             )  # fmt: skip
-            with BatchReader(split, order) as reader:
+            with BatchReader(split, order, pin=device.type == "cuda") as reader:
                 sharded = assemble(config, split.schema, plan, towers, device, trained=False, ssd=ssd)
                 load_weights(store, checkpoint, sharded.rows, dense_parameters(sharded.model))
                 logits = _run(sharded.model, reader, device)
@@ -61,7 +61,7 @@ def predict(
 def _run(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> torch.Tensor:
     """This rank's logits, one row per global batch: [batches, b]."""
     model.eval()
-    return torch.stack([model(batch.to(device))[1][0].float() for batch in reader])
+    return torch.stack([model(batch.to(device, non_blocking=True))[1][0].float() for batch in reader])
 
 
 def _gather(logits: torch.Tensor) -> torch.Tensor | None:

@@ -1,6 +1,6 @@
 """Every operation failing once and ten times at every phase, on a disk and on S3: what came of it, as a table.
 
-``python -m tests.faults.matrix`` prints the table of docs/measurements.md; names of acts, of operations, ``disk`` or
+``python -m tests.faults.matrix`` prints the lines of docs/faults.md; names of acts, of operations, ``disk`` or
 ``S3`` behind it choose a part.
 """
 

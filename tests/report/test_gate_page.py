@@ -29,6 +29,7 @@ def record(incumbent: bool = True, **more) -> dict:
     if incumbent:
         made["incumbent_version"] = "v00001-cd"
         made["incumbent"], made["change"] = figures, {name: interval(0.001) for name in figures}
+        made["power"] = {"limit": 0.002, "power": 0.9, "bound": 0.01, "resolved": 0.013, "rows_needed": 520_000}
         made["shift"], made["former"] = {"psi": 0.1, "ks": 0.05}, {"coverage": {"a": 0.9}}
         made["reliability"]["incumbent"], made["histogram"]["incumbent"] = curve, [0.25] * 4
         made["slices"][0] |= {"incumbent": figures, "change": {"ne": interval(0.02)}}
@@ -49,6 +50,23 @@ def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
         assert (words in page) is incumbent, words
     assert ("| candidate | incumbent |" in gate_markdown(record(incumbent))) is incumbent
     assert ("| NE | incumbent |" in gate_markdown(record(incumbent))) is incumbent
+
+
+def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
+    words = "predictions moved <b>; NE is surely better, so this only warns"
+    warned = {"name": "prediction shift", "setting": "gate.max_psi", "passed": True, "words": words, "warned": True}
+    best = {"version": "v00001-aa", "notes": [], "ne": interval(0.74), "change": interval(0.013)}
+    shown = record(best=best, baseline={"ne": interval(0.8), "change": interval(-0.06)}, warnings=[words])
+    shown["checks"] = [*shown["checks"], warned]
+    page, text = gate_page(shown), gate_markdown(shown)
+    assert "Worth a look" in page and "predictions moved &lt;b&gt;" in page and ">warned</span>" in page
+    assert page.index(">no<") < page.index(">warned<") < page.index(">yes<")
+    assert "rise of NE; the limit is 0.20%, for 520,000 rows" in page and "+1.30%" in page
+    for name in ("best of the last versions: v00001-aa", "logistic regression"):
+        assert name in page and f"| {name} |" in text
+    assert "| warned | prediction shift |" in text and f"- warning: {words}" in text
+    ET.fromstring(page[page.index("<main>") : page.index("</main>") + len("</main>")])
+    assert "Worth a look" not in gate_page(record())
 
 
 def test_what_failed_comes_first() -> None:

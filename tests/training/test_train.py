@@ -13,18 +13,16 @@ from safetensors.torch import load
 from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
-    ClipConfig,
     Config,
     DataConfig,
     DebugConfig,
     EvaluateConfig,
-    GuardConfig,
     HardwareConfig,
     ModelConfig,
-    TrainConfig,
 )
 from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
+from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
@@ -39,7 +37,15 @@ def config(world, **changes):
     groups = {"checkpoint": CheckpointConfig(), "debug": DebugConfig()}
     groups |= {name: changes.pop(name) for name in list(changes) if name in groups}
     guard = GuardConfig(**changes.pop("guard", {}))
-    options = {"global_batch": 250, "epochs": 2, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 5, "guard": guard}
+    options = {
+        "global_batch": 250,
+        "epochs": 2,
+        "lr": 0.01,
+        "sparse_lr": 0.1,
+        "warmup_steps": 5,
+        "guard": guard,
+        "schedule": "constant",
+    }
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
