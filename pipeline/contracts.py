@@ -27,6 +27,9 @@ TRUE_PROBABILITY = "true_probability"
 # Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
 RAW = "raw"
+# As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
+# another one may have a row for them.
+UNSEEN = "unseen"
 
 
 def dataset_path(name: str, key: str, day: str | None = None) -> str:
@@ -42,6 +45,11 @@ def weight_column(feature: str) -> str:
 def raw_column(feature: str) -> str:
     """Name of the Parquet column that holds the raw numbers of a held-out ``feature``; ``RAW`` says where."""
     return f"{feature}__raw"
+
+
+def unseen_column(feature: str) -> str:
+    """Name of the Parquet column with the hashes of a held-out ``feature``'s unseen ids; ``UNSEEN`` says where."""
+    return f"{feature}__unseen"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
         # 36 35 0:32 <root> <mount point> <options> [...] - <kind> <source> <options>
         mount, _, about = line.partition(" - ")
         top, point = mount.split()[3:5]
-        kind, _, options = about.split(maxsplit=2)
+        kind, options = about.split(maxsplit=1)[0], about.rsplit(maxsplit=1)[-1]  # what is mounted may have no name
         if kind == "cgroup2":
             own = owns.get("")
         elif kind == "cgroup" and "cpu" in options.split(","):

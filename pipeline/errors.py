@@ -47,7 +47,8 @@ class NightjarError(Exception):
     def from_json(record: dict[str, object]) -> NightjarError:
         """The error that ``to_json`` described; an unknown class becomes a plain NightjarError."""
         kind = _family(NightjarError).get(str(record.get("error")), NightjarError)
-        error = kind(str(record.get("message", "")), hint=str(record.get("hint", "")))
+        error = kind.__new__(kind)  # what a class's own __init__ asks for beside these did not cross
+        NightjarError.__init__(error, str(record.get("message", "")), hint=str(record.get("hint", "")))
         if isinstance(error, DamagedError):
             error.file = str(record.get("file", ""))
         return error

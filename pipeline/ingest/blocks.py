@@ -19,7 +19,7 @@ from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.text import Reject
-from pipeline.ingest.transform import State, raw_numbers, transform
+from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
 
 CODE = "code:"  # prefix of the columns that hold codes
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
@@ -86,13 +86,16 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
 def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pass 2 of a block: its train rows and its test rows as the dataset holds them.
 
-    The test rows also have the columns of ``raw_numbers``.
+    The test rows also have the columns of ``raw_numbers`` and of ``unseen_ids``.
     """
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
     test = _is_test(frame, job.first_test_day)
-    raw = raw_numbers(frame.filter(test), job.spec, job.state)
-    return rows.filter(~test), rows.filter(test).with_columns(raw)
+    held, typed_held, chosen = rows.filter(test), frame.filter(test), test.to_numpy()
+    held_ids = {name: Coded(ids.hashes, ids.codes[chosen]) for name, ids in coded.items()}
+    raw = raw_numbers(typed_held, job.spec, job.state)
+    unseen = unseen_ids(held, typed_held, job.spec, job.state, held_ids)
+    return rows.filter(~test), held.with_columns(*raw, *unseen)
 
 
 def train_rows(typed: bytes | bytearray, first_test_day: int) -> pl.DataFrame:

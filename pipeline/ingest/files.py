@@ -18,13 +18,12 @@ from fsspec import AbstractFileSystem
 
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.sources import Block, Files, RawBlock, TextBlock, decompressed, readable
+from pipeline.ingest.sources import COMPRESSED, Block, Files, RawBlock, TextBlock, decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, text_blocks
 
 BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
 PART_BLOCKS = 4  # blocks of a part that another process reads
-COMPRESSED = (".gz", ".zst", ".zstd")
 _SEEN = 1 << 20  # bytes in which a line must end where parts meet
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")
 _UNPACK = "unpack it, or pack it as .gz or .zst"
@@ -45,7 +44,7 @@ _NO_TEXT = {
 class FileSource:
     """One file on any filesystem, or its lines from byte ``start`` to ``stop``, the first of them ``first_line``.
 
-    ``first_line`` is 1 until the lines before it are counted.
+    ``first_line`` is 1 until the lines before it are counted. ``place``: as of ``Files``.
     """
 
     fs: AbstractFileSystem
@@ -57,6 +56,7 @@ class FileSource:
     start: int = 0
     stop: int | None = None
     first_line: int = 1
+    place: str = ""
 
     @property
     def is_later(self) -> bool:
@@ -98,7 +98,7 @@ class FileSource:
         with readable(self.label), self.fs.open(self.path, "rb") as source:
             if self.data.format == "parquet":
                 for block in _parquet_blocks(source, self.label, self.spec, self.block_bytes):
-                    yield block, source.tell()
+                    yield replace(block, place=self.place), source.tell()
             else:
                 with decompressed(source, self.path) as stream:
                     for text in _text_file_blocks(stream, self):
@@ -108,8 +108,8 @@ class FileSource:
 def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSource]:
     """Every file of a log, in order."""
     size = config.ingest.block_mib * BLOCK_UNIT
-    pairs = zip(files.paths, files.labels, strict=True)
-    return [FileSource(files.fs, path, label, config.data, spec, size) for path, label in pairs]
+    named = zip(files.paths, files.labels, files.places, strict=True)
+    return [FileSource(files.fs, path, label, config.data, spec, size, place=place) for path, label, place in named]
 
 
 def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
@@ -134,7 +134,9 @@ def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
     if file.stop is not None:
         rest = cast(BinaryIO, _Limited(cast(BinaryIO, buffered), file.stop - buffered.tell()))
     for block, line in text_blocks(rest, file.block_bytes, first_line):
-        yield TextBlock(data=block, file=label, first_line=line, layout=layout, columns=tuple(spec.columns))
+        yield TextBlock(
+            data=block, file=label, first_line=line, layout=layout, columns=tuple(spec.columns), place=file.place
+        )
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:

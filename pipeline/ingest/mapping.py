@@ -78,12 +78,18 @@ def updated(mapping: Mapping, counts: pl.DataFrame, feature: SparseSpec, day: in
             f"data.sparse.{feature.name}.rows is {feature.rows:,}, but its carried mapping has {mapping.rows:,} rows",
             hint=f"data.sparse.{feature.name}.rows={mapping.rows}, or data.mapping_from=null for a new mapping",
         )
-    ids, freed = _evicted(_counted(mapping.ids, counts, day), feature, day)
+    ids, freed = _evicted(_counted(_dated(mapping.ids, day), counts, day), feature, day)
     freed = pl.concat([mapping.freed, freed])
-    held = freed.filter(pl.col("last_day") >= first_day)["row"]
-    used = mapping.ids.filter(pl.col("last_day") >= first_day)["row"].drop_nulls()
+    in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)  # without days a dataset is fitted once
+    held = freed.filter(in_use)["row"]
+    used = mapping.ids.filter(in_use)["row"].drop_nulls()
     now = _admitted(replace(mapping, ids=ids, freed=freed), feature, held)
     return _replaced(now, feature, day, used) if feature.when_full == "replace" else now
+
+
+def _dated(ids: pl.DataFrame, day: int | None) -> pl.DataFrame:
+    """``ids``, of which those of a log without days were last seen the day before ``day``: they age from then on."""
+    return ids if day is None else ids.with_columns(pl.col("last_day").fill_null(day - 1))
 
 
 def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.DataFrame:

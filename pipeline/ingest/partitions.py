@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from fsspec import AbstractFileSystem
+
 from pipeline.config import WatermarkConfig
-from pipeline.ingest.rawfiles import below, root_of
+from pipeline.ingest.rawfiles import below, is_hidden, root_of
 from pipeline.ingest.sources import Files
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
@@ -34,13 +36,11 @@ def missing_partitions(limit: WatermarkConfig, path: str, files: Files, fill: Ca
     """
     root = root_of(files.fs, path)
     folders = sorted({below(name, root).rpartition("/")[0] for name in files.paths} - {""})
+    names = expanded([fill(name) for name in limit.partitions])
     missing: list[str] = []
-    absent = [
-        name
-        for name in expanded([fill(name) for name in limit.partitions])
-        if not any(f"/{name}/" in f"/{folder}/" for folder in folders)
-        and not (limit.success and files.fs.exists(f"{root}/{name}/{fill(limit.success)}"))
-    ]
+    if limit.success and (_absent(names, folders) or len(folders) < (limit.min_partitions or 0)):
+        folders = sorted({*folders, *_empty(files.fs, root, fill(limit.success), folders)})
+    absent = _absent(names, folders)
     if absent:
         verb = "are" if len(absent) > 1 else "is"
         missing.append(f"{_listed(absent)} below {path} {verb} not there yet")
@@ -51,6 +51,18 @@ def missing_partitions(limit: WatermarkConfig, path: str, files: Files, fill: Ca
         wanted = f"expected at least {limit.min_partitions}{guess}"
         missing.append(f"its files lie in {len(folders)} folders{seen} below {path}, {wanted}")
     return missing
+
+
+def _absent(names: list[str], folders: list[str]) -> list[str]:
+    """Those of ``names`` that are part of none of ``folders``."""
+    return [name for name in names if not any(f"/{name}/" in f"/{folder}/" for folder in folders)]
+
+
+def _empty(fs: AbstractFileSystem, root: str, success: str, folders: list[str]) -> list[str]:
+    """Folders below ``root`` that hold the file ``success`` and no rows, neither themselves nor further down."""
+    found = {below(name, root).rpartition("/")[0] for name in fs.find(root) if name.endswith(f"/{success}")}
+    shown = [folder for folder in found - {""} if not is_hidden(f"{folder}/rows")]
+    return [folder for folder in shown if not any(f"{other}/".startswith(f"{folder}/") for other in folders)]
 
 
 def _listed(names: list[str]) -> str:

@@ -18,9 +18,10 @@ from fsspec import AbstractFileSystem
 from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import DataError, NightjarError, UnreachableError
-from pipeline.ingest.rawfiles import files_at
+from pipeline.ingest.rawfiles import below, files_at, root_of
 from pipeline.ingest.text import Layout, Reject, read_lines
 
+COMPRESSED = (".gz", ".zst", ".zstd")
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 
 
@@ -46,18 +47,24 @@ class RawBlock:
 
 @dataclass(frozen=True, kw_only=True)
 class TextBlock:
-    """Whole lines of one file, the first of them ``first_line``, that are yet to be taken apart."""
+    """Whole lines of one file, the first of them ``first_line``, that are yet to be taken apart.
+
+    ``place``: as of ``RawBlock``.
+    """
 
     data: bytes
     file: str
     first_line: int
     layout: Layout
     columns: tuple[str, ...]
+    place: str = ""
 
     def read(self) -> RawBlock:
         """The rows as strings (numbers, where all of them are plain ones), the other lines aside."""
         frame, lines, rejects = read_lines(self.data, self.first_line, self.layout)
-        return RawBlock(frame=frame.select(self.columns), file=self.file, lines=lines, rejects=rejects)
+        return RawBlock(
+            frame=frame.select(self.columns), file=self.file, lines=lines, rejects=rejects, place=self.place
+        )
 
 
 Block = RawBlock | TextBlock
@@ -65,11 +72,16 @@ Block = RawBlock | TextBlock
 
 @dataclass(frozen=True)
 class Files:
-    """The files of a log in order; ``labels`` name them relative to where they lie together."""
+    """The files of a log in order; ``labels`` name them relative to where they lie together.
+
+    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not: whichever files lie beside
+    one, and however it is packed, its rows have the same place.
+    """
 
     fs: AbstractFileSystem
     paths: list[str]
     labels: list[str]
+    places: list[str]
     bytes: int
 
 
@@ -114,7 +126,15 @@ def find_files(path: str) -> Files:
     if not paths:
         raise missing_data(path)
     common = _common_folder(paths)
-    return Files(fs, paths, [name[len(common) :] for name in paths], sum(fs.info(name)["size"] for name in paths))
+    folder = root_of(fs, root)
+    return Files(
+        fs, paths, labels=[name[len(common) :] for name in paths], places=[_unpacked(below(p, folder)) for p in paths],
+        bytes=sum(fs.info(name)["size"] for name in paths),
+    )  # fmt: skip
+
+
+def _unpacked(name: str) -> str:
+    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
 
 
 def _common_folder(paths: list[str]) -> str:

@@ -17,7 +17,7 @@ import polars as pl
 
 from pipeline.artifacts import Draft, Store
 from pipeline.config import Config, DataConfig
-from pipeline.contracts import RAW, raw_column
+from pipeline.contracts import RAW, UNSEEN, raw_column, unseen_column
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, declared, synthetic
 from pipeline.ingest.accept import check_day, held
@@ -33,7 +33,7 @@ from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verd
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
-from pipeline.ingest.transform import State, binned
+from pipeline.ingest.transform import State, binned, with_vocabulary
 
 QUALITY = "quality.json"
 OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the same in a range and day by day
@@ -109,7 +109,8 @@ class _Run:
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, config.ingest)) for split in ("train", "test", RAW)
+            split: stack.enter_context(PartWriter(draft, split, config.ingest))
+            for split in ("train", "test", RAW, UNSEEN)
         }
         self.state = self._carried(config.data.mapping_from) if config.data.mapping_from else None
         self.alone = Alone(spec)
@@ -224,12 +225,16 @@ class _Run:
     def _second_pass(self, engine: Engine, fit: Fit, meter: _Meter) -> None:
         """Write the rows to the Parquet files of their splits."""
         assert self.state is not None
-        raw = [raw_column(name) for name in binned(self.state)]
+        beside = {
+            RAW: [raw_column(name) for name in binned(self.state)],
+            UNSEEN: [unseen_column(name) for name in with_vocabulary(self.state)],
+        }
         for train, test in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
             self.writers["train"].add(train)
-            self.writers["test"].add(test.drop(raw))
-            if raw:
-                self.writers[RAW].add(test.select(raw))
+            self.writers["test"].add(test.drop([name for columns in beside.values() for name in columns]))
+            for split, columns in beside.items():
+                if columns:
+                    self.writers[split].add(test.select(columns))
             meter.add(train.height + test.height)
 
     def finish(self) -> dict[str, Any]:

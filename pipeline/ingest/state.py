@@ -25,7 +25,7 @@ from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
-from pipeline.ingest.transform import DenseTransform, SparseTransform, State, binned
+from pipeline.ingest.transform import DenseTransform, SparseTransform, State, binned, with_vocabulary
 from pipeline.ingest.vocab_counts import VocabCounts
 
 TRANSFORMS = "transforms.json"
@@ -123,7 +123,8 @@ def dataset_schema(
 def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way.
 
-    ``raw``: features whose raw numbers the dataset keeps of its held-out rows.
+    ``raw``: features whose raw numbers the dataset keeps of its held-out rows; ``unseen``: those of whose held-out ids
+    without a row it keeps the hashes.
     """
     dense = {
         f.name: {
@@ -145,7 +146,7 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
     }  # fmt: skip
     label = {"column": spec.label, "positive": spec.positive, "negative": spec.negative}
     return {"label": label, "missing": list(spec.missing), "strip": spec.strip, "dense": dense, "sparse": sparse,
-            "raw": binned(state)}  # fmt: skip
+            "raw": binned(state), "unseen": with_vocabulary(state)}  # fmt: skip
 
 
 def _listed(bounds: np.ndarray | None) -> list[float] | None:

@@ -17,6 +17,7 @@ from pipeline.contracts import (
     TRUE_PROBABILITY,
     UNSEEN_ROW,
     raw_column,
+    unseen_column,
     weight_column,
 )
 from pipeline.ingest.coded import Coded
@@ -107,6 +108,37 @@ def raw_numbers(frame: pl.DataFrame, spec: DataSpec, state: State) -> list[pl.Se
     }
     found: dict[str, pl.Series] = {**dense, **sparse}
     return [found[name].alias(raw_column(name)) for name in binned(state)]
+
+
+def with_vocabulary(state: State) -> list[str]:
+    """The features whose ids have rows by a vocabulary; of the others' rows none tells which id it was."""
+    return [name for name, fitted in state.sparse.items() if fitted.lookup is not None]
+
+
+def unseen_ids(
+    rows: pl.DataFrame, typed: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping_[str, Coded]
+) -> list[pl.Series]:
+    """Of each feature ``with_vocabulary`` the hashes of ids that it does not hold in transformed ``rows``, else 0.
+
+    ``typed``: the same rows before; ``coded``: their ids, of features with one id a row. The gate scores a model by
+    them that has rows for ids which this dataset has none for.
+    """
+    features = {feature.name: feature for feature in spec.sparse}
+    found = []
+    for name in with_vocabulary(state):
+        values = rows[name].explode() if features[name].multi else rows[name]
+        first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
+        unseen = (values.to_numpy() >= first) & (values.to_numpy() < first + count)
+        hashes = np.zeros(len(values), np.uint64)
+        if name in coded:
+            hashes[unseen] = coded[name].hashes[coded[name].codes[unseen]]
+        else:
+            hashes[unseen] = flat_hashes(typed, features[name]).fill_null(0).to_numpy()[unseen]
+        column = pl.Series(hashes)
+        if features[name].multi:
+            column = as_lists(column, np.concatenate([[0], np.cumsum(rows[name].list.len().to_numpy())]))
+        found.append(column.alias(unseen_column(name)))
+    return found
 
 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:

@@ -84,13 +84,13 @@ def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
     check_hardware(config.hardware)
     tables = tables_of(config, schema, profile)
     heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
-    reserved = dense_bytes(config, schema)
+    reserved = dense_bytes(config, schema, profile)
     return Setting(
         config=config,
         tables=tables,
         offered=choices(config, tables, heavy),
         reserved=reserved,
-        room=capacity(config, reserved, host_bytes(config, schema)),
+        room=capacity(config, reserved, host_bytes(config, schema, profile)),
         fixed=fixed_ms(config, schema),
     )
 

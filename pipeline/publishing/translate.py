@@ -1,14 +1,14 @@
 """Rows of one dataset as a model of another one would have got them: other id mappings, other scales.
 
 Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping; both
-rest on the same 64-bit hash of an id, so the way from row to row goes by it. An id that today's mapping does not hold
-is unseen for both. A percentile or a bin does not tell the number it came from: these are mapped anew from the raw
-numbers, which the dataset keeps of its held-out rows.
+rest on the same 64-bit hash of an id, so the way from row to row goes by it. Row 1 does not tell which id has no row
+today, and the other model may have one for it: the dataset keeps the hashes of such ids of its held-out rows. A
+percentile or a bin does not tell the number it came from: these are mapped anew from the raw numbers, kept likewise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,26 @@ class BinsTranslation:
         return np.where(np.isnan(numbers), MISSING_ROW, rows).astype(np.int32)
 
 
+@dataclass(frozen=True)
+class IdsTranslation:
+    """A sparse feature's rows [rows of today's ``table``] in the other one; ``row_of`` finds those of hashes [n].
+
+    ``unseen``: the dataset keeps the hashes of the ids that have no row today.
+    """
+
+    table: NDArray[np.int32]
+    row_of: Callable[[NDArray[np.uint64]], NDArray[np.int32]]
+    unseen: bool
+
+    def apply(self, ids: NDArray[Any], unseen: NDArray[np.uint64] | None) -> NDArray[np.int32]:
+        """Row numbers [n] of ``ids`` [n]; ``unseen`` [n]: hashes of those without a row today, 0 for the others."""
+        found: NDArray[np.int32] = self.table[ids]
+        if unseen is not None:
+            at = np.flatnonzero(unseen)
+            found[at] = self.row_of(unseen[at])
+        return found
+
+
 def _numbers(record: Mapping[str, Any], values: NDArray[np.floating]) -> NDArray[np.float64]:
     """Raw numbers [n] of ``values`` [n] in the scale ``record``, which is none of bins; NaN: missing."""
     found = values.astype(np.float64) * record["std"] + record["mean"]
@@ -89,10 +109,10 @@ def _scaled(record: Mapping[str, Any], numbers: NDArray[np.floating], bounds: An
 
 @dataclass(frozen=True)
 class Translation:
-    """By feature, None: nothing changes. A sparse feature's map [rows of today's table] gives the other table's row."""
+    """By feature, None: nothing changes."""
 
     dense: dict[str, DenseTranslation | None]
-    sparse: dict[str, NDArray[np.int32] | BinsTranslation | None]
+    sparse: dict[str, IdsTranslation | BinsTranslation | None]
 
     @property
     def raw(self) -> list[str]:
@@ -100,17 +120,22 @@ class Translation:
         dense = [name for name, each in self.dense.items() if each is not None and each.raw]
         return dense + [name for name, each in self.sparse.items() if isinstance(each, BinsTranslation)]
 
+    @property
+    def unseen(self) -> list[str]:
+        """Features of whose ids without a row today ``rows`` wants the hashes."""
+        return [name for name, each in self.sparse.items() if isinstance(each, IdsTranslation) and each.unseen]
+
     def values(self, feature: str, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """A dense feature in the other model's scale."""
         found = self.dense[feature]
         return values if found is None else found.apply(values)
 
-    def rows(self, feature: str, ids: NDArray[Any]) -> NDArray[Any]:
-        """Row numbers of the other model's table."""
+    def rows(self, feature: str, ids: NDArray[Any], unseen: NDArray[np.uint64] | None = None) -> NDArray[Any]:
+        """Row numbers of the other model's table; ``unseen``: as of ``IdsTranslation``."""
         found = self.sparse[feature]
         if isinstance(found, BinsTranslation):
             return found.apply(ids)
-        return ids if found is None else found[ids]
+        return ids if found is None else found.apply(ids, unseen)
 
 
 def translation(store: Store, dataset: str, version: str) -> Translation:
@@ -119,12 +144,12 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
     Raises NotComparableError where a feature is missing or its ids cannot be told any more.
     """
     now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
-    kept = frozenset(now.get("raw", ()))
+    kept, hashed = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
     dense = {name: _dense(name, now["dense"], record, kept) for name, record in then["dense"].items()}
     sparse = {
         name: _binned(name, now["sparse"], record, kept)
         if record["mapping"] == "bins"
-        else _sparse(store, dataset, version, name, now["sparse"], record)
+        else _sparse(store, dataset, version, name, now["sparse"], record, unseen=name in hashed)
         for name, record in then["sparse"].items()
     }
     return Translation(dense, sparse)
@@ -169,8 +194,8 @@ def _binned(name: str, features: dict[str, Any], then: dict[str, Any], kept: fro
 
 
 def _sparse(
-    store: Store, dataset: str, version: str, name: str, features: dict[str, Any], then: dict[str, Any]
-) -> NDArray[np.int32] | None:
+    store: Store, dataset: str, version: str, name: str, features: dict[str, Any], then: dict[str, Any], *, unseen: bool
+) -> IdsTranslation | None:
     now = _known(name, features)
     for setting in sorted(now.keys() - _FREE):
         if now[setting] != then.get(setting):
@@ -190,14 +215,26 @@ def _sparse(
     if now.get("spread") and now["spread"] == then.get("spread"):  # rows that unknown ids hash into
         first, count = now["spread"]
         table[first : first + count] = np.arange(first, first + count)
-    if then["vocab"] is not None:
-        table[rows] = _rows_of(hashes, *read_vocab(store, version, name))
-    elif then["mapping"] == "hash":
-        table[rows] = (hashes % np.uint64(then["rows"] - RESERVED_ROWS)).astype(np.int32) + RESERVED_ROWS
-    else:
-        raise NotComparableError(f"feature {name!r} is mapped by vocab in the dataset, for it by {then['mapping']}")
+    row_of = _finder(store, version, name, then)
+    table[rows] = row_of(hashes)
     same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
-    return None if same else table
+    return None if same else IdsTranslation(table, row_of, unseen)
+
+
+def _finder(
+    store: Store, version: str, name: str, then: dict[str, Any]
+) -> Callable[[NDArray[np.uint64]], NDArray[np.int32]]:
+    """What finds the rows of hashes in the version's table."""
+    if then["vocab"] is not None:
+        known, rows = read_vocab(store, version, name)
+        order = np.argsort(known, kind="stable")
+        known, rows = known[order], rows[order]
+        spread = then.get("spread")
+        return lambda hashes: _rows_of(hashes, known, rows, spread)
+    if then["mapping"] == "hash":
+        size = np.uint64(then["rows"] - RESERVED_ROWS)
+        return lambda hashes: (hashes % size).astype(np.int32) + RESERVED_ROWS
+    raise NotComparableError(f"feature {name!r} is mapped by vocab in the dataset, for it by {then['mapping']}")
 
 
 def read_vocab(store: Store, path: str, feature: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
@@ -212,11 +249,13 @@ def read_vocab(store: Store, path: str, feature: str) -> tuple[NDArray[np.uint64
     return table["hash"].to_numpy().astype(np.uint64), table["row"].to_numpy().astype(np.int64)
 
 
-def _rows_of(hashes: NDArray[np.uint64], known: NDArray[np.uint64], rows: NDArray[np.int64]) -> NDArray[np.int32]:
-    """The row of each hash among ``known`` ones; that of unseen ids for others."""
+def _rows_of(
+    hashes: NDArray[np.uint64], known: NDArray[np.uint64], rows: NDArray[np.int64], spread: list[int] | None
+) -> NDArray[np.int32]:
+    """The row of each hash among ``known`` ones, which rise; others have that of unseen ids, or go to ``spread``."""
+    first, count = spread or (UNSEEN_ROW, 1)
+    others = (hashes % np.uint64(count)).astype(np.int32) + np.int32(first)
     if not len(known):
-        return np.full(len(hashes), UNSEEN_ROW, np.int32)
-    order = np.argsort(known)
-    places = np.minimum(np.searchsorted(known, hashes, sorter=order), len(known) - 1)
-    found = order[places]
-    return np.where(known[found] == hashes, rows[found], UNSEEN_ROW).astype(np.int32)
+        return others
+    found = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return np.where(known[found] == hashes, rows[found], others).astype(np.int32)

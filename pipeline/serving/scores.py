@@ -151,7 +151,8 @@ def score_dataset(
         columns.ragged = split.read(group, columns, 0)
         for name, (model, translation) in models.items():
             raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
-            found.logits[name].append(_score(split, columns, model, translation, raw))
+            unseen = split.unseen(group, translation.unseen) if translation is not None and translation.unseen else {}
+            found.logits[name].append(_score(split, columns, model, translation, raw, unseen))
         for name in slices:
             found.codes[name].append(_codes(split, columns, name))
         _count_served(split, columns, trained, found)
@@ -160,11 +161,11 @@ def score_dataset(
 
 def _score(
     split: SplitReader, columns: Columns, model: ServedModel, translation: Translation | None,
-    raw: Mapping[str, np.ndarray],
+    raw: Mapping[str, np.ndarray], unseen: Mapping[str, np.ndarray],
 ) -> np.ndarray:  # fmt: skip
     """Logits of the rows, as the other model would have seen them where there is a ``translation``.
 
-    ``raw``: numbers of the features that are translated from these.
+    ``raw``: numbers of the features that are translated from these; ``unseen``: hashes of the ids without a row.
     """
     names, wanted = split.schema.dense, model.description.dense
     dense = [raw[name] if name in raw else columns.dense[names.index(name)] for name in wanted]
@@ -174,7 +175,7 @@ def _score(
     if translation is not None:
         dense = [translation.values(name, values) for name, values in zip(wanted, dense, strict=True)]
         for name, each in ids.items():
-            moved = translation.rows(name, each.values if name in columns.ragged else each)
+            moved = translation.rows(name, each.values if name in columns.ragged else each, unseen.get(name))
             ids[name] = replace(each, values=moved) if name in columns.ragged else moved
     stacked = np.stack(dense, axis=1) if dense else np.zeros((len(columns.labels), 0), np.float32)
     return model.score(np.ascontiguousarray(stacked), ids)

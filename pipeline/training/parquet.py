@@ -14,7 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.contracts import LABEL, RAW, TRUE_PROBABILITY, DatasetSchema, raw_column, weight_column
+from pipeline.contracts import (
+    LABEL,
+    RAW,
+    TRUE_PROBABILITY,
+    UNSEEN,
+    DatasetSchema,
+    raw_column,
+    unseen_column,
+    weight_column,
+)
 from pipeline.errors import ArtifactError, GuardError
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
@@ -176,9 +185,25 @@ class SplitReader:
 
         ``features``: of those that the dataset keeps them of (``raw`` in its transforms.json).
         """
-        file = f"{RAW}/{group.file.rpartition('/')[2]}"
-        table = self._table(replace(group, file=file), [raw_column(name) for name in features])
+        table = self._beside(RAW, group, [raw_column(name) for name in features])
         return {name: _flat(table, raw_column(name)) for name in features}
+
+    def unseen(self, group: Group, features: list[str]) -> dict[str, np.ndarray]:
+        """Hashes (uint64) of the ids of the rows of ``group``, a held-out one, that have no row of their own; else 0.
+
+        One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: of those that
+        the dataset keeps them of (``unseen`` in its transforms.json).
+        """
+        table = self._beside(UNSEEN, group, [unseen_column(name) for name in features])
+        found = {}
+        for name in features:
+            column = _array(table.column(unseen_column(name)))
+            found[name] = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
+        return found
+
+    def _beside(self, folder: str, group: Group, names: list[str]) -> pa.Table:
+        """Columns of the rows of ``group`` that lie in ``folder``."""
+        return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
 
     def _table(self, group: Group, names: list[str]) -> pa.Table:
         path = f"{self.dataset.path}/{group.file}"

@@ -1,5 +1,6 @@
 """Logs whose rows repeat are split by row, others by content; either way the same rows whoever reads them."""
 
+import gzip
 from datetime import date
 
 import numpy as np
@@ -58,6 +59,31 @@ def test_the_split_by_row_is_the_same_for_any_block_size_and_place(run_ingest, t
         cut = config_for(tmp_path / "elsewhere")
         cut.ingest.block_mib = 1
         assert run_ingest(cut).checksums == whole.checksums
+
+
+@pytest.mark.parametrize("end", ["", "/*/*"])
+def test_a_row_stays_on_its_side_whatever_lies_beside_its_file_and_however_it_is_packed(run_ingest, tmp_path, end):
+    """A log is delivered again, with another hour or compressed: who serves has trained on none of its test rows."""
+
+    def sides(folder):
+        dataset = run_ingest(config_for(f"{folder}{end}"))
+        assert dataset.summary["split_by_place"] == ["all"]
+        ids = dict(dataset.vocab("c").select("row", "id").rows())
+        return [[ids.get(row) for row in dataset.split(split)["c"]] for split in ("train", "test")]
+
+    first, second = tmp_path / "logs/hour=00/a.csv", tmp_path / "logs/hour=01/a.csv"
+    first.parent.mkdir(parents=True)
+    one_feature(first, garbage=False)
+    alone = sides(tmp_path / "logs")
+    packed = first.with_suffix(".csv.gz")
+    packed.write_bytes(gzip.compress(first.read_bytes()))
+    first.unlink()
+    assert sides(tmp_path / "logs") == alone
+    second.parent.mkdir()
+    second.write_text("label,c\n1,id1\n0,id1\n")
+    train, test = sides(tmp_path / "logs")
+    assert len(train) + len(test) == 3002
+    assert [train[: len(alone[0])], test[: len(alone[1])]] == alone
 
 
 @pytest.mark.ray

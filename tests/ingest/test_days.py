@@ -208,6 +208,26 @@ def test_a_day_without_one_of_its_hours_is_not_complete(tmp_path, hours, end):
     assert day_state(config, day).missing[0].startswith(f"{gone}, hour=24, hour=25 below ")
 
 
+@pytest.mark.parametrize("region", ["", "region=eu/"])
+def test_an_hour_without_rows_is_there_at_any_depth_and_counts(tmp_path, region):
+    day = date(2026, 1, 2)
+    deliver_hours(tmp_path, range(23), name=region + "hour={:02}")
+    wanted = WatermarkConfig(success="_SUCCESS", partitions=["hour={00..23}"])
+    config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}", watermark=wanted)
+    count = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}",
+                      watermark=WatermarkConfig(success="_SUCCESS", min_partitions=24))  # fmt: skip
+    place = tmp_path / str(day)
+    (place / "_SUCCESS").write_text("")
+    (place / region / "_SUCCESS").write_text("")
+    (place / "_temporary" / "hour=23").mkdir(parents=True)
+    (place / "_temporary" / "hour=23" / "_SUCCESS").write_text("")
+    assert not day_state(config, day).complete and not day_state(count, day).complete
+    (place / region / "hour=23").mkdir()
+    (place / region / "hour=23" / "_SUCCESS").write_text("")
+    assert day_state(config, day).complete
+    assert day_state(count, day).complete
+
+
 def test_nothing_is_said_of_folders_whose_numbers_tell_nothing(tmp_path):
     day = date(2026, 1, 2)
     deliver_hours(tmp_path, range(1, 24))

@@ -53,6 +53,21 @@ def test_a_dataset_without_days_replaces_by_its_counts():
     assert rows(updated(mapping, counted(b=2), spec, None, 0)) == {"b": 2}
 
 
+def test_ids_of_a_log_without_days_age_once_days_are_named():
+    for changes, kept in (({}, {"b": 2}), ({"when_full": "keep", "evict_after_days": 5}, {"b": 2})):
+        spec = feature(rows=3, **changes)
+        mapping = updated(empty(), counted(a=100), spec, None, 0)
+        for day in range(100, 150):
+            mapping = updated(mapping, counted(b=2), spec, day, day)
+        assert rows(mapping) == kept, changes
+
+
+def test_a_dataset_without_days_replaces_rows_of_one_with_days():
+    spec = feature(rows=3)
+    mapping = updated(empty(), counted(a=5), spec, 20_000, 20_000)
+    assert rows(updated(mapping, counted(b=9), spec, None, 0)) == {"b": 2}
+
+
 def test_within_one_dataset_a_row_that_was_used_keeps_its_id():
     spec = feature(rows=4)
     before = after({"a": 5, "b": 4}, spec=spec)

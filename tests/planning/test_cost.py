@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.contracts import PHASES, DatasetSchema, SparseColumn
+from pipeline.contracts import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.models import build_model
 from pipeline.planning.cost import ShardLoad, dense_ms, dense_shape, fixed_ms, shard_ms, step_ms
 from pipeline.planning.memory import dense_bytes, host_bytes
@@ -40,6 +40,10 @@ def schema(tables=3, rows=1000, dense=5, train=10_000):
     return DatasetSchema(
         dense=tuple(f"I{i}" for i in range(dense)), sparse=sparse, rows={"train": train}, files={}, groups={}
     )
+
+
+MANY_IDS = FeatureProfile(rows=1000, distinct=998, missing_share=0.0, pooling=20.0, hot_rows=[1000], hot_share=[1.0])
+PROFILE = Profile(rows={}, label_rate={}, dense={}, sparse={f"C{i}": MANY_IDS for i in range(3)})
 
 
 def test_a_lookup_moves_its_distinct_rows_and_its_outputs_and_an_update_moves_rows_both_ways():
@@ -129,20 +133,31 @@ def test_what_no_table_changes_holds_the_latencies_and_the_overhead():
 
 
 def test_reservations_grow_with_what_they_are_for():
-    least = dense_bytes(config(), schema())
-    assert dense_bytes(config(batch=2048), schema())["activations"] == 2 * least["activations"]
-    assert dense_bytes(config(), schema(train=100_000))["inputs"] > least["inputs"]
-    assert dense_bytes(config(TWO), schema())["communication"] == least["communication"]  # twice of half a batch
-    assert dense_bytes(config(dim=32), schema())["staging"] == 3 * 1000 * (33 * 4 + 9)
+    least = dense_bytes(config(), schema(), PROFILE)
+    assert dense_bytes(config(batch=2048), schema(), PROFILE)["activations"] == 2 * least["activations"]
+    assert dense_bytes(config(), schema(train=100_000), PROFILE)["inputs"] > least["inputs"]
+    two = dense_bytes(config(TWO), schema(), PROFILE)
+    assert two["communication"] == least["communication"]  # twice of half a batch
+    assert dense_bytes(config(dim=32), schema(), PROFILE)["staging"] == 3 * 1000 * (33 * 4 + 9)
+
+
+def test_rows_with_many_ids_take_memory_for_all_of_them():
+    """Three windows of 10,000 rows with 20 ids and weights in each of three features, beside one id each."""
+    one = host_bytes(config(), schema(), PROFILE)["inputs"]
+    for weighted, each in ((False, 4), (True, 8)):
+        many = tuple(SparseColumn(name=f"C{i}", rows=1000, multi=True, weighted=weighted) for i in range(3))
+        found = host_bytes(config(), replace(schema(), sparse=many), PROFILE)["inputs"]
+        rows = 3 * 10_000 + 4 * 1024
+        assert found - one == pytest.approx(3 * rows * (20 * each + 8 - 4), rel=1e-3)
 
 
 def test_staging_never_takes_more_than_the_tables_beside_it():
-    huge = dense_bytes(config(replace(CPU, ddr_gib=2.0)), schema(rows=100_000_000))
+    huge = dense_bytes(config(replace(CPU, ddr_gib=2.0)), schema(rows=100_000_000), PROFILE)
     assert sum(huge.values()) < 2 * 2**30
     assert huge["staging"] > 0.7 * 2**30
 
 
 def test_a_device_keeps_read_ahead_and_staging_in_the_host():
-    device, host = dense_bytes(config(GPU), schema()), host_bytes(config(GPU), schema())
+    device, host = dense_bytes(config(GPU), schema(), PROFILE), host_bytes(config(GPU), schema(), PROFILE)
     assert device["staging"] == 0 < host["staging"]
     assert device["inputs"] < host["inputs"]

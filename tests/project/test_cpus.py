@@ -43,6 +43,8 @@ def machine(folder: Path, *, mounts: str, own: str, files: dict[str, str]) -> Pa
         # Without a cgroup namespace a container's own cgroup is mounted, and its path still is the host's.
         (V1.format(top="/docker/7f"), "2:cpu,cpuacct:/docker/7f\n",
          {"cpu,cpuacct/cpu.cfs_quota_us": "400000\n", "cpu,cpuacct/cpu.cfs_period_us": "100000\n"}, 4.0),
+        # Something else is mounted from a source without a name.
+        ("34 1 0:40 / /tmp rw - tmpfs  rw\n" + V2.format(top="/"), "0::/\n", {"cpu.max": "200000 100000\n"}, 2.0),
         ("", "", {}, None),
         (V2.format(top="/"), "0::/pod\n", {"pod/cpu.max": "much\n"}, None),
     ],

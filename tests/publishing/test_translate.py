@@ -122,6 +122,42 @@ def test_what_cannot_be_translated_is_said_by_feature(store: Store, now: dict, t
         translation(store, "now", "then")
 
 
+def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) -> None:
+    """A model that knows more ids than today's short log is not made to forget them."""
+    rng = np.random.default_rng(3)
+
+    def made(name: str, rows: int, *overrides: str):
+        ids = rng.integers(0, 300, (rows, 3))
+        path = Path(store.full(f"{name}.csv"))
+        lines = [f"{i % 2},{i},id{a},{'' if i % 9 == 0 else f't{b}|t{c}'}" for i, (a, b, c) in enumerate(ids)]
+        path.write_text("\n".join(["label,x,c,t", *lines]) + "\n")
+        config = compose([
+            "data=csv", "data.name=d", "data.label.column=label", "+data.dense={x: {transform: none}}",
+            "+data.sparse={v: {column: c}, t: {separator: '|'}, l: {column: c, mapping: learned, rows: 100}}",
+            "data.split.test_share=0.5", f"data.path={path}",
+            *overrides,
+        ])  # fmt: skip
+        with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
+            return draft.commit(ingest(config, draft, lambda line: None)), lines
+
+    then, _ = made("then", 9000)
+    now, lines = made("now", 900, "ingest.rows_per_group=64", "ingest.block_mib=1")
+    records = [dict(zip(("label", "x", "c", "t"), line.split(","), strict=True)) for line in lines]
+    found, split = translation(store, now.path, then.path), SplitReader(store, now, "test")
+    assert found.unseen == ["v", "t", "l"] and len(split.groups) > 3
+    serve = RecordTransform.read(store, then.path)
+    for group in split.groups:
+        columns = split.allocate(group.rows)
+        ragged = split.read(group, columns, 0)
+        unseen = split.unseen(group, found.unseen)
+        assert all(np.count_nonzero(unseen[name]) > 3 for name in found.unseen)
+        wanted = serve([records[int(x)] for x in columns.dense[0]])
+        for name, own in zip(("v", "l"), columns.single, strict=True):
+            same = found.rows(name, own, unseen[name]) == wanted[name].to_numpy()
+            assert same.all() or (name == "l" and same[unseen[name] > 0].all())  # ids that share a row have one answer
+        assert found.rows("t", ragged["t"].values, unseen["t"]).tolist() == wanted["t"].explode().to_list()
+
+
 NUMBERS = (
     "data=csv", "data.name=d", "data.label.column=label",
     "+data.dense={p: {column: x, transform: percentile, bins: 20, clip: [5, 90]}, l: {column: x},"
