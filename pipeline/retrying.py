@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pipeline.errors import NightjarError, PassingError
+from pipeline.errors import ArtifactError, NightjarError, PassingError
 
 TRIES = 3
 FIRST_SECONDS, FACTOR = 0.2, 4.0  # between the tries: 0.2 and 0.8 s; clients of object stores wait longer before
@@ -80,11 +80,14 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
 
 
 def explained(error: BaseException) -> NightjarError | None:
-    """``error`` for its user, where it is one that passes and no other place has said what it means; else None."""
-    if isinstance(error, NightjarError) or not passes(error):
-        return None
+    """``error`` for its user, where it passes or is a refusal, and no other place has said what it means; else None."""
     said = " ".join(str(error).split())
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    if isinstance(error, PermissionError):
+        hint = "check the rights of this account there, and that its credentials have not expired"
+        return ArtifactError(f"access was refused{where}: {said}", hint=hint)
+    if isinstance(error, NightjarError) or not passes(error):
+        return None
     if isinstance(error, MemoryError):
         return PassingError(f"there was not enough memory{where}: {said or 'MemoryError'}", hint=AGAIN)
     if isinstance(error, RuntimeError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError, UnreachableError
-from pipeline.retrying import explained
+from pipeline.retrying import explained, passes
 from pipeline.swapping import Seen, SwappedError, look, swap
 
 CURRENT = "current.json"
@@ -204,7 +204,8 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
                 return now
             raise _changed(store, model, "meanwhile") from None
         except Exception as error:
-            if (fault := explained(error)) is None:
+            fault = explained(error)
+            if fault is None or not passes(error):
                 raise
             raise PassingError(
                 f"it is not known whether model {model!r} was rolled back to {current.previous}: {fault.message}",

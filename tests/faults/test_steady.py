@@ -9,7 +9,7 @@ import pytest
 from pipeline import retrying
 from pipeline.artifacts import Store
 from pipeline.compose import compose
-from pipeline.errors import PassingError
+from pipeline.errors import ArtifactError, PassingError
 from pipeline.launch.chain import Chain, Console
 from pipeline.retrying import TRIES, explained, passes, retried
 from tests.faults.injector import Injector, disk_seams
@@ -40,8 +40,8 @@ def test_what_passes_has_one_message_with_a_hint(error):
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "x"), FileNotFoundError(errno.ENOENT, "x"), PermissionError(errno.EACCES, "x"),
-     ValueError("x"), RuntimeError("shape"), KeyError("x"), KeyboardInterrupt()],
+    [OSError(errno.ENOSPC, "x"), FileNotFoundError(errno.ENOENT, "x"), ValueError("x"),
+     RuntimeError("shape"), KeyError("x"), KeyboardInterrupt()],
 )  # fmt: skip
 def test_what_does_not_pass_is_tried_once(error):
     tries = []
@@ -54,6 +54,15 @@ def test_what_does_not_pass_is_tried_once(error):
     with pytest.raises(type(error)):
         retried(work, "working")
     assert len(tries) == 1
+
+
+def test_a_refusal_is_tried_once_and_told_without_a_traceback():
+    error = PermissionError(errno.EACCES, "Permission denied", "store/runs/r/result.json")
+    assert not passes(error)
+    told = explained(error)
+    assert type(told) is ArtifactError and told.exit_code == 7
+    assert "access was refused: [Errno 13] Permission denied: 'store/runs/r/result.json'" in told.message
+    assert "credentials have not expired" in told.hint
 
 
 def test_tries_within_tries_do_not_multiply():
