@@ -316,10 +316,13 @@ class Store:
         """Whether a file or directory lies at ``path``. The store's own error where it cannot tell.
 
         fsspec's ``exists`` answers "no" to a connection that broke or a disk that failed, and what is taken for absent
-        is written or removed.
+        is written or removed. Nor is an earlier listing asked: another process may have written since, or this one may
+        have without an answer.
         """
+        full = self.full(path)
+        self.fs.invalidate_cache(full)
         try:
-            self.fs.info(self.full(path))
+            self.fs.info(full)
         except (FileNotFoundError, NotADirectoryError):
             return False
         return True
@@ -414,6 +417,7 @@ class Store:
                     raise DamagedError(
                         f"{where} is not a manifest of schema version {SCHEMA_VERSION}: {error}",
                         hint="force=true writes the artifact again",
+                        file=f"{path}/{MANIFEST}",
                     ) from None
                 former = data
         raise UnreachableError(f"{where} reads differently every time", hint="the same command again; check the disk")

@@ -47,7 +47,11 @@ class NightjarError(Exception):
     def from_json(record: dict[str, object]) -> NightjarError:
         """The error that ``to_json`` described; an unknown class becomes a plain NightjarError."""
         kind = _family(NightjarError).get(str(record.get("error")), NightjarError)
-        return kind(str(record.get("message", "")), hint=str(record.get("hint", "")))
+        error = kind.__new__(kind)  # what a class's own __init__ asks for beside these did not cross
+        NightjarError.__init__(error, str(record.get("message", "")), hint=str(record.get("hint", "")))
+        if isinstance(error, DamagedError):
+            error.file = str(record.get("file", ""))
+        return error
 
 
 class ConfigError(NightjarError):
@@ -89,8 +93,17 @@ class ArtifactError(NightjarError):
 class DamagedError(ArtifactError):
     """An artifact is proven damaged: a file it names is gone, or its bytes, read whole, are not those written.
 
-    Only this error may be the reason to pass an artifact over.
+    Only this error may be the reason to pass an artifact over. ``file``: the one that shows the damage, relative to the
+    store; "" where what was read proves it by itself.
     """
+
+    def __init__(self, message: str, *, hint: str = "", file: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.file = file
+
+    def to_json(self) -> dict[str, object]:
+        """As for the others, with the file."""
+        return {**super().to_json(), "file": self.file}
 
 
 class PassingError(ArtifactError):

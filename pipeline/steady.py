@@ -73,6 +73,7 @@ class Steady:
         return retried(lambda: self._look(path), f"reading {path}")
 
     def _look(self, path: str) -> str | None:
+        self.inner.invalidate_cache(path)  # an earlier listing says nothing about now
         try:
             if isinstance(self.inner, LocalFileSystem):
                 mode = Path(LocalFileSystem._strip_protocol(path)).stat().st_mode

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.artifacts import MANIFEST, Store
-from pipeline.checkpoint.index import removing, step_of
+from pipeline.checkpoint.index import readable, removing, step_of
 from pipeline.errors import ArtifactError
 
 FOLDER, RECORD = "aside", "set-aside.json"
@@ -23,7 +23,8 @@ FORMER = "former-manifest.json"
 class SetAside:
     """A checkpoint set aside. ``path``: its folder; ``former``: where it lay; ``why``: what is wrong with it.
 
-    ``files``: the folder that holds its files, one of the two; ``created``: Unix seconds, None where it is not known.
+    ``files``: the folder that holds its files, one of the two; ``created``: Unix seconds, None where it is not known;
+    ``parents``: names of what it rests on, as far as it could be read.
     """
 
     path: str
@@ -31,6 +32,7 @@ class SetAside:
     why: str
     files: str
     created: float | None
+    parents: tuple[str, ...] = ()
 
 
 def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[str]:
@@ -45,7 +47,8 @@ def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[st
         if not store.exists(f"{path}/{MANIFEST}"):
             continue
         target = _free_place(store, path)
-        record = {"checkpoint": path, "why": problems[name], "created": time.time()}
+        parents = [parent for each in readable(store, [path]) for parent in each.summary["parents"]]
+        record = {"checkpoint": path, "why": problems[name], "created": time.time(), "parents": parents}
         with removing(path):
             if store.is_local:
                 store.write_json(f"{path}/{RECORD}", {**record, "moved": True})
@@ -81,14 +84,24 @@ def _read(store: Store, directory: str, name: str) -> SetAside:
     try:
         record = store.read_json(f"{path}/{RECORD}")
         files = path if record["moved"] else former
-        return SetAside(path, former, str(record["why"]), files, float(record["created"]))
+        parents = tuple(map(str, record.get("parents", ())))
+        return SetAside(path, former, str(record["why"]), files, float(record["created"]), parents)
     except (ArtifactError, KeyError, TypeError, ValueError):  # it is damaged itself
         return SetAside(path, former, f"it has no {RECORD} that can be read", path if store.is_local else former, None)
 
 
 def in_place(store: Store, directory: str) -> set[str]:
     """Names in ``directory`` whose files, without a manifest, are those of a checkpoint that was set aside."""
-    return {each.files.rpartition("/")[2] for each in listed(store, directory) if each.files != each.path}
+    there = [each.files for each in listed(store, directory) if each.files != each.path]
+    return {files.rpartition("/")[2] for files in there if not store.exists(f"{files}/{MANIFEST}")}
+
+
+def spared(store: Store, directory: str) -> set[str]:
+    """Names in ``directory`` that a sweep leaves alone: ``in_place``, and what any that was set aside rests on.
+
+    Such a one may have lost its manifest alone, which is what was wrong with those that rested on it.
+    """
+    return in_place(store, directory).union(*(each.parents for each in listed(store, directory)))
 
 
 def make_room(store: Store, path: str) -> None:
@@ -101,7 +114,10 @@ def make_room(store: Store, path: str) -> None:
         store.fs.invalidate_cache(begin)
         for full in store.fs.find(begin):
             store.fs.cp_file(full, f"{store.full(each.path)}{full.removeprefix(begin)}")
-        record = {"checkpoint": path, "why": each.why, "created": each.created or time.time(), "moved": True}
+        record = {
+            "checkpoint": path, "why": each.why, "created": each.created or time.time(), "parents": list(each.parents),
+            "moved": True,
+        }  # fmt: skip
         store.write_json(f"{each.path}/{RECORD}", record)
         store.fs.rm(begin, recursive=True)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.checkpoint.aside import in_place, set_aside
+from pipeline.checkpoint.aside import set_aside, spared
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.flight import Flight, Landed, Limits
@@ -136,7 +136,7 @@ class Checkpointer:
         except DamagedError as error:
             self.say(f"old checkpoints stay, because a manifest that may name them cannot be read: {error.message}")
             return
-        for line in sweep(self.store, self.directory, pins, in_place(self.store, self.directory)):
+        for line in sweep(self.store, self.directory, pins, spared(self.store, self.directory)):
             self.say(line)
 
     def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:

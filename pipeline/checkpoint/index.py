@@ -133,8 +133,9 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
         if found is None:
             wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
             raise DamagedError(
-                f"checkpoint {artifact.path} rests on {parent}, {wrong[0]}", hint=damage_hint(store, artifact.path)
-            )
+                f"checkpoint {artifact.path} rests on {parent}, {wrong[0]}", hint=damage_hint(store, artifact.path),
+                file=f"{directory}/{parent}/{MANIFEST}",
+            )  # fmt: skip
         order.insert(0, found)
         if found.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
             break

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import MANIFEST, Artifact, Store, reachable
+from pipeline.artifacts import Artifact, Store, reachable
+from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
-from pipeline.checkpoint.index import committed, restore_order
+from pipeline.checkpoint.index import restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import patiently
@@ -81,7 +82,11 @@ def restore(
         _restore_rows(store, chain, target, report)
         result.append(restore_dense(store, artifact, target))
 
-    patiently(f"restoring {artifact.path}", read, say=say)
+    try:
+        patiently(f"restoring {artifact.path}", read, say=say)
+    except DamagedError as error:
+        require_seen_by_all(store, error, say)
+        raise
     return result[0]
 
 
@@ -94,7 +99,7 @@ def restore_newest(
     ``damaged`` ({name: what is wrong}); DamagedError where all are. PassingError where one cannot be read.
     """
     damaged = {} if damaged is None else damaged
-    names, wrong = patiently(f"listing {store.url_of(directory)}", lambda: _listing(store, directory), say=say)[0]
+    names, wrong = listing(store, directory, say)
     damaged |= wrong
     for message in wrong.values():
         say(f"a checkpoint cannot be used: {message}")
@@ -119,14 +124,6 @@ def restore_newest(
 def _open(store: Store, path: str) -> Artifact:
     with reachable(store.url_of(path)):
         return store.get(path, "train")
-
-
-def _listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
-    """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged."""
-    damaged: dict[str, str] = {}
-    with reachable(store.url_of(directory)):
-        names = [artifact.path.rsplit("/", 1)[-1] for artifact in committed(store, directory, damaged)]
-    return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
 
 
 def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
             return data
         if problem == former:
             _require_unchanged(store, artifact)
-            raise damage(store, artifact, f"{where} {problem}")
+            raise damage(store, artifact, f"{where} {problem}", f"{artifact.path}/{name}")
         former = problem
         time.sleep(ranks.PAUSES[0])
     raise UnreachableError(f"{where} reads differently every time: it {former}", hint=f"{_AGAIN}; check the disk")
@@ -75,6 +75,6 @@ def _require_unchanged(store: Store, artifact: Artifact) -> None:
         )
 
 
-def damage(store: Store, artifact: Artifact, message: str) -> DamagedError:
-    """The error for damage of ``artifact``, with the commands that show more."""
-    return DamagedError(message, hint=damage_hint(store, artifact.path))
+def damage(store: Store, artifact: Artifact, message: str, file: str = "") -> DamagedError:
+    """The error for damage of ``artifact``, with the commands that show more; ``file`` as in DamagedError."""
+    return DamagedError(message, hint=damage_hint(store, artifact.path), file=file)

@@ -74,7 +74,7 @@ def _render_launch(options: argparse.Namespace) -> int:
     require_cluster(config)
     store = Store(config.store)
     url = store.url_of(f"{run_directory(str(config.run))}/config.yaml")
-    return _emit(stage_objects(config, steps(config, store), url), options.out)
+    return _emit(stage_objects(config, steps(config, store, forced=False), url), options.out)
 
 
 def _render_schedule(options: argparse.Namespace) -> int:

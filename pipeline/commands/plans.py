@@ -89,14 +89,15 @@ def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace)
     from pipeline.compose import compose
     from pipeline.planning.whatif import Case
     from pipeline.stages import planning_inputs
-    from pipeline.stages.batch import with_batch
+    from pipeline.stages.batch import with_batch, with_former_batch
 
     config = compose(job, options.config_dir)
+    store = Store(config.store)
     try:
-        schema, profile = planning_inputs(config, Store(config.store))
+        schema, profile = planning_inputs(config, store)
     except ArtifactError as error:
         raise ArtifactError(error.message, hint=_ingest_command(job)) from None
-    config = with_batch(config, schema.rows.get("train", 0))
+    config = with_batch(with_former_batch(config, store), schema.rows.get("train", 0))
     return Case(settings=settings, config=config, schema=schema, profile=profile)
 
 

@@ -115,8 +115,8 @@ def against_baseline(record: Mapping[str, Any], settings: GateConfig) -> Iterato
         words += f"; the simple model knows no more than the base rate, so nothing is asked ({setting})"
         yield Check(name, setting, True, words)
         return
-    share, _, high = found["gain"]
-    passed, worse = high >= limit, change[1] > 0
+    share = found["gain"][0]
+    passed, worse = found["spare"][2] >= 0, change[1] > 0
     words += f"; {share:.0%} of its gain, {'not ' if passed else ''}below {limit:.0%} ({setting})"
     if not passed:
         words += ": the model has not learnt what a simple one learns in one pass; train.epochs=3 trains it longer"

@@ -134,14 +134,19 @@ def _beside(
 ) -> dict[str, Any]:
     """NE of another model on the same rows, the change from it to the candidate, and the candidate's share of its gain.
 
-    Or how many of its predictions are not finite.
+    ``spare``: by how much the candidate's gain is above ``gate.min_baseline_gain`` of the other one's. A difference,
+    for where that gain is small a quotient has no bounds. Or how many of the other's predictions are not finite.
     """
     if bad := int((~np.isfinite(logits)).sum()):
         return {"predictions_not_finite": bad}
     theirs = _resampled({"other": logits}, clicked, weights)["other"]["ne"]
     confidence = settings.confidence
     gain = Resampled((1 - ours.point) / (1 - theirs.point), (1 - ours.replicates) / (1 - theirs.replicates))
-    found = {"ne": theirs, "change": ratio(ours, theirs), "gain": gain}
+    asked = settings.min_baseline_gain or 0.0
+    spare = Resampled(
+        (1 - ours.point) - asked * (1 - theirs.point), (1 - ours.replicates) - asked * (1 - theirs.replicates)
+    )
+    found = {"ne": theirs, "change": ratio(ours, theirs), "gain": gain, "spare": spare}
     return {name: each.interval(confidence).to_json() for name, each in found.items()}
 
 

@@ -7,6 +7,7 @@ those who use it: ``kubernetes/lease.py`` (an object of the cluster), ``schedule
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -28,7 +29,8 @@ class Lease(ABC):
 
     def __init__(self, name: str, seconds: float) -> None:
         self.name, self.seconds = name, seconds
-        self.lost = False
+        self.lost, self._telling = False, threading.Lock()
+        self._since, self._asking_since = 0.0, math.inf  # when the last renewal that held began, and the one in flight
 
     @abstractmethod
     def acquire(self) -> None:
@@ -46,14 +48,17 @@ class Lease(ABC):
     def held(self) -> Iterator[None]:
         """Acquire, renew in the background, release.
 
-        A process that loses it, for it could not renew it in time, is told to end (SIGTERM); its stages go on.
+        A process that loses it, for it could not renew it in time, is told to end (SIGTERM); its stages go on. It is
+        told before another one may take the lease, and also where a renewal hangs.
         """
         self.acquire()
-        ended = threading.Event()
+        self._since, ended = time.monotonic(), threading.Event()
         keeper = threading.Thread(target=self._keep, args=(ended,), name="lease", daemon=True)
         try:
             keeper.start()
+            threading.Thread(target=self._watch, args=(ended,), name="lease-watch", daemon=True).start()
         except RuntimeError as error:  # a limit of processes is reached; without a keeper the lease would be lost
+            ended.set()
             self._leave()
             raise LaunchError(
                 f"{self.name} cannot be kept: {error}",
@@ -63,8 +68,8 @@ class Lease(ABC):
             yield
         finally:
             ended.set()
-            keeper.join()
-            if not self.lost:
+            keeper.join(self.seconds)
+            if not self.lost and not keeper.is_alive():
                 self._leave()
 
     def _leave(self) -> None:
@@ -73,18 +78,37 @@ class Lease(ABC):
             self.release()
 
     def _keep(self, ended: threading.Event) -> None:
-        renewed = time.monotonic()
-        while not ended.wait(self.seconds / CHECKS):
+        while not self.lost and not ended.wait(self.seconds / CHECKS):
+            self._asking_since = time.monotonic()
             with suppress(Exception):  # it is tried again until the lease is over; nothing may end this thread
-                if self.renew():
-                    renewed = time.monotonic()
-                    continue
-                self.lost = True
-            if self.lost or time.monotonic() - renewed > self.seconds:
-                self.lost = True
-                sys.stderr.write(f"nightjar: this launcher lost {self.name}; it ends here\n")
-                os.kill(os.getpid(), signal.SIGTERM)
+                if not self.renew():
+                    self._lose()
+                    return
+                self._since = self._asking_since  # it holds from the write on, whenever the answer came
+            self._asking_since = math.inf
+            if self._is_over():
+                self._lose()
                 return
+
+    def _watch(self, ended: threading.Event) -> None:
+        """The keeper cannot tell that the lease is over while it waits for an answer."""
+        while not ended.wait(self.seconds / CHECKS / 4):
+            if time.monotonic() - self._asking_since > self.seconds / CHECKS and self._is_over():
+                self._lose()
+                return
+
+    def _is_over(self) -> bool:
+        """Whether another process may soon take the lease; a little early, for it counts by its own clock."""
+        return time.monotonic() - self._since > self.seconds * (1 - 1 / CHECKS)
+
+    def _lose(self) -> None:
+        """Tell the process to end."""
+        with self._telling:
+            if self.lost:
+                return
+            self.lost = True
+        sys.stderr.write(f"nightjar: this launcher lost {self.name}; it ends here\n")
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def watched(look: Callable[[], Seen], seconds: float, seen: object) -> Seen:

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.artifacts import MANIFEST, Artifact, Store
-from pipeline.errors import ArtifactError, ConfigError, LaunchError, UnreachableError
+from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError, UnreachableError
+from pipeline.retrying import explained
 from pipeline.swapping import Seen, SwappedError, look, swap
 
 CURRENT = "current.json"
@@ -203,6 +204,14 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             if _wrote(now, mine):
                 return now
             raise _changed(store, model, "meanwhile") from None
+        except Exception as error:
+            if (fault := explained(error)) is None:
+                raise
+            raise PassingError(
+                f"it is not known whether model {model!r} was rolled back to {current.previous}: {fault.message}",
+                hint=f"nightjar models ls {model} says which version serves; where that is {current.previous}, it is "
+                "done, and the same command again would go back one more",
+            ) from error
 
 
 def _entry(mine: str, current: Current, by: str, version: str, reason: str) -> dict[str, Any]:
@@ -310,6 +319,8 @@ def listing(store: Store, model: str) -> list[Listing]:
         artifact, problem = None, f"it has no manifest, but {CURRENT} names it" if name in named else UNFINISHED
         try:
             artifact = store.find(version_path(model, name))
+        except UnreachableError:
+            raise
         except ArtifactError as error:
             problem = error.message
         size = sum(entry.bytes for entry in artifact.files.values()) if artifact else None

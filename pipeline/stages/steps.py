@@ -31,10 +31,12 @@ INPUTS: dict[str, tuple[str, ...]] = {
 NEEDS_ROWS = ("train", "evaluate", "publish")
 
 
-def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[Step]:
+def steps(config: Config, store: Store, names: Sequence[str] = STAGES, *, forced: bool = True) -> list[Step]:
     """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
 
     ``names``: only the first of them, up to the one that is wanted. Publishing is among them only where it is to run.
+    ``forced``: False does not ask the store whether a forced training has a checkpoint directory of its own, so that
+    steps can be shown where the store cannot be reached.
     """
     from pipeline.ingest import raw_fingerprint
     from pipeline.stages.publish import covered_incumbent
@@ -61,7 +63,8 @@ def steps(config: Config, store: Store, names: Sequence[str] = STAGES) -> list[S
         key = artifact_key(name, settings, input_keys)
         if name == "train":
             own = continuation_key(config, settings.get("init"), input_keys["ingest"])
-            scratch = (current_directory(store, checkpoint_directory(config, own)),)
+            place = checkpoint_directory(config, own)
+            scratch = (current_directory(store, place) if forced else place,)
         made[name] = Step(
             name=name, key=key, path=_path(name, key, config), config=settings, input_keys=input_keys,
             inputs={stage: made[stage].path for stage in INPUTS[name]}, scratch=scratch,

@@ -2,24 +2,28 @@
 
 import errno
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from pipeline.artifacts import Store
-from pipeline.checkpoint import Target, TrainState, committed, reader, restore_newest
-from pipeline.checkpoint.aside import set_aside
+from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, committed, reader, restore_newest
+from pipeline.checkpoint.aside import listed, set_aside
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
 from pipeline.checkpoint.index import sweep
 from pipeline.checkpoint.reader import OTHER_MODEL
+from pipeline.checkpoint.retention import clear
+from pipeline.config import CheckpointConfig
 from pipeline.errors import ArtifactError, DamagedError, PassingError, UnreachableError
 from tests.checkpoint.chain_runs import checkpointer, write
-from tests.checkpoint.single import access, shard
+from tests.checkpoint.single import Picked, access, shard
 from tests.checkpoint.single import write as put
 from tests.embeddings.cases import make
 from tests.embeddings.ranks import plan_for, spawn
+from tests.faults.acts import Marks
 
 SETTINGS = {"policy": "one_shot"}
 CHUNKS = "step-00000003/rows"
@@ -187,6 +191,45 @@ def test_on_an_object_store_files_stay_until_their_place_is_needed():
     gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=0)
     assert store.names(f"{place}/aside") == []
     store.verify(store.get(f"{place}/step-00000002", "train"))
+
+
+@pytest.mark.parametrize("kind", ["disk", "objects"])
+def test_a_checkpoint_that_lost_its_manifest_stays_when_those_on_it_were_set_aside(tmp_path, kind):
+    """Its rows are all there; with the manifest out of a backup all of them can be used again."""
+    store = Store(str(tmp_path) if kind == "disk" else "memory://nightjar-lost-manifest")
+    put(store, "c/step-00000001", access(shard()))
+    put(store, "c/step-00000002", access(shard()))
+    put(store, "c/step-00000003", access(shard()), parents=(2,), picked=Picked(1))
+    store.fs.rm_file(store.full("c/step-00000002/manifest.json"))
+    before = set(store.fs.find(store.full("c/step-00000002")))
+    saver = resumable(store)
+    assert saver.resume().step == 1
+    assert [each.former for each in listed(store, "c")] == ["c/step-00000003"]
+    assert resumable(store).resume().step == 1
+    assert set(store.fs.find(store.full("c/step-00000002"))) == before
+
+
+def resumable(store):
+    """A checkpointer of the made-up shard, as a training has it when it begins."""
+    rows = SimpleNamespace(**vars(access(shard())), scratch=None)
+    model = Model(rows, Marks(10), {}, None)
+    return Checkpointer(store, "c", CheckpointConfig(), model, "k", {}, {}, lambda line: None)
+
+
+def test_a_checkpoint_that_a_killed_process_was_about_to_set_aside_is_one_like_others(monkeypatch):
+    """``force=true`` clears it, and a sweep does not take it for one that lies aside."""
+    store = Store("memory://nightjar-about-to")
+    put(store, "c/step-00000001", access(shard()))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(store.fs.inner, "cp_file", killed)
+        set_aside(store, "c", {"step-00000001": "a file is gone"})
+    assert [each.path for each in committed(store, "c")] == ["c/step-00000001"]
+    assert clear(store, "c", {}) == []
+    assert committed(store, "c") == []
+
+
+def killed(*_, **__):
+    raise KeyboardInterrupt
 
 
 def test_a_look_that_fails_is_no_proof_of_absence(tmp_path, monkeypatch):

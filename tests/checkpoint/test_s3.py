@@ -107,6 +107,29 @@ def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, k
     assert newest(store) == (2, [])
 
 
+def test_an_artifact_whose_commit_is_never_answered_stays_whole(store, endpoint, monkeypatch):
+    """Every answer to the last write is lost, though it was done: what it committed is not cleared up after it."""
+    monkeypatch.setattr("pipeline.retrying.FIRST_SECONDS", 0.0)
+    about = {"kind": "k", "key": "k", "config": {}, "inputs": {}}
+    with pytest.raises(Exception, match="endpoint|onnection"), store.draft("a", **about) as draft:
+        draft.write_json("x.json", [1])
+        endpoint.fault = Fault("lost", "PUT", "a/manifest.json")
+        draft.commit({})
+    endpoint.fault = None
+    store.fs.invalidate_cache()
+    store.verify(store.find("a"))
+
+
+def test_what_another_process_wrote_since_a_folder_was_listed_is_there(store):
+    """An answer of "not there" out of a cache would let it be written over or removed."""
+    other = Store(store.url)
+    store.write_bytes("a/1", b"1")
+    assert len(store.fs.find(store.full("a"))) == 1
+    fsspec.filesystem("s3", skip_instance_cache=True).pipe_file(other.full("a/2"), b"2")
+    assert store.exists("a/2")
+    assert store.fs.isfile(store.full("a/2"))
+
+
 def test_a_committed_checkpoint_survives_a_dying_store(store, endpoint):
     """Every request fails once the manifest is there: the checkpoint is whole all the same."""
 

@@ -303,6 +303,22 @@ def test_a_best_version_that_cannot_be_compared_with_is_said_and_holds_nothing(b
     assert (check["warned"], bool(found["warnings"])) == (warned, warned)
 
 
+def test_a_first_model_that_knows_nothing_is_held_where_there_are_few_clicks() -> None:
+    """Some 200 clicks: the simple model's own gain is uncertain, and a quotient by it says nothing."""
+    held, nights = 0, (20, 21, 30, 58)  # those with the widest quotients of the first 60
+    for night in nights:
+        rng = np.random.default_rng([night, 12_000])
+        truth = -4.5 + 0.8 * rng.standard_normal(12_000)
+        clicks = (rng.random(12_000) < 1 / (1 + np.exp(-truth))).astype(np.float32)
+        simple = -4.5 + 0.7 * (truth + 4.5) + 0.32 * rng.standard_normal(12_000)
+        untrained = -4.5 + 0.1 * (simple + 4.5)
+        settings = GateConfig()
+        found = judge(measure(Scored(labels=clicks, candidate=untrained, baseline=simple), settings, night), settings)
+        check = next(check for check in found["checks"] if check["setting"] == "gate.min_baseline_gain")
+        held += not check["passed"]
+    assert held == len(nights)
+
+
 def first_night(candidate_noise: float, baseline_noise: float, **changes):
     rng, truth, labels, _ = world()
     ours, theirs = noisy(rng, truth, candidate_noise), noisy(rng, truth, baseline_noise)

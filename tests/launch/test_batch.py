@@ -101,3 +101,16 @@ def test_it_keeps_it_when_the_checkpoint_is_gone(done):
     _, parts = done
     assert "resumed from runs/warm/checkpoints/" in parts[3]
     assert "steps of 96 samples planned" in parts[3]
+
+
+def test_what_if_plans_with_the_number_of_the_checkpoint(done):
+    store, _ = done
+
+    def figures(*more):
+        job = [sys.executable, "-m", "pipeline.cli", "what-if", f"store={store}", *SMALL, *more, "--json"]
+        ended = subprocess.run(job, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+        return [(record["step_ms"], record["reserved_bytes"]) for record in json.loads(ended.stdout)]
+
+    smaller, same = figures("train.global_batch=64,96")
+    assert smaller != same
+    assert figures("checkpoint.init_from=warm") == [same]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import pipeline.cli
+import pipeline.launch.kubernetes.api
 import pipeline.training  # every room that may have errors of its own
 from pipeline.errors import (
     EXIT_CODES,
@@ -42,7 +43,14 @@ OTHERS = [
     (explained(MemoryError()), 7),
     (explained(OSError(5, "Input/output error")), 7),
 ]  # fmt: skip
-EVERY = [*((kind("m", hint="h"), kind.exit_code) for kind in FAMILY), *OTHERS]
+
+
+def made(kind: type[NightjarError]) -> NightjarError:
+    """One of ``kind``, whatever else its own ``__init__`` asks for."""
+    return NightjarError.from_json({"error": kind.__name__, "message": "m", "hint": "h"})
+
+
+EVERY = [*((made(kind), kind.exit_code) for kind in FAMILY), *OTHERS]
 
 
 @pytest.mark.parametrize(("error", "code"), EVERY, ids=lambda value: repr(value)[:40])
@@ -64,7 +72,7 @@ def test_the_process_exits_with_the_code_of_what_stopped_the_chain(error: BaseEx
 
 @pytest.mark.parametrize("kind", FAMILY, ids=lambda kind: kind.__name__)
 def test_an_error_keeps_its_class_and_code_from_a_rank_to_the_launcher(kind: type[NightjarError]) -> None:
-    report = Report.of(kind("m", hint="h"), rank=1)
+    report = Report.of(made(kind), rank=1)
     there = report.exception()
     assert report.exit_code == kind.exit_code
     assert type(there) is kind and (there.message, there.hint) == ("m", "h")

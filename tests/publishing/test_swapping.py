@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.errors import LaunchError
+from pipeline.errors import LaunchError, PassingError
 from pipeline.publishing import versions
 from tests.checkpoint.s3 import Fault, bucket, served
 from tests.publishing.made import plain
@@ -97,6 +97,32 @@ def test_a_write_whose_answer_was_lost_counts_once(store: Store, endpoint, kind:
     assert endpoint.fault.seen
     endpoint.fault = None
     assert log_of(store) == [("publish", A), ("publish", B)]
+
+
+class LostThenSilent:
+    """The answer to the first write of ``current.json`` is lost, and nothing can be read of it after that."""
+
+    kind, done = "lost", False
+
+    def hits(self, method, path):
+        """PUT once, and then every request."""
+        if "current.json" not in path or (method != "PUT" and not self.done):
+            return False
+        self.done = True
+        return True
+
+
+def test_a_rollback_that_may_have_been_done_is_not_to_be_repeated_blindly(store: Store, endpoint, monkeypatch) -> None:
+    """The same command again would take off one more version."""
+    monkeypatch.setattr("pipeline.retrying.FIRST_SECONDS", 0.0)
+    for name in (A, B, C):
+        versions.promote(store, "m", name, by="publish")
+    endpoint.fault = LostThenSilent()
+    with pytest.raises(PassingError, match=f"not known whether model 'm' was rolled back to {B}") as caught:
+        versions.roll_back(store, "m", "complaints")
+    endpoint.fault = None
+    assert "nightjar models ls m" in caught.value.hint and "one more" in caught.value.hint
+    assert log_of(store)[-1] == ("rollback", B)
 
 
 RACE = """

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, LaunchError
+from pipeline.launch.lease import Lease
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import held, lease_path
 
@@ -116,6 +117,31 @@ def test_a_launcher_that_lost_its_lease_is_told_to_end(tmp_path: Path, capfd) ->
     assert stop.value.number == signal.SIGTERM
     assert "lost the lock of model 'clicks'" in capfd.readouterr().err
     assert store.read_json(lease_path("clicks"))["owner"] == "other"  # not the loser's to remove
+
+
+class Hanging(Lease):
+    """A lease whose renewals get no answer."""
+
+    answered = threading.Event()
+
+    def acquire(self) -> None:
+        """It is free."""
+
+    def renew(self) -> bool:
+        """As a client that waits for a store, and then goes on."""
+        return self.answered.wait(20)
+
+    def release(self) -> None:
+        """Nothing to do."""
+
+
+def test_a_renewal_that_hangs_ends_the_launcher_before_another_one_may_take_its_lease() -> None:
+    lease, began = Hanging("a lease", 2.0), time.monotonic()
+    with pytest.raises(Interrupted), handled(), lease.held():
+        threading.Event().wait(10)
+    lease.answered.set()
+    assert lease.lost
+    assert time.monotonic() - began < 2.0 + 2.0  # its end waits for the renewal, but not for ever
 
 
 def test_a_machine_without_room_for_a_thread_leaves_no_lease(tmp_path: Path, monkeypatch) -> None:

@@ -21,7 +21,9 @@ ROLE_HINT = "nightjar schedule render with the same settings shows the Role that
 
 
 class RefusedError(LaunchError):
-    """The API server answered with an error; ``status``: of HTTP."""
+    """The API server answered with an error; ``status``: of HTTP, 0 where it is not known."""
+
+    status = 0
 
     def __init__(self, status: int, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
