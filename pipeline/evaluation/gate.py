@@ -123,7 +123,7 @@ def _coverage(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check
         lowest = min(coverage, key=lambda name: coverage[name])
         words = (
             f"trained rows serve {mean:.1%} of a feature's lookups on average, "
-            f"{'not ' if passed else ''}below {settings.min_coverage:.0%} (gate.min_coverage); the lowest is feature "
+            f"{'not ' if passed else ''}below {settings.min_coverage:.0%} (gate.min_coverage); lowest is feature "
             f"{lowest!r} with {coverage[lowest]:.1%}"
         )
         yield Check("coverage of ids", "gate.min_coverage", passed, words)
