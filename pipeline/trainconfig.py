@@ -56,7 +56,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     warmup_steps: int | str = AUTO
     schedule: str = "linear"
-    decay_share: float = 0.2
+    decay_share: float = 0.5
     min_lr_share: float = 0.0
     precision: str = "auto"
     compile: bool = False

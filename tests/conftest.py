@@ -1,6 +1,7 @@
 """What all tests share: where the real data lies, and the line that says what to look at."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def _log_handlers() -> Iterator[None]:
     for handler in set(logging.root.handlers) - before:
         if type(handler) is logging.StreamHandler:
             logging.root.removeHandler(handler)
+
+
+@pytest.fixture(autouse=True)
+def _denormals() -> Iterator[None]:
+    """torch.compile loads code built with -ffast-math, which rounds denormal numbers to 0 for the whole thread."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_flush_denormal(False)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -484,8 +484,8 @@ def _check_schedule(train: TrainConfig) -> None:
             f"train.min_lr_share is {train.min_lr_share:g}, but train.schedule=constant never falls to it",
             hint="train.schedule=cosine",
         )
-    # 0.2 is the default, 1.0 was: neither shows that somebody wants rates to fall.
-    if train.schedule == "constant" and train.decay_share not in (0.2, 1.0):
+    # 0.5 is the default, 1.0 was: neither shows that somebody wants rates to fall.
+    if train.schedule == "constant" and train.decay_share not in (0.5, 1.0):
         raise ConfigError(
             f"train.decay_share is {train.decay_share:g}, but train.schedule=constant never falls",
             hint="train.schedule=linear",

@@ -56,6 +56,8 @@ def test_both_ways_of_marking_mark_the_same_rows(dtype):
 @pytest.fixture
 def cuda_group():
     """Two ranks whose only backend is for CUDA; it moves nothing."""
+    if dist.is_initialized():  # a training in this process left its group
+        dist.destroy_process_group()
     dist.init_process_group("cuda:fake", store=FakeStore(), rank=0, world_size=2)
     yield
     dist.destroy_process_group()
