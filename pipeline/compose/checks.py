@@ -355,7 +355,9 @@ def _check_data(data: DataConfig) -> None:
     if data.format != "synthetic" and not data.path:
         raise ConfigError("data.path is not set: no click logs to read", hint="data.path=<file, directory or glob>")
     if not data.sparse:
-        raise ConfigError("data.sparse is empty: at least one categorical feature is needed", hint="+data.sparse.C1={}")
+        raise ConfigError(
+            "data.sparse is empty: at least one categorical feature is needed", hint="'+data.sparse.<column>={}'"
+        )
     shared = set(data.dense) & set(data.sparse)
     if shared:
         raise ConfigError(

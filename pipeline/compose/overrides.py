@@ -126,6 +126,8 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
     if meant := meant_by(key):
         return meant
     parent, _, name = key.rpartition(".")
+    if parent and name in _children("") and not is_dataclass(_strip_none(field_type(name))):
+        return name  # train.seed: the setting stands above all groups
     siblings = _children(parent) if parent else [*_children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:
@@ -213,9 +215,20 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         return _about_pin(key, _value_text(given[0]) if given and not _is_mapping(given[0]) else "")
     value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
     text = _value_text(given[0]) if given else ""
+    if given and is_dataclass(_strip_none(kind)) and not _is_mapping(given[0]):
+        return _about_group(key, text)
     text = f"[{text}]" if "list of lists" in describe(kind) and not text.startswith("[") else text
     listed = f"{key}=[{text}]" if given and "list" in describe(kind) else ""
     return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
+
+
+def _about_group(key: str, value: str) -> ConfigError:
+    """A group of settings that is given one plain value: its first setting is the one most likely meant."""
+    names = _children(key)
+    return ConfigError(
+        f"{key} is {value!r}, expected one of its own settings: {', '.join(f'{key}.{name}' for name in names)}",
+        hint=f"{key}.{names[0]}={value}",
+    )
 
 
 def _about_pin(key: str, value: str) -> ConfigError:

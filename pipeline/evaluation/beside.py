@@ -46,7 +46,7 @@ def _told(power: Power, limit: float, passed: bool) -> str:
     if passed:
         return f"at most {power.bound:+.2%} ({power.power:.0%} sure), within {limit:+.2%}"
     if power.change > limit and power.change > power.quantile * power.error:
-        return f"beyond {limit:+.2%}"
+        return f"at least {power.power:.0%} sure that it rose, beyond {limit:+.2%}"
     if (needed := power.rows_for(limit)) is not None and needed > power.rows:
         return (
             f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out, the limit is {limit:+.2%}; it takes "

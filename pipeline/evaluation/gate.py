@@ -122,7 +122,7 @@ def _coverage(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check
         passed = mean >= settings.min_coverage
         lowest = min(coverage, key=lambda name: coverage[name])
         words = (
-            f"trained rows serve {mean:.1%} of the lookups of a feature in the mean, "
+            f"trained rows serve {mean:.1%} of a feature's lookups on average, "
             f"{'not ' if passed else ''}below {settings.min_coverage:.0%} (gate.min_coverage); lowest is feature "
             f"{lowest!r} with {coverage[lowest]:.1%}"
         )

@@ -227,7 +227,7 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
         if count:
             raise DataError(f"{file} has {count} columns called {column!r}, expected one", hint="rename all but one")
         near = [name for name in available if name.lower() == column.lower()]
-        near = near or difflib.get_close_matches(column, available, n=1, cutoff=0.4)
+        near = near or difflib.get_close_matches(column, available, n=1, cutoff=0.5)
         hint = f"{override}={near[0] if near else '<one of them>'}"
         other = next((mark for mark in ";\t|, " if mark in available[0]), "") if len(available) == 1 else ""
         if header and other:
@@ -235,7 +235,7 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
         elif header:
             hint += "; if the first line is no header: data.header=false data.columns=[<names>]"
         raise DataError(
-            f"{file} has no column {column!r} ({override}); nearest: {near[0] if near else 'none'}; "
+            f"{file} has no column {column!r} ({override}); {f'nearest: {near[0]}; ' if near else ''}"
             f"it has: {', '.join(available)}",
             hint=hint,
         )

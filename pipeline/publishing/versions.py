@@ -192,7 +192,8 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             known = f"{current.version} is the first one that serves" if current.version else "nothing was published"
             raise ConfigError(
                 f"model {model!r} has no former version to go back to: {known}",
-                hint=f"nightjar models ls {model} shows the versions there are",
+                hint=f"nightjar models ls {model} shows the versions; nightjar models promote {model} <version> "
+                "--reason '...' lets one of them serve",
             )
         _require_whole(store, model, current.previous, tables=False)
         entry = _entry(mine, current, "rollback", current.previous, reason)

@@ -86,9 +86,9 @@ def _figure(result: Mapping[str, Any], part: str, key: str) -> float | None:
 
 
 def _title(result: Mapping[str, Any]) -> str:
-    return f"run {result.get('run', units.ABSENT)}: {result.get('status', 'unknown')} in " + units.duration(
-        total_seconds(result)
-    )
+    status, held = result.get("status", "unknown"), result.get("gate", {}).get("verdict") == "HOLD"
+    ended = {"failed": "held by the gate after" if held else "failed after"}.get(status, f"{status} in")
+    return f"run {result.get('run', units.ABSENT)}: {ended} {units.duration(total_seconds(result))}"
 
 
 def _stage_lines(stages: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -121,6 +121,8 @@ def _settings(store: Store, record: Mapping[str, Any]) -> list[str]:
         if not store.exists(path):
             return []
         sides.append(_read_yaml(store, path))
+    if sides[0].get("train", {}).get("global_batch") == "auto":
+        sides[0]["train"]["global_batch"] = _batch_of(store, record["base"]["checkpoint"])
     changes = {
         path: pair for path, pair in config_changes(*sides).items()
         if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
@@ -128,6 +130,16 @@ def _settings(store: Store, record: Mapping[str, Any]) -> list[str]:
     lines = [f"{path} was {then}, is {now}" for path, (then, now) in sorted(changes.items())]
     more = len(lines) - MOST_SETTINGS
     return lines if more <= 0 else [*lines[:MOST_SETTINGS], f"and {plural(more, 'other setting')}"]
+
+
+def _batch_of(store: Store, checkpoint: str) -> int | str:
+    """The batch size that auto stood for in the training of ``checkpoint``: nights carry it on. auto if not known."""
+    try:
+        found = store.find(checkpoint)
+    except ArtifactError:
+        found = None
+    batch = found.config.get("train", {}).get("global_batch") if found is not None else None
+    return batch if isinstance(batch, int) else "auto"
 
 
 def _read_yaml(store: Store, path: str) -> dict[str, Any]:

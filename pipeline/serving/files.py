@@ -27,7 +27,7 @@ from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.files import FileSource, file_sources
 from pipeline.ingest.output import Quarantine
 from pipeline.ingest.parse import parse
-from pipeline.ingest.sources import Files, RawBlock, find_files
+from pipeline.ingest.sources import Files, RawBlock, find_files, missing_data
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.text import Reject
@@ -214,6 +214,11 @@ def _named(path: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
+        if error.message == missing_data(path).message:
+            raise DataError(
+                f"nothing exists at {path}, expected a file, a directory or a glob that matches files",
+                hint="nightjar predict <file, directory or glob>",
+            ) from None
         raise DataError(
             error.message.replace(f"data.path={path}", path),
             hint="rows as the version's config.yaml says under data: its format, header and columns; Parquet by its "

@@ -46,6 +46,8 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     version = None if config.force else versions.made_by(store, model, step.key)
     if version is None:
         version = _make(config, store, step, inputs, say)
+    else:
+        say(f"publish    version {version.summary['version']} of model {model} is this very model: its verdict stands")
     record = store.read_json(f"{version.path}/{GATE}")
     write_report(draft, record)
     gate = {name: record[name] for name in ("verdict", "reasons", "forced") if name in record}

@@ -50,6 +50,13 @@ def test_no_yaml_instantiates_or_reads_the_environment(path: Path) -> None:
 MISTAKES = [
     ("train.lrr=1", "train.lrr is unknown; did you mean train.lr?", "train.lr=1"),
     ("modell=dlrm", "modell is unknown; did you mean model?", "model=dlrm"),
+    ("train.seed=7", "train.seed is unknown; did you mean seed?", "seed=7"),
+    (
+        "data.label=click",
+        "data.label is 'click', expected one of its own settings: data.label.c",
+        "data.label.column=click",
+    ),
+    ("data.target=click", "data.target is unknown; did you mean data.label.column?", "data.label.column=click"),
     ("lr=1", "lr is unknown; did you mean train.lr?", "train.lr=1"),
     ("+foo.bar=1", "foo.bar is unknown", ""),
     ("seed=-1", "seed is -1, expected between 0", "seed=0"),

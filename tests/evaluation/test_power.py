@@ -110,7 +110,11 @@ def test_too_few_rows_are_held_in_words_that_say_how_many_it_takes() -> None:
 
 def test_a_rise_beyond_doubt_is_not_called_too_few_rows() -> None:
     passed, words = answer(night(np.random.default_rng(2), 20_000, 0.05, 0.5))
-    assert not passed and "beyond +0.20% (gate.max_ne_increase)" in words and "too few" not in words
+    assert (
+        not passed
+        and "at least 90% sure that it rose, beyond +0.20% (gate.max_ne_increase)" in words
+        and "too few" not in words
+    )
 
 
 def test_more_power_holds_more() -> None:

@@ -43,6 +43,9 @@ def test_wrong_column_names_the_nearest(run_ingest, tmp_path):
         run_ingest, csv_config(path),
         "a.csv has no column 'label'", "nearest: labels", "it has: labels, x, c", "data.label.column=labels",
     )  # fmt: skip
+    path = write_rows(tmp_path / "d.csv", header="rate,x,c")
+    far = refused(run_ingest, csv_config(path), "d.csv has no column 'label'", "it has: rate, x, c")
+    assert "rate" not in far.hint and "nearest" not in far.message, "a column that is hardly alike is no suggestion"
     path = write_rows(tmp_path / "b.csv")
     config = csv_config(path, sparse={"user_id": SparseFeature()})
     refused(run_ingest, config, "no column 'user_id'", "data.sparse.user_id.column=")

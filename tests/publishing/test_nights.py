@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -242,12 +243,13 @@ def test_predict_scores_nothing_with_a_flipped_byte(store: Store, logs: Path, ca
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["predict", "none.tsv"], 3, "nothing exists at none.tsv"),
+        (["predict", "none.tsv"], 3, "hint: nightjar predict <file, directory or glob>"),
         (["predict", "none.tsv", "--model", "other"], 2, "no model 'other' in store"),
         (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "show", "clicks", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "promote", "clicks", "v00009-aaaaaaaa"], 7, "has no version 'v00009-aaaaaaaa'"),
         (["rollback"], 2, "model 'clicks' has no former version to go back to"),
+        (["rollback"], 2, "nightjar models promote clicks <version> --reason"),
         (["models", "promote", "clicks", "../../runs"], 7, "has no version '../../runs'"),
         (["models", "ls", "--nonsense"], 2, "does not know --nonsense"),
     ],
@@ -290,6 +292,9 @@ def test_the_same_night_again_does_nothing_and_a_better_one_follows(store: Store
     """Tuesday starts from Monday's model and replaces it; a third night with mixed-up labels does not."""
     again = nightjar("run", *SMALL, f"data.path={logs}/mon.tsv", "run=mon", f"store={store.url}")
     assert again.returncode == 0 and "publish    skipped" in again.stdout
+    shutil.rmtree(store.full("runs/mon/publish"))  # as if it was killed after the version was written
+    redone = nightjar("run", *SMALL, f"data.path={logs}/mon.tsv", "run=mon", f"store={store.url}")
+    assert redone.returncode == 0 and "of model clicks is this very model: its verdict stands" in redone.stdout
     warm = ["checkpoint.init_from=mon", "checkpoint.allow=[dataset]"]
     done = nightjar("run", *SMALL, *warm, f"data.path={logs}/tue.tsv", "run=tue", f"store={store.url}")
     assert done.returncode == 0, done.stdout + done.stderr

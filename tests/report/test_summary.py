@@ -84,6 +84,10 @@ def test_long_paths_and_names_stay_within_80_columns():
 
 def test_gate_and_model_are_shown_when_they_ran():
     text = summary(make_result(gate={"verdict": "HOLD", "reasons": ["NE rose"]}, model={"version": "7", "uri": "m/7"}))
+    assert text.startswith("run demo: done in")
+    held = summary(make_result(status="failed", gate={"verdict": "HOLD", "reasons": ["NE rose"]}))
+    assert held.startswith("run demo: held by the gate after 1 min 16 s\n")
+    assert summary(make_result(status="failed")).startswith("run demo: failed after 1 min 16 s\n")
     assert "gate        HOLD\n            NE rose" in text and "model       version 7 at m/7" in text
 
 
