@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,9 +106,11 @@ class _Child:
     def ask(self, **what: Any) -> dict[str, Any]:
         """The child's answer; it stops the benchmark where the child dies."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(what) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
+        line = ""
+        with suppress(BrokenPipeError):  # it died since the last answer
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
         if not line:
             killed = ", by its memory limit" if self.group is not None and self.group.killed() else ""
             sys.exit(f"the training process ended with {self._process.wait()}{killed}")
@@ -118,7 +120,8 @@ class _Child:
     def close(self) -> None:
         """End the child and remove its cgroup."""
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
         try:
             self._process.wait(60)
         except subprocess.TimeoutExpired:
