@@ -176,6 +176,10 @@ class Checkpointer:
         self.directory, self._entries = directory, []
         self._pruner = self._new_pruner()
 
+    def abandon(self) -> None:
+        """Let what is in flight end after an error, ``checkpoint.grace_seconds`` at most. Not collective."""
+        self._flight.abandon(self.config.grace_seconds)
+
     def close(self) -> None:
         """Wait for the checkpoint in flight; ArtifactError if it fails."""
         began = time.monotonic()

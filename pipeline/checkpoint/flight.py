@@ -7,6 +7,7 @@ of no more use: the ranks make another one, the checkpoint is lost and training 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -70,6 +71,14 @@ class Flight:
         """Start writing ``job``; the one before must have landed."""
         self._writer.submit(replace(job, seconds=self._limits.write))
         self._flying = True
+
+    def abandon(self, seconds: float) -> None:
+        """Wait up to ``seconds`` until this rank writes no more, whatever came of it. The one method not collective.
+
+        A thread that still writes when the interpreter ends aborts the process.
+        """
+        with suppress(TimeoutError):
+            self._writer.wait(seconds)
 
     def land(self, timeout: float | None = None) -> Landed | None:
         """Wait for what is in flight and agree how it ended; None where there is nothing.

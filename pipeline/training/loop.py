@@ -88,7 +88,12 @@ def train(
         run = _Run(config, trainer, saver, meter, order, split, total, on_interval, on_phase, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
-            run.loop(reader, after_step, agreement)
+            try:
+                run.loop(reader, after_step, agreement)
+            except BaseException:
+                if dist.get_world_size() == 1:  # ranks of several end at once, and with them their threads
+                    saver.saver.abandon()
+                raise
         summary = run.summary()
         summary["train"] |= compared(plan, trainer.clock, memory, device)
         return summary

@@ -1,0 +1,35 @@
+"""A training that a guard stops leaves no thread that writes a checkpoint: a process cannot end well beside one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SETTINGS = [
+    "run=e", "stages=[ingest,plan,partition,train]", "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60",
+    "train.global_batch=256", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "model.embedding_dim=8",
+    "launch.inline=[ingest,plan,partition,train,evaluate]", "train.threads_per_rank=1", "train.log_every_steps=2",
+    "checkpoint.every_steps=6", "train.guard.max_window_ne=0", "train.guard.collapse_after_steps=7",
+    "train.guard.window_steps=2",
+]  # fmt: skip
+RUN = """
+import json, sys, threading, time
+from pipeline.checkpoint import writer
+from pipeline.cli import main
+written = writer._write_dense
+def slow(*arguments):
+    time.sleep(2)  # a slow disk
+    return written(*arguments)
+writer._write_dense = slow
+store, settings = json.loads(sys.argv[1])
+code = main(["run", f"store={store}", *settings])
+print("code", code, "writing", any(thread.name == "nightjar-checkpoint" for thread in threading.enumerate()))
+"""
+
+
+def test_a_guard_that_stops_a_training_waits_for_the_checkpoint_in_flight(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", RUN, json.dumps([str(tmp_path / "store"), SETTINGS])]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "code 5 writing False"
+    assert list((tmp_path / "store/runs/e/checkpoints").glob("*/step-00000006/manifest.json"))
