@@ -1,0 +1,59 @@
+"""One setting of the configuration: its default, its bounds or choices, and its sentence of documentation.
+
+``setting`` declares a dataclass field that carries all of them, so that checks, ``nightjar explain`` and
+``docs/configuration.md`` come from one place. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+METADATA = "setting"
+_NOTHING: Any = object()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is known of a field besides its type and default.
+
+    ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end.
+    ``choices``: the allowed values, as a tuple, or a function that lists them where they are registered elsewhere.
+    ``auto``: the word ``auto`` is allowed beside numbers.
+    """
+
+    doc: str
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None
+    auto: bool = False
+
+    def allowed(self) -> tuple[str, ...]:
+        """The allowed values; empty where any value of the type is."""
+        return tuple(self.choices() if callable(self.choices) else self.choices or ())
+
+
+def setting(
+    default: Any = _NOTHING,
+    *,
+    doc: str,
+    factory: Callable[[], Any] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None,
+    auto: bool = False,
+) -> Any:
+    """A dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
+    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto)}
+    if factory is not None:
+        return field(default_factory=factory, metadata=metadata)
+    return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)
+
+
+def setting_of(owner: type, name: str) -> Setting | None:
+    """The ``Setting`` of field ``name`` of dataclass ``owner``; None where the field has none."""
+    found = {each.name: each for each in dataclasses.fields(owner)}[name]
+    known: Setting | None = found.metadata.get(METADATA)
+    return known

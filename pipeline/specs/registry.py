@@ -1,0 +1,84 @@
+"""Registries of choices: built-in ones by name, and those that installed packages add as entry points.
+
+A registry knows the module that lists its built-in choices and imports it on first use, so that the
+configuration can be checked against the names without importing torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Generic, Protocol, TypeVar
+
+from pipeline.errors import ConfigError
+
+BUILT_IN = "built in"
+
+
+class Named(Protocol):
+    """What every choice has: the ``name`` by which a configuration asks for it."""
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+
+
+class Registry(Generic[T]):
+    """The choices of one ``kind``, such as models, by name and in the order of their registration.
+
+    ``setting``: the key that chooses among them, for messages. ``home``: the module whose tuple ``SPECS`` lists the
+    built-in ones. ``group``: the entry point group in which installed packages add theirs; None where none can.
+    """
+
+    def __init__(self, kind: str, *, setting: str, home: str, group: str | None = None) -> None:
+        self.kind = kind
+        self.setting = setting
+        self.home = home
+        self.group = group
+        self._specs: dict[str, T] | None = None
+        self._origins: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._loaded().values())
+
+    def names(self) -> tuple[str, ...]:
+        """Names of all choices, built-in ones first."""
+        return tuple(self._loaded())
+
+    def get(self, name: str) -> T:
+        """The choice called ``name``; ConfigError with the nearest name where there is none."""
+        specs = self._loaded()
+        if name not in specs:
+            near = difflib.get_close_matches(name, specs, 1, 0.5) or list(specs)
+            raise ConfigError(
+                f"{self.setting} is {name!r}, expected one of: {', '.join(specs)}", hint=f"{self.setting}={near[0]}"
+            )
+        return specs[name]
+
+    def origin(self, name: str) -> str:
+        """Where the choice called ``name`` comes from: ``built in``, or the package and its version."""
+        self._loaded()
+        return self._origins[name]
+
+    def _loaded(self) -> dict[str, T]:
+        if self._specs is None:
+            built_in: tuple[T, ...] = importlib.import_module(self.home).SPECS
+            specs = {spec.name: spec for spec in built_in}
+            origins = dict.fromkeys(specs, BUILT_IN)
+            for point in entry_points(group=self.group) if self.group else ():
+                package = f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+                if point.name in specs:
+                    raise ConfigError(
+                        f"package {package} adds {self.kind} {point.name!r}, which {origins[point.name]} has already",
+                        hint="rename its entry point, or uninstall one of the two packages",
+                    )
+                specs[point.name] = point.load()
+                origins[point.name] = package
+            self._specs, self._origins = specs, origins
+        return self._specs
