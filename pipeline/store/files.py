@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
-from pipeline.store.refusals import disk_errors
+from pipeline.store.refusals import disk_errors, reachable
 from pipeline.store.retrying import retried
 from pipeline.store.steady import Steady
 
