@@ -30,9 +30,9 @@ from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, sc
 from benchmarks.common import finish
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import DatasetSchema
 from pipeline.embeddings import TouchedRows
 from pipeline.embeddings.touched import _Marker
+from pipeline.records import DatasetSchema
 from pipeline.store import Store
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect

@@ -25,8 +25,8 @@ from benchmarks.ari import adjusted_rand_index
 from benchmarks.common import finish
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.contracts import Towers
 from pipeline.ingest.world import planted_blocks
+from pipeline.records import Towers
 from pipeline.stages import StageIO, read_dataset, run_stage, steps
 from pipeline.store import Artifact, Store
 from pipeline.towers.interaction import Interaction

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import Config
-from pipeline.contracts import LABEL, Plan, Towers
 from pipeline.embeddings import dense_parameters
+from pipeline.records import LABEL, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.checkpoints import load_weights
 from pipeline.training.data import BatchReader, Order

@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, dataset_path
 from pipeline.errors import ArtifactError
+from pipeline.records import DatasetSchema, dataset_path
 from pipeline.store import Artifact, Store
 
 

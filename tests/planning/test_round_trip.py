@@ -8,10 +8,10 @@ import pytest
 from plan_cases import configure, cpu, dataset
 
 from pipeline.config import TablePin
-from pipeline.contracts import Plan
 from pipeline.embeddings import to_sharding_plan
 from pipeline.errors import ArtifactError
 from pipeline.planning import make_plan
+from pipeline.records import Plan
 from pipeline.stages import read_plan
 from pipeline.store import Store
 

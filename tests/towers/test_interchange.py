@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from pipeline.checkpoint import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
-from pipeline.contracts import TowerModuleSpec
 from pipeline.errors import ArtifactError
+from pipeline.records import TowerModuleSpec
 from pipeline.stages.partition import kept_towers
 from pipeline.store import Store
 from pipeline.training import predict, train

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from safetensors.torch import load
 
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import SparseColumn
 from pipeline.models import log_odds
+from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn

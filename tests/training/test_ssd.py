@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from pipeline.checkpoint import Phase
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import SparseColumn
 from pipeline.errors import NightjarError
+from pipeline.records import SparseColumn
 from pipeline.report.progress import plain_line
 from pipeline.store import Store
 from pipeline.training import predict, train
