@@ -298,7 +298,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _result(options: argparse.Namespace) -> int:
     from pipeline.artifacts import Store
     from pipeline.errors import ArtifactError
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
 
     store = Store(options.store)
     path = f"{run_directory(options.run)}/result.json"

@@ -67,7 +67,7 @@ def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.artifacts import Store
     from pipeline.compose import compose
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
     from pipeline.stages import steps, with_possible_stages
 
     config = with_possible_stages(compose(options.overrides, options.config_dir))

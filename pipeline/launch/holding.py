@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 
 from pipeline.artifacts import Store
 from pipeline.errors import LaunchError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 
 
 def holding(store: Store, run: str) -> AbstractContextManager[None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import GuardError
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 _MOUNTS = Path("/proc/self/mounts")
 _OWN = Path("/proc/self/cgroup")

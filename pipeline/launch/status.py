@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from pipeline.artifacts import Store
 from pipeline.errors import NightjarError, exit_code_of
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 
 MARK = "nightjar-report: "
 UNEXPECTED = "Unexpected"

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.artifacts import MANIFEST, Store, reachable
 from pipeline.checkpoint.retention import age
 from pipeline.errors import ArtifactError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import HELD, PUBLISHED, RECORD
 from pipeline.schedule.references import read_known, unknown
 

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint.naming import PATH, run_of
 from pipeline.errors import ArtifactError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.publishing import versions
 from pipeline.schedule.nightly import RECORD
 

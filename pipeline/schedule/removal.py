@@ -15,7 +15,7 @@ from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
 from pipeline.launch.holding import holding
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.publishing import versions
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.artifacts import MANIFEST, Store
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 Clear = Callable[[Store, str, dict[str, str]], list[str]]
 MARKER = "forced.json"  # makes a directory be there before its first checkpoint is

@@ -8,7 +8,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES, Config
 from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
 from pipeline.errors import ArtifactError
-from pipeline.stages.partition import kept_towers, refine_plan
+from pipeline.stages.assigning import kept_towers, refine_plan
 from pipeline.stages.steps import steps
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pipeline.compose import compose
 from pipeline.config import STAGES, Config
-from pipeline.launch import Step
+from pipeline.records.step import Step
 from pipeline.launch.kubernetes.render import as_yaml, stage_objects
 from pipeline.schedule.manifests import schedule_objects
 

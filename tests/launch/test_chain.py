@@ -12,9 +12,10 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
 from pipeline.config import DEFAULT_STAGES, Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
-from pipeline.launch import Chain, Console, Interrupted, Step
+from pipeline.launch import Chain, Console, Interrupted
 from pipeline.launch.signals import deadline
 from pipeline.launch.status import Report, write_report
+from pipeline.records.step import Step
 from pipeline.stages import INPUTS
 
 SUMMARIES = {

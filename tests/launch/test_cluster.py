@@ -18,7 +18,7 @@ from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch import Step
+from pipeline.records.step import Step
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.jobs import ClusterJob

@@ -15,7 +15,7 @@ import yaml
 from pipeline import cli
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.launch import Step
+from pipeline.records.step import Step
 from pipeline.launch.appdefs import pod_command
 from pipeline.launch.kubernetes.api import refusal
 from pipeline.launch.kubernetes.diagnosis import death, pending_problem

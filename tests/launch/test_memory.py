@@ -10,7 +10,7 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, HardwareConfig
 from pipeline.launch import memory
 from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, release
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 MIB = 2**20
 GREEDY = (

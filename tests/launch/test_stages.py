@@ -8,8 +8,9 @@ from pipeline.artifacts import Store
 from pipeline.compose import compose, from_yaml
 from pipeline.config import DEFAULT_STAGES, STAGES
 from pipeline.errors import ArtifactError, DataError
-from pipeline.launch import Step, read_steps
+from pipeline.launch import read_steps
 from pipeline.publishing import versions
+from pipeline.records.step import Step
 from pipeline.stages import INPUTS, StageIO, prepare, run_stage, steps
 
 

@@ -14,7 +14,8 @@ from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
 from pipeline.launch.holding import holding
-from pipeline.launch.step import Step, read_steps, write_steps
+from pipeline.launch import read_steps, write_steps
+from pipeline.records.step import Step
 from pipeline.publishing import versions
 from pipeline.report import units
 from pipeline.schedule import prune
