@@ -12,8 +12,8 @@ from typing import Any
 from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint.naming import PATH, run_of
 from pipeline.errors import ArtifactError
-from pipeline.records.step import run_directory
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import RECORD
 
 _STAGES = ("ingest", "plan", "partition")  # those whose artifacts lie outside their run

@@ -15,11 +15,11 @@ from pipeline.contracts import Towers, dataset_path
 from pipeline.errors import DataError
 from pipeline.launch.steps import write_steps
 from pipeline.records.step import Step, run_directory
+from pipeline.stages.assigning import covered_probe
 from pipeline.stages.batch import with_former_batch
 from pipeline.stages.forced import current_directory
 from pipeline.stages.init import covered_init
 from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
-from pipeline.stages.assigning import covered_probe
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "ingest": (),

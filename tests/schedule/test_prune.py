@@ -13,10 +13,10 @@ from pipeline.artifacts import Store
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
-from pipeline.launch.holding import holding
 from pipeline.launch import read_steps, write_steps
-from pipeline.records.step import Step
+from pipeline.launch.holding import holding
 from pipeline.publishing import versions
+from pipeline.records.step import Step
 from pipeline.report import units
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
