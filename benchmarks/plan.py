@@ -25,7 +25,7 @@ from pipeline.compose import compose
 from pipeline.config import Config, DeclaredTable
 from pipeline.contracts import Plan, Profile, TablePlan
 from pipeline.errors import NightjarError
-from pipeline.ingest.declared import dataset
+from pipeline.ingest.table_specs import dataset
 from pipeline.planning import make_plan
 
 GIB = 2**30
