@@ -13,9 +13,9 @@ import numpy as np
 
 from pipeline.artifacts import Draft
 from pipeline.config import DataConfig, DeclaredTable
-from pipeline.contracts import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.errors import ConfigError
 from pipeline.ingest.profiling import curve_points
+from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
 EXACT = 4096
@@ -95,7 +95,7 @@ def _check_curve(path: str, table: DeclaredTable) -> None:
 
 
 def hit_curve(table: DeclaredTable, default_zipf: float) -> tuple[list[int], list[float]]:
-    """Rows k, and the share of lookups that the k hottest rows serve: as configured, else Zipf's; the last share is 1."""
+    """Rows k, and the share of lookups that the k hottest rows serve: as given, else Zipf's; the last share is 1."""
     if table.hot_rows:
         end = [table.rows] if table.hot_rows[-1] < table.rows else []
         return [*table.hot_rows, *end], [*table.hot_share, *(1.0 for _ in end)]
