@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.records.step import Step, run_directory, steps_of, steps_record
+from pipeline.store import Store
 
 
 def write_steps(store: Store, run: str, steps: Sequence[Step]) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError
@@ -23,6 +22,7 @@ from pipeline.records.step import Step
 from pipeline.report.summary import shrunk_lines
 from pipeline.stages import prepare, run_stage
 from pipeline.stages.worker import QUIET, load
+from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 
