@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.contracts import ShardPlan, TablePlan
-from pipeline.planning.bars import TIERS, slowest_rank
 from pipeline.planning.report import stored_bytes, table_ranks
 from pipeline.planning.stored import StoredPlan
+from pipeline.planning.text_bars import TIERS, slowest_rank
 
 PINS = "plan.tables."
 

@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 from pipeline.contracts import Plan, TablePlan
-from pipeline.planning.bars import memory_lines, phase_lines
 from pipeline.planning.hardware import size_text
+from pipeline.planning.text_bars import memory_lines, phase_lines
 
 GIB = 2**30
 SHOWN_TABLES = 40

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.contracts import DatasetSchema, Plan, Profile
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning.bars import TIERS, reserved_bytes, slowest_rank
+from pipeline.planning.text_bars import TIERS, reserved_bytes, slowest_rank
 
 Planner = Callable[[Config, DatasetSchema, Profile], Plan]
 
