@@ -28,16 +28,16 @@ import numpy as np
 
 from benchmarks.common import finish
 from pipeline import cli
-from pipeline.artifacts import Artifact, Store
-from pipeline.contracts import LABEL
 from pipeline.errors import GateHeldError
 from pipeline.evaluation import evaluate
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.publishing.translate import translation
 from pipeline.publishing.versions import incumbent
+from pipeline.records import LABEL
 from pipeline.report.page import Figure, from_template
 from pipeline.report.svg import Axis, Frame, Point, drawing, tag, text_at
 from pipeline.serving.scores import score_dataset
+from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
 
 FIRST = date(2026, 1, 1)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.report import units
 from pipeline.report.page import Table, with_meter
+from pipeline.store import Artifact, Store
 
 QUALITY, PROFILE = "quality.json", "profile.json"
 MOST_FEATURES, MOST_REASONS = 200, 8

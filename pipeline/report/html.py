@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.artifacts import Store
-from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.records import Plan
 from pipeline.report import units
 from pipeline.report.charts import run_figures
 from pipeline.report.data import MOST_REASONS, QUALITY, data_words, features_table, quarantine_table, read_data
@@ -21,6 +20,7 @@ from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, shrunk_lines, total_seconds
 from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table
 from pipeline.report.towers import TOWERS_PAGE
+from pipeline.store import Store
 
 RELIABILITY = "reliability.json"
 

@@ -5,10 +5,10 @@ One self-contained page from a Plan alone: inline CSS and SVG, no script, nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pipeline.contracts import PHASES, Plan, TablePlan
+from pipeline.records import PHASES, Plan, TablePlan
 from pipeline.report import units
 from pipeline.report.page import COLOURS, Table, from_template, two_lines, with_meter, words
 from pipeline.report.stacked_bars import Series, StackedBars, milliseconds
@@ -39,17 +39,12 @@ def plan_page(plan: Plan) -> str:
     )  # fmt: skip
 
 
-def slowest_rank(plan: Plan) -> int:
-    """The rank whose phases add up to the most ms, the first of equals."""
-    return max(range(len(plan.phases)), key=lambda rank: (sum(plan.phases[rank].values()), -rank))
-
-
 def _figures(plan: Plan) -> list[tuple[str, str, str]]:
     """The cards: step, bottleneck, fullest memory, tables, quality of the tier assignment."""
     stored = sum(table.bytes for table in plan.tables.values())
     found = []
     if plan.phases:
-        slowest = slowest_rank(plan)
+        slowest = plan.slowest_rank
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
@@ -73,18 +68,13 @@ def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
     shares = [
         (sum(part) / room, tier, rank)
         for tier in TIERS
-        if (room := _capacity(plan, tier))
+        if (room := plan.capacity_bytes(tier))
         for rank, part in enumerate(zip(*(series.values for series in _series(plan, tier)), strict=True))
     ]
     if not shares:
         return []
     share, tier, rank = max(shares, key=lambda found: (found[0], -found[2]))
     return [("Fullest memory", units.percent(share, 0), f"{tier.upper()} of rank {rank}, reservations included")]
-
-
-def _capacity(plan: Plan, tier: str) -> float:
-    """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
-    return plan.figures.get(f"{tier}_gib", 0.0) * GIB
 
 
 def _series(plan: Plan, tier: str) -> list[Series]:
@@ -103,7 +93,7 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         return None
     drawn, unused = [], []
     for tier in TIERS:
-        series, room = _series(plan, tier), _capacity(plan, tier)
+        series, room = _series(plan, tier), plan.capacity_bytes(tier)
         if any(any(one.values) for one in series):
             limit: dict[str, Any] = {"limit": room, "limit_name": "capacity", "scale": GIB}
             bars = StackedBars(title=tier.upper(), unit="GiB a rank", series=series, show=units.size, **limit)
@@ -129,7 +119,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
         Series(name=words(name), values=[rank.get(name, 0.0) for rank in plan.phases], colour=colour)
         for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False)
     ]
-    total = sum(plan.phases[slowest_rank(plan)].values())
+    total = sum(plan.phases[plan.slowest_rank].values())
     overlap = total - plan.predicted_step_ms
     text = f"The phases of the slowest rank add up to {milliseconds(total)}"
     return {
@@ -142,7 +132,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
 
 def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
     """Milliseconds by phase: of the slowest rank, and where there are several of the mean one."""
-    slowest, mean, many = plan.phases[slowest_rank(plan)], _mean(plan.phases), len(plan.phases) > 1
+    slowest, mean, many = plan.phases[plan.slowest_rank], plan.mean_phases, len(plan.phases) > 1
     total = sum(slowest.values())
     rows = []
     for name in names:
@@ -153,11 +143,6 @@ def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
     if many:
         return Table(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
     return Table(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
-
-
-def _mean(ranks: list[dict[str, float]]) -> Mapping[str, float]:
-    names = dict.fromkeys(name for rank in ranks for name in rank)
-    return {name: sum(rank.get(name, 0.0) for rank in ranks) / len(ranks) for name in names}
 
 
 def _by_tier(plan: Plan) -> Table:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.contracts import Plan, TowerEvidence, Towers
+from pipeline.records import Plan, TowerEvidence, Towers
 from pipeline.report import units
 from pipeline.report.page import COLOURS, Figure, Table, from_template, with_swatch
 from pipeline.report.tables import rank_words

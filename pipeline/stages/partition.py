@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towers
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
+from pipeline.store import Artifact, Store
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing
@@ -133,10 +133,8 @@ def _room(config: Config) -> float:
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:
     """Predicted ms and bytes of every feature's table."""
-    from pipeline.report.tables import table_bytes
-
     missing = [name for name in features if name not in plan.tables]
     if missing:
         raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
     tables = [plan.tables[name] for name in features]
-    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table_bytes(table)) for table in tables]}
+    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table.bytes) for table in tables]}

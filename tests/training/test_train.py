@@ -10,7 +10,6 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load
 
-from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
     Config,
@@ -20,8 +19,9 @@ from pipeline.config import (
     HardwareConfig,
     ModelConfig,
 )
-from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
+from pipeline.records import PHASES, SparseColumn
+from pipeline.store import Store
 from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
