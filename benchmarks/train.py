@@ -25,7 +25,9 @@ from benchmarks.common import finish
 from benchmarks.reference import PlainLoop
 from pipeline.artifacts import Store
 from pipeline.config import Config
-from pipeline.training import Batch, BatchReader, Order, SplitReader, Trainer
+from pipeline.training.data import Batch, BatchReader, Order
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
 

@@ -15,8 +15,7 @@ from pipeline.checkpoint import committed
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
 from pipeline.contracts import Plan
-from pipeline.embeddings import SsdStore
-from pipeline.embeddings.ssd import FIGURES, named, pss_bytes, ssd_tables
+from pipeline.embeddings.ssd import FIGURES, SsdStore, named, pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.training.distributed import add_up, largest
 

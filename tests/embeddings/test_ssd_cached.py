@@ -11,7 +11,11 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from pipeline.contracts import ShardPlan
-from pipeline.embeddings import SsdStore, TableSpec, TouchedRows, initial_rows, to_sharding_plan
+from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.kernel import SlotKernel

@@ -10,7 +10,7 @@ from plan_cases import configure, cpu, dataset
 from pipeline.artifacts import Store
 from pipeline.config import TablePin
 from pipeline.contracts import Plan
-from pipeline.embeddings import to_sharding_plan
+from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.errors import ArtifactError
 from pipeline.planning import make_plan
 from pipeline.stages import read_plan

@@ -11,7 +11,8 @@ from pipeline.artifacts import Store
 from pipeline.config import CheckpointConfig
 from pipeline.contracts import SparseColumn
 from pipeline.models import log_odds
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import tower_plan, towers_on
 from tests.training.dataset import KEY, write_dataset

@@ -10,7 +10,7 @@ from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase
 from pipeline.contracts import SparseColumn
 from pipeline.errors import NightjarError
-from pipeline.training import train
+from pipeline.training.loop import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config

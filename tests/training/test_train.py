@@ -23,7 +23,8 @@ from pipeline.config import (
 from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
 from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
 
