@@ -32,12 +32,11 @@ from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
 from pipeline.config import CheckpointConfig
 from pipeline.contracts import DatasetSchema
-from pipeline.embeddings.touched import TouchedRows
-from pipeline.embeddings.touched import _Marker
+from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.training.data import Batch
-from pipeline.training.trainer import Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers
+from pipeline.training.trainer import Trainer
 
 
 def main() -> None:

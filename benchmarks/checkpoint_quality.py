@@ -30,9 +30,9 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate
 from pipeline.training.data import BatchReader, Order
+from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.trainer import Trainer
-from pipeline.training.distributed import connect
 
 RESTORES = (1, 3, 20, 100)
 

@@ -22,12 +22,11 @@ from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, sc
 from benchmarks.ssd_memory import AHEAD
 from pipeline.contracts import DatasetSchema
 from pipeline.embeddings.rows import initial_rows
-from pipeline.embeddings.ssd import SsdStore
-from pipeline.embeddings.ssd import named, pss_bytes
+from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
 from pipeline.training.data import Batch
-from pipeline.training.trainer import Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed
+from pipeline.training.trainer import Trainer
 
 # Rows written at a time.
 ROWS = 1 << 15

@@ -23,8 +23,8 @@ from pipeline.config import Config, PartitionConfig
 from pipeline.contracts import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
 from pipeline.towers.settings import towers_of
 from pipeline.training.data import Batch
-from pipeline.training.trainer import Trainer
 from pipeline.training.distributed import connect
+from pipeline.training.trainer import Trainer
 
 KEPT = 4  # batches of a rank, drawn once and used over and over: drawing costs nothing under the clock
 

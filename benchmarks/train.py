@@ -26,10 +26,10 @@ from benchmarks.reference import PlainLoop
 from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.training.data import Batch, BatchReader, Order
-from pipeline.training.parquet import SplitReader
-from pipeline.training.trainer import Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
 
 ROUND_STEPS = 10
 Loop = Callable[[Iterator[Batch]], object]

@@ -16,9 +16,9 @@ from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
-from pipeline.training.update import Optimizers
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.towers import TowerPipeline, gather_towers
+from pipeline.training.update import Optimizers
 
 
 class Trainer:

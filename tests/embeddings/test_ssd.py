@@ -13,11 +13,11 @@ from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import RowValues, initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
-from pipeline.embeddings.tables import TableSpec
-from pipeline.embeddings.touched import TouchedRows
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.lazy import rows_at
 from pipeline.embeddings.ssd.shard import SsdShard
+from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ConfigError, PlanError
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
