@@ -31,8 +31,8 @@ from benchmarks.common import finish
 from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import DatasetSchema
 from pipeline.embeddings.touched import TouchedRows, _Marker
+from pipeline.records import DatasetSchema
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers

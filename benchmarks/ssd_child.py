@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.ssd_memory import AHEAD
-from pipeline.contracts import DatasetSchema
 from pipeline.embeddings.rows import initial_rows
 from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
+from pipeline.records import DatasetSchema
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed

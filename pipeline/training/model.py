@@ -13,7 +13,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Towers
 from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
@@ -21,6 +20,7 @@ from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ConfigError
 from pipeline.models import Dlrm, MaxNorm, build_model
+from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import RowValues, initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
@@ -19,6 +18,7 @@ from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ConfigError, PlanError
+from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
 

@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
@@ -22,6 +21,7 @@ from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import GuardError, PlanError
+from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for, spawn
 

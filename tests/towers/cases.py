@@ -9,8 +9,8 @@ from safetensors.torch import save_file
 
 from pipeline.artifacts import Store
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
-from pipeline.contracts import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.embeddings.ssd import SsdStore
+from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.trainer import Trainer

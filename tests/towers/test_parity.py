@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.contracts import TowerModuleSpec
+from pipeline.records import TowerModuleSpec
 from pipeline.trainconfig import ClipConfig
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd

@@ -9,8 +9,8 @@ from safetensors.torch import load
 
 from pipeline.artifacts import Store
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import SparseColumn
 from pipeline.models import log_odds
+from pipeline.records import SparseColumn
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn

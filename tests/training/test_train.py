@@ -20,8 +20,8 @@ from pipeline.config import (
     HardwareConfig,
     ModelConfig,
 )
-from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
+from pipeline.records import PHASES, SparseColumn
 from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
