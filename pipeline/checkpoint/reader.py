@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, Store, reachable
 from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
@@ -32,6 +31,7 @@ from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
+from pipeline.store import Artifact, Store, reachable
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2

@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.artifacts import Store
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
+from pipeline.store import Store
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.parquet import SplitReader
 from pipeline.training.trainer import Trainer

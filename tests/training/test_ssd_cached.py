@@ -7,8 +7,8 @@ import json
 import pytest
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.embeddings.ssd import SsdStore
+from pipeline.store import Store
 from pipeline.training import ssd
 from pipeline.training.loop import train
 from pipeline.training.predict import predict

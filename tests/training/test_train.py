@@ -10,7 +10,6 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load
 
-from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
     Config,
@@ -22,6 +21,7 @@ from pipeline.config import (
 )
 from pipeline.errors import NightjarError
 from pipeline.records import PHASES, SparseColumn
+from pipeline.store import Store
 from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
