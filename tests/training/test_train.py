@@ -13,16 +13,18 @@ from safetensors.torch import load
 from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
+    ClipConfig,
     Config,
     DataConfig,
     DebugConfig,
     EvaluateConfig,
+    GuardConfig,
     HardwareConfig,
     ModelConfig,
+    TrainConfig,
 )
 from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
-from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
