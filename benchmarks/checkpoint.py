@@ -31,9 +31,9 @@ from benchmarks.common import finish
 from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import DatasetSchema
 from pipeline.embeddings import TouchedRows
 from pipeline.embeddings.touched import _Marker
+from pipeline.records import DatasetSchema
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers

@@ -9,7 +9,7 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.contracts import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.training import Batch
 
 DENSE = 13

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, TrainConfig
-from pipeline.contracts import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.ingest.output import rows_writer
+from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 
 TABLES, TABLE_ROWS, DENSE, GROUP = 26, 20_000, 13, 65_536
 

@@ -30,12 +30,12 @@ import numpy as np
 from benchmarks.common import finish
 from pipeline import cli
 from pipeline.artifacts import Artifact, Store
-from pipeline.contracts import LABEL
 from pipeline.errors import GateHeldError
 from pipeline.evaluation import evaluate
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.publishing.translate import translation
 from pipeline.publishing.versions import incumbent
+from pipeline.records import LABEL
 from pipeline.report.page import document
 from pipeline.report.svg import Axis, Frame, Point, drawing
 from pipeline.serving.scores import score_dataset

@@ -23,10 +23,10 @@ import numpy as np
 from benchmarks.common import finish
 from pipeline.compose import compose
 from pipeline.config import Config, DeclaredTable
-from pipeline.contracts import Plan, Profile, TablePlan
 from pipeline.errors import NightjarError
 from pipeline.ingest.declared import dataset
 from pipeline.planning import make_plan
+from pipeline.records import Plan, Profile, TablePlan
 
 GIB = 2**30
 BINS = 100

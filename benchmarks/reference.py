@@ -21,8 +21,8 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema
 from pipeline.embeddings.tables import kernels
+from pipeline.records import DatasetSchema
 from pipeline.training import Batch, Trainer
 
 

@@ -20,9 +20,9 @@ import torch
 
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.ssd_memory import AHEAD
-from pipeline.contracts import DatasetSchema
 from pipeline.embeddings import SsdStore, initial_rows
 from pipeline.embeddings.ssd import named, pss_bytes
+from pipeline.records import DatasetSchema
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed

@@ -30,7 +30,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, TablePlan
+from pipeline.records import DatasetSchema, Plan, Profile, TablePlan
 
 GIB = 2**30
 BYTES_PER_MS = 1e6  # of 1 GB/s

@@ -26,8 +26,8 @@ from benchmarks.common import finish
 from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.contracts import Towers
 from pipeline.ingest.world import planted_blocks
+from pipeline.records import Towers
 from pipeline.stages import StageIO, read_dataset, run_stage, steps
 from pipeline.towers.interaction import Interaction
 from pipeline.towers.partitioner import partition

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, schema_of
 from benchmarks.network.ranks import serve
 from pipeline.config import Config, PartitionConfig
-from pipeline.contracts import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
+from pipeline.records import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
 from pipeline.towers.settings import towers_of
 from pipeline.training import Batch, Trainer
 from pipeline.training.distributed import connect

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.contracts import Plan, ShardPlan, TablePlan
+from pipeline.records import Plan, ShardPlan, TablePlan
 
 GIB = 2**30
 FIGURES = {

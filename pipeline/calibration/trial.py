@@ -12,7 +12,7 @@ import numpy as np
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, SparseFeature, TrainConfig
-from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
+from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 
 DENSE, GROUP, INTERVAL = 13, 65_536, 4
 

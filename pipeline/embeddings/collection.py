@@ -15,7 +15,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
-from pipeline.contracts import DatasetSchema
+from pipeline.records import DatasetSchema
 
 ADAGRAD_EPS = 1e-8
 

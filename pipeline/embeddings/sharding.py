@@ -26,13 +26,13 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.contracts import Plan, TablePlan
 from pipeline.embeddings.collection import has_state
 from pipeline.embeddings.optimizer import make_dense_optimizer
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import PlanError
+from pipeline.records import Plan, TablePlan
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true makes the plan again"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.contracts import RESERVED_ROWS
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import SparseSpec
 from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE, LEAST_KEPT, VocabCounts
+from pipeline.records import RESERVED_ROWS
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
 

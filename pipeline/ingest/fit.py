@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import SplitConfig
-from pipeline.contracts import LABEL
 from pipeline.ingest.coded import Coded, without_hashes
 from pipeline.ingest.contents import Contents
 from pipeline.ingest.counts import BinCounts, counts_of
@@ -23,6 +22,7 @@ from pipeline.ingest.parse import row_hashes
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.records import LABEL
 
 
 def prepared(feature: DenseSpec) -> pl.Expr:

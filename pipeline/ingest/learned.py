@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.contracts import LABEL, RESERVED_ROWS
 from pipeline.errors import ConfigError
 from pipeline.ingest.fit import flat_hashes
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.records import LABEL, RESERVED_ROWS
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
 UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom

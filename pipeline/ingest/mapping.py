@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from pipeline.contracts import RESERVED_ROWS
 from pipeline.errors import ConfigError
 from pipeline.ingest.counts import kept_ids
 from pipeline.ingest.spec import SparseSpec
+from pipeline.records import RESERVED_ROWS
 
 IDS = {
     "id": pl.String, "hash": pl.UInt64, "row": pl.Int32, "count": pl.Int64, "last_day": pl.Int32, "heat": pl.Float64,

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from pipeline.artifacts import Draft
 from pipeline.config import IngestConfig
-from pipeline.contracts import TRUE_PROBABILITY
 from pipeline.ingest.ids import as_text
 from pipeline.ingest.text import Reject
+from pipeline.records import TRUE_PROBABILITY
 
 
 class PartWriter:

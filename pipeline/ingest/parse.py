@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from pipeline.contracts import LABEL, TRUE_PROBABILITY
 from pipeline.ingest.hashing import hash_rows
 from pipeline.ingest.hours import hour_of, packed_date, seconds_of
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.ingest.text import Reject
 from pipeline.ingest.values import Rejected, number_of, plain_numbers, shown, text_of
+from pipeline.records import LABEL, TRUE_PROBABILITY
 
 SECONDS_PER_DAY = 86_400
 

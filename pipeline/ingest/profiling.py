@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import polars as pl
 
-from pipeline.contracts import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
 from pipeline.ingest.counts import BinCounts, HashedCounts
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.transform import SparseTransform, State
+from pipeline.records import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
 
 POINTS_PER_DECADE = 4
 

@@ -13,12 +13,12 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
-from pipeline.contracts import LABEL
 from pipeline.ingest.counts import BinCounts, HashedCounts
 from pipeline.ingest.fit import Fit, Partial, flat_hashes
 from pipeline.ingest.sketch import Sketch, auc
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.records import LABEL
 
 BINS = 10  # of a dense feature
 TOP = 100  # ids of a sparse one that are a bin each; the rest is one more

@@ -15,12 +15,12 @@ import polars as pl
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Store
-from pipeline.contracts import LABEL
 from pipeline.errors import DataError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import TRANSFORMS, read_state, spec_of
 from pipeline.ingest.transform import State, transform
+from pipeline.records import LABEL
 
 _HINT = "a value as it would be in the logs"
 

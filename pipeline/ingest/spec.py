@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import xxhash
 
 from pipeline.config import DataConfig, SplitConfig
-from pipeline.contracts import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
 from pipeline.errors import ConfigError, DataError
+from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
 
 DAY = "day"
 TIME = "time"  # column of synthetic logs: seconds since the day from which they count days

@@ -18,13 +18,13 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import Config, SyntheticConfig
-from pipeline.contracts import TRUE_PROBABILITY
 from pipeline.errors import ConfigError
 from pipeline.ingest.hours import SECONDS_PER_HOUR
 from pipeline.ingest.parse import SECONDS_PER_DAY
 from pipeline.ingest.sources import RawBlock, WholePart
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
 from pipeline.ingest.world import DENSE, SPARSE, Truth, aged, planted_truth
+from pipeline.records import TRUE_PROBABILITY
 
 VERSION = "synthetic-1"
 COLUMNS = CRITEO_COLUMNS

@@ -10,7 +10,15 @@ from types import MappingProxyType
 import numpy as np
 import polars as pl
 
-from pipeline.contracts import (
+from pipeline.ingest.coded import Coded
+from pipeline.ingest.counts import hash_rows_of, second_rows_of
+from pipeline.ingest.fit import flat_hashes, prepared
+from pipeline.ingest.ids import as_lists, of_bits
+from pipeline.ingest.mapping import Mapping
+from pipeline.ingest.sketch import bin_of
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
+from pipeline.ingest.values import FLOAT32_MAX
+from pipeline.records import (
     LABEL,
     MISSING_ROW,
     RESERVED_ROWS,
@@ -20,14 +28,6 @@ from pipeline.contracts import (
     unseen_column,
     weight_column,
 )
-from pipeline.ingest.coded import Coded
-from pipeline.ingest.counts import hash_rows_of, second_rows_of
-from pipeline.ingest.fit import flat_hashes, prepared
-from pipeline.ingest.ids import as_lists, of_bits
-from pipeline.ingest.mapping import Mapping
-from pipeline.ingest.sketch import bin_of
-from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
-from pipeline.ingest.values import FLOAT32_MAX
 
 
 @dataclass(frozen=True, kw_only=True)

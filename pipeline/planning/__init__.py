@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile
 from pipeline.planning.report import plan_summary, render_plan
+from pipeline.records import DatasetSchema, Plan, Profile
 
 __all__ = ["make_plan", "plan_summary", "render_plan"]
 

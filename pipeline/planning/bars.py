@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pipeline.contracts import PHASES, Plan
+from pipeline.records import PHASES, Plan
 
 GIB = 2**30
 SHOWN_RANKS = 8

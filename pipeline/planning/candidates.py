@@ -12,7 +12,6 @@ from functools import cached_property
 from typing import NamedTuple
 
 from pipeline.config import Config, HardwareConfig
-from pipeline.contracts import MARK_BYTES, place_bytes
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     ROW_WISE,
@@ -26,6 +25,7 @@ from pipeline.planning.choices import (
 from pipeline.planning.cost import FLOAT, PAGE, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loads
+from pipeline.records import MARK_BYTES, place_bytes
 
 # Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)

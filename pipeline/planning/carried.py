@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.artifacts import Store
-from pipeline.contracts import DatasetSchema, Plan, Profile
 from pipeline.errors import ArtifactError
+from pipeline.records import DatasetSchema, Plan, Profile
 
 MOST_CHANGE = 0.1  # of a table's lookups per sample
 

@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Profile
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning.cost import FLOAT, state_bytes
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
+from pipeline.records import DatasetSchema, Profile
 
 DATA_PARALLEL = "data_parallel"
 TABLE_WISE = "table_wise"

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.config import Config, HardwareConfig, ModelConfig
-from pipeline.contracts import PHASES, DatasetSchema
+from pipeline.records import PHASES, DatasetSchema
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line

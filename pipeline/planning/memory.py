@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Profile
 from pipeline.planning.cost import FLOAT, dense_shape, local_batch, state_bytes
+from pipeline.records import DatasetSchema, Profile
 
 GIB = 2**30
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.contracts import PHASES
 from pipeline.planning.candidates import BESIDE, Offer
 from pipeline.planning.cost import step_ms
+from pipeline.records import PHASES
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.contracts import ShardPlan, TablePlan
 from pipeline.planning.bars import TIERS, slowest_rank
 from pipeline.planning.report import stored_bytes, table_ranks
 from pipeline.planning.stored import StoredPlan
+from pipeline.records import ShardPlan, TablePlan
 
 PINS = "plan.tables."
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table, choices, tables_of, tiers_of
 from pipeline.planning.cost import fixed_ms
@@ -28,6 +27,7 @@ from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
 from pipeline.planning.search import Found, Space, anywhere, best
+from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 
 if TYPE_CHECKING:
     from pipeline.planning.engine import Engine

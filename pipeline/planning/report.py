@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from pipeline.contracts import Plan, TablePlan
 from pipeline.planning.bars import memory_lines, phase_lines
 from pipeline.planning.hardware import size_text
+from pipeline.records import Plan, TablePlan
 
 GIB = 2**30
 SHOWN_TABLES = 40

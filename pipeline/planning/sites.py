@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from pipeline.config import Config
-from pipeline.contracts import PHASES, DatasetSchema
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_ms, local_batch
+from pipeline.records import PHASES, DatasetSchema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.artifacts import Store
-from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError
+from pipeline.records import Plan
 
 FILE = "plan.json"
 SHOWN = 8

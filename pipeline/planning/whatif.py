@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.bars import TIERS, reserved_bytes, slowest_rank
+from pipeline.records import DatasetSchema, Plan, Profile
 
 Planner = Callable[[Config, DatasetSchema, Profile], Plan]
 

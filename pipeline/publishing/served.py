@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from pipeline.artifacts import Store
-from pipeline.contracts import DatasetSchema
 from pipeline.errors import ArtifactError
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
 from pipeline.publishing.tables import TableLayout
+from pipeline.records import DatasetSchema
 
 SERVING = "serving.json"
 FORMAT = "nightjar-model-1"

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.artifacts import Store
-from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
+from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
 
 TRANSFORMS = "transforms.json"
 MAX_NORM = "max_norm"

@@ -9,8 +9,8 @@ from html import escape
 from typing import Any
 
 from pipeline.artifacts import Store
-from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError, UnreachableError
+from pipeline.records import Plan
 from pipeline.report import units
 from pipeline.report.charts import plots_section
 from pipeline.report.data import data_section, read_data

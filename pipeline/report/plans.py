@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from pipeline.contracts import PHASES, Plan, TablePlan
+from pipeline.records import PHASES, Plan, TablePlan
 from pipeline.report import units
 from pipeline.report.page import cards, document
 from pipeline.report.stacks import Series, Stacks, legend, milliseconds, stacked

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from pipeline.contracts import Plan, TablePlan
+from pipeline.records import Plan, TablePlan
 from pipeline.report import units
 
 COLOURS = 6

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from pipeline.contracts import Plan, TowerEvidence, Towers
+from pipeline.records import Plan, TowerEvidence, Towers
 from pipeline.report import units
 from pipeline.report.page import cards, document
 from pipeline.report.tables import head_cells, number, rank_words, scroll_table, section

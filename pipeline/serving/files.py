@@ -20,7 +20,6 @@ import polars as pl
 
 from pipeline.artifacts import Store, disk_errors
 from pipeline.config import Config, DataConfig
-from pipeline.contracts import LABEL, weight_column
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
@@ -34,6 +33,7 @@ from pipeline.ingest.text import Reject
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import versions
 from pipeline.publishing.served import ServedModel, local_version
+from pipeline.records import LABEL, weight_column
 from pipeline.report.units import plural
 
 _MIB = 1 << 20

@@ -10,12 +10,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from pipeline.config import Config
-from pipeline.contracts import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import MaxNorm, build_model
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.translate import Translation
+from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.towers import layout_of
 from pipeline.towers.modules import build_tower, joined
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, TowerEvidence, Towers
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing

@@ -12,12 +12,12 @@ from typing import Any
 
 from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
-from pipeline.contracts import Towers
 from pipeline.errors import LaunchError
 from pipeline.launch.step import Step
 from pipeline.publishing import versions
 from pipeline.publishing.line import GATE
 from pipeline.publishing.translate import TRANSFORMS
+from pipeline.records import Towers
 from pipeline.stages.judging import Written, judged
 
 Say = Callable[[str], None]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES, Config
-from pipeline.contracts import DatasetSchema, Plan, Profile, Towers
 from pipeline.errors import ArtifactError
+from pipeline.records import DatasetSchema, Plan, Profile, Towers
 from pipeline.stages.partition import kept_towers, refine_plan
 from pipeline.stages.steps import steps
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from pipeline.artifacts import Store, artifact_key
 from pipeline.config import STAGES, Config
-from pipeline.contracts import Towers, dataset_path
 from pipeline.errors import DataError
 from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.records import Towers, dataset_path
 from pipeline.stages.batch import with_former_batch
 from pipeline.stages.forced import current_directory
 from pipeline.stages.init import covered_init

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeline.contracts import Tower, Towers
 from pipeline.errors import ConfigError
+from pipeline.records import Tower, Towers
 
 _AGAIN = "nightjar partition force=true makes towers.json again"
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.contracts import TowerModuleSpec
+from pipeline.records import TowerModuleSpec
 
 
 class PassThrough(nn.Module):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from pipeline.config import PartitionConfig
-from pipeline.contracts import TowerEvidence
+from pipeline.records import TowerEvidence
 from pipeline.towers.clustering import cluster
 from pipeline.towers.distances import Matrix, distances, mean_between
 from pipeline.towers.placement import place

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.contracts import Plan, TablePlan
+from pipeline.records import Plan, TablePlan
 from pipeline.towers.layout import Layout, Site
 
 # TorchRec runs these over groups of the whole world's hosts, never inside a sub-group.

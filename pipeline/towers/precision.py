@@ -9,8 +9,8 @@ from __future__ import annotations
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import CommOp, QuantizedCommCodecs
 
-from pipeline.contracts import Plan
 from pipeline.errors import ConfigError
+from pipeline.records import Plan
 
 _FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
 # Shardings whose embeddings are summed on the way: their sum cannot be taken in int8.

@@ -9,8 +9,8 @@ import difflib
 from collections.abc import Sequence
 
 from pipeline.config import Config
-from pipeline.contracts import Tower, TowerModuleSpec, Towers
 from pipeline.errors import ConfigError
+from pipeline.records import Tower, TowerModuleSpec, Towers
 from pipeline.towers.layout import layout_of
 from pipeline.towers.plans import WHOLE_WORLD
 

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import Config
-from pipeline.contracts import Plan
 from pipeline.embeddings.ssd import pss_bytes, ssd_tables
 from pipeline.errors import GuardError
+from pipeline.records import Plan
 from pipeline.training.distributed import add_up
 from pipeline.training.memory import give_back_freed
 

@@ -16,9 +16,9 @@ from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
-from pipeline.contracts import dataset_path
 from pipeline.embeddings import RowAccess, TouchedRows, reset_rows
 from pipeline.errors import ArtifactError
+from pipeline.records import dataset_path
 from pipeline.training.length import (
     check_finer,
     check_length,

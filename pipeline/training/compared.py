@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.contracts import PHASES, Plan
+from pipeline.records import PHASES, Plan
 from pipeline.training.distributed import add_up, largest
 from pipeline.training.memory import MemoryMeter
 from pipeline.training.phases import PhaseClock

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
-from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models import log_odds
+from pipeline.records import Plan, Towers
 from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints

@@ -13,7 +13,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Towers
 from pipeline.embeddings import (
     RowAccess,
     SsdStore,
@@ -25,6 +24,7 @@ from pipeline.embeddings import (
 )
 from pipeline.errors import ConfigError
 from pipeline.models import Dlrm, MaxNorm, build_model
+from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups

@@ -1,6 +1,6 @@
 """Row groups of a dataset's Parquet files as feature-major NumPy columns.
 
-Knows the dataset's layout (``contracts.DatasetSchema``) and nothing of batches, ranks or torch.
+Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, ranks or torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.contracts import (
+from pipeline.errors import ArtifactError, GuardError
+from pipeline.records import (
     LABEL,
     RAW,
     TRUE_PROBABILITY,
@@ -24,7 +25,6 @@ from pipeline.contracts import (
     unseen_column,
     weight_column,
 )
-from pipeline.errors import ArtifactError, GuardError
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
 

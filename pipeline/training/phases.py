@@ -1,4 +1,4 @@
-"""Where a step's time goes: every fifth step is cut into the phases that plans predict (``contracts.PHASES``).
+"""Where a step's time goes: every fifth step is cut into the phases that plans predict (``records.PHASES``).
 
 A rank is in one phase at a time; hooks at the boundaries say which, so phases add up to the step, less what it waited
 for data. On a CPU the host's clock is read; on CUDA events are recorded on the stream that trains, and read later. What
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.contracts import PHASES
 from pipeline.embeddings.tables import kernels, sharded_collections
+from pipeline.records import PHASES
 
 EVERY, FIRST = 5, 2  # the first steps fill the pipeline, allocate and compile
 KEPT = 1000  # samples: the figures are those of the last 5,000 steps

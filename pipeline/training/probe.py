@@ -19,8 +19,8 @@ from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Target, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config
-from pipeline.contracts import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.errors import GuardError
+from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.towers.distances import Matrix
 from pipeline.towers.interaction import Interaction
 from pipeline.training.data import Batch, BatchReader, Order

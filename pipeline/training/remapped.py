@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, dataset_path
 from pipeline.errors import ArtifactError
+from pipeline.records import DatasetSchema, dataset_path
 
 
 def remapped_rows(store: Store, init: Artifact, dataset: Artifact, config: Config) -> dict[str, np.ndarray]:

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, Plan, Towers
 from pipeline.embeddings import SsdStore, dense_parameters, dense_table_parameters
+from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble

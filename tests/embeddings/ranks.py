@@ -9,7 +9,7 @@ import traceback
 import torch
 import torch.multiprocessing as mp
 
-from pipeline.contracts import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session.
 multiprocessing.set_forkserver_preload(["pipeline.training", "tests.embeddings.cases"])

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings import RowValues, SsdStore, TableSpec, TouchedRows, initial_rows, to_sharding_plan
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.lazy import rows_at
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.errors import ConfigError, PlanError
+from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
 

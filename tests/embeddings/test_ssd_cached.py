@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings import SsdStore, TableSpec, TouchedRows, initial_rows, to_sharding_plan
 from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
@@ -19,6 +18,7 @@ from pipeline.embeddings.ssd.slots import DeviceSlots, HostSlots
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import GuardError, PlanError
+from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, ROWS, on_tier, plan_for, spawn
 

@@ -7,11 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings.ssd.log import MOST_ROWS, RowLog, place_type
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.ssd.support import examine
 from pipeline.errors import GuardError, PlanError
+from pipeline.records import ShardPlan
 from tests.embeddings.ranks import DIM, ROWS
 
 DIMENSION = 62  # 256 bytes a record, 1,024 of them a segment

@@ -9,8 +9,8 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
-from pipeline.contracts import DatasetSchema
 from pipeline.ingest import ingest
+from pipeline.records import DatasetSchema
 
 
 class Dataset:

@@ -9,9 +9,9 @@ import pytest
 from pipeline.artifacts import Store, artifact_key
 from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
-from pipeline.contracts import dataset_path
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
+from pipeline.records import dataset_path
 from pipeline.stages import key_config
 
 from .conftest import Dataset, csv_config

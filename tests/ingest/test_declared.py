@@ -8,10 +8,10 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import DataConfig, DeclaredTable, TableDefaults
-from pipeline.contracts import DatasetSchema, Profile
 from pipeline.errors import ConfigError
 from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.declared import harmonic, hit_curve
+from pipeline.records import DatasetSchema, Profile
 from pipeline.stages import key_config
 
 

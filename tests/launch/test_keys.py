@@ -12,9 +12,9 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config
-from pipeline.contracts import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.ingest import ingest
 from pipeline.planning import make_plan
+from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.stages import INPUTS, key_config
 from pipeline.stages.keys import CHECKPOINTS, KEYS, SETTINGS, TRAIN, uses
 from tests.setting_paths import LEAVES

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contracts import PHASES
+from pipeline.records import PHASES
 
 ROOT = Path(__file__).parents[2]
 SMALL = [

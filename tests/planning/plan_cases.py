@@ -7,7 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from pipeline.config import Config, HardwareConfig
-from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
+from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 
 ROOT = Path(__file__).parents[2]
 CRITEO = [40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10]

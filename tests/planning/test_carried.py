@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
-from pipeline.contracts import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.planning import make_plan
 from pipeline.planning.carried import carried_plan
+from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.stages import key_config
 
 CONFIG = compose(["model.embedding_dim=8", "train.global_batch=4096"])

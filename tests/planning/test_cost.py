@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
-from pipeline.contracts import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.models import build_model
 from pipeline.planning.cost import ShardLoad, dense_ms, dense_shape, fixed_ms, shard_ms, step_ms
 from pipeline.planning.memory import dense_bytes, host_bytes
+from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 
 CPU = HardwareConfig(
     name="cpu", ddr_gb_per_s=10.0, lookup_ns=0.0, update_ns=0.0, table_overhead_us=0.0, step_overhead_ms=0.0

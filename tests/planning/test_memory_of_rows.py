@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pipeline.contracts import ShardPlan, TablePlan, place_bytes
 from pipeline.embeddings.ssd.log import place_type
 from pipeline.planning.candidates import _bytes
 from pipeline.planning.choices import Table
 from pipeline.planning.loads import Block
+from pipeline.records import ShardPlan, TablePlan, place_bytes
 from tests.planning.plan_cases import cpu
 
 EDGE = int((2**31 - 1) / 1.2)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, dataset, preset
 
 from pipeline.config import TablePin
-from pipeline.contracts import Plan
 from pipeline.errors import PlanError
 from pipeline.planning import make_plan, plan_summary, render_plan
+from pipeline.records import Plan
 
 
 @pytest.mark.parametrize(("hosts", "ranks"), [(1, 1), (1, 2), (2, 8), (16, 8)])

@@ -8,9 +8,9 @@ import pytest
 from plan_cases import configure, cpu, criteo, dataset, preset
 
 from pipeline.config import TablePin
-from pipeline.contracts import Profile
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 from pipeline.planning import make_plan
+from pipeline.records import Profile
 
 TWO = dataset({"C3": 1_000, "country": 1_000})
 

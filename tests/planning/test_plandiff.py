@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from pipeline.artifacts import Store
-from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError
 from pipeline.planning.plandiff import moved_bytes, plan_diff
 from pipeline.planning.stored import StoredPlan, find_plan
+from pipeline.records import Plan
 from pipeline.report.planning import difference
 from tests.made_up_plans import cached, cluster, laptop, table
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
-from pipeline.contracts import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 from pipeline.planning import make_plan
 from pipeline.planning.choices import Table
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
 from pipeline.planning.predict import predict
+from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 
 ROWS, DIM = 1000, 16
 HARDWARE = HardwareConfig(name="two", ranks_per_host=2)

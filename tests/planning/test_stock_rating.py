@@ -4,7 +4,7 @@ import pytest
 from plan_cases import configure, dataset, preset
 
 from benchmarks.stock import Stock, slowest_rank
-from pipeline.contracts import Plan, ShardPlan, TablePlan
+from pipeline.records import Plan, ShardPlan, TablePlan
 
 ROWS = {"a": 4_000_000, "b": 300_000, "c": 20_000, "d": 900, "e": 40}
 POOLING = {"a": 3.0, "b": 12.0, "c": 1.0}

@@ -10,7 +10,6 @@ from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
 
 from pipeline.compose import compose
 from pipeline.config import TablePin
-from pipeline.contracts import PHASES, Plan
 from pipeline.embeddings.ssd.log import log_bytes
 from pipeline.embeddings.ssd.spread import pieces
 from pipeline.errors import ArtifactError, ConfigError, PlanError
@@ -19,6 +18,7 @@ from pipeline.planning.choices import tables_of
 from pipeline.planning.hardware import size_text
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.planner import open_space, rounds, settle
+from pipeline.records import PHASES, Plan
 from pipeline.stages import key_config
 
 DLRM = dict(

@@ -8,11 +8,11 @@ import torch
 from pipeline.artifacts import Store
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.config import Config, DataConfig, ModelConfig, SparseFeature
-from pipeline.contracts import DatasetSchema, SparseColumn, Tower, Towers
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
+from pipeline.records import DatasetSchema, SparseColumn, Tower, Towers
 from tests.checkpoint import built
 
 SCHEMA = DatasetSchema(

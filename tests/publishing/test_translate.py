@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.artifacts import Store
 from pipeline.compose import compose
-from pipeline.contracts import LABEL
 from pipeline.ingest import ingest
 from pipeline.ingest.serving import RecordTransform
 from pipeline.publishing.translate import NotComparableError, translation
+from pipeline.records import LABEL
 from pipeline.training.parquet import SplitReader
 
 

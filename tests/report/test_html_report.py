@@ -6,8 +6,8 @@ import re
 import pytest
 from made_up_run import CONFIG, fill, make_plan, make_record, make_result
 
-from pipeline.contracts import Plan
 from pipeline.errors import ArtifactError
+from pipeline.records import Plan
 from pipeline.report import write_report
 from pipeline.report.html import ReportData, render
 from pipeline.report.tables import config_excerpt, plan_section

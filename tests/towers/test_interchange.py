@@ -10,8 +10,8 @@ import torch.distributed as dist
 from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
-from pipeline.contracts import TowerModuleSpec
 from pipeline.errors import ArtifactError
+from pipeline.records import TowerModuleSpec
 from pipeline.stages.partition import kept_towers
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn

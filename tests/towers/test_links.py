@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 
-from pipeline.contracts import TowerModuleSpec
 from pipeline.errors import ConfigError
+from pipeline.records import TowerModuleSpec
 from pipeline.towers.precision import flat_codecs
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import BATCH, DIM, count_bytes

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config import ClipConfig
-from pipeline.contracts import TowerModuleSpec
+from pipeline.records import TowerModuleSpec
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
 

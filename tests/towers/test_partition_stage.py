@@ -7,8 +7,8 @@ import pytest
 from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
-from pipeline.contracts import Plan, Towers
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.records import Plan, Towers
 from pipeline.stages import StageIO, run_stage, steps
 from pipeline.towers import check_partition
 

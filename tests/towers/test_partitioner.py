@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.ari import adjusted_rand_index
 from pipeline.config import PartitionConfig
-from pipeline.contracts import Tower, Towers
+from pipeline.records import Tower, Towers
 from pipeline.towers.distances import distances, stretched
 from pipeline.towers.exchange import Exchange
 from pipeline.towers.partitioner import partition

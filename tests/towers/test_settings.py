@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from pipeline.compose import compose
-from pipeline.contracts import Tower, TowerModuleSpec, Towers
 from pipeline.errors import ConfigError
+from pipeline.records import Tower, TowerModuleSpec, Towers
 from pipeline.towers import check_partition, flat_towers, layout_of, strided, tower_hosts, towers_of, united_plan
 from tests.embeddings.ranks import plan_for
 

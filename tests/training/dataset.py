@@ -1,4 +1,4 @@
-"""Small datasets written straight in the layout of ``contracts.DatasetSchema``, for the tests of this room."""
+"""Small datasets written straight in the layout of ``records.DatasetSchema``, for the tests of this room."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.artifacts import Artifact, Store
-from pipeline.contracts import DatasetSchema, SparseColumn
+from pipeline.records import DatasetSchema, SparseColumn
 
 KEY = "0123456789abcdef0123456789abcdef"
 

@@ -9,8 +9,8 @@ from safetensors.torch import load
 
 from pipeline.artifacts import Store
 from pipeline.config import CheckpointConfig
-from pipeline.contracts import SparseColumn
 from pipeline.models import log_odds
+from pipeline.records import SparseColumn
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import tower_plan, towers_on

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.contracts import SparseColumn
 from pipeline.errors import ArtifactError, DataError, GuardError
+from pipeline.records import SparseColumn
 from pipeline.training.data import Announce, BatchReader, Order
 from pipeline.training.parquet import SplitReader
 from tests.training.dataset import KEY, write_dataset

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.contracts import PHASES
+from pipeline.records import PHASES
 from pipeline.training.memory import MemoryMeter
 from pipeline.training.phases import EVERY, FIRST, PhaseClock
 

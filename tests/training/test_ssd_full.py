@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase
-from pipeline.contracts import SparseColumn
 from pipeline.errors import NightjarError
+from pipeline.records import SparseColumn
 from pipeline.training import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset

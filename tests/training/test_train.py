@@ -23,8 +23,8 @@ from pipeline.config import (
     ModelConfig,
     TrainConfig,
 )
-from pipeline.contracts import PHASES, SparseColumn
 from pipeline.errors import NightjarError
+from pipeline.records import PHASES, SparseColumn
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset

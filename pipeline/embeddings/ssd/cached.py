@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import DeviceSlots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import GuardError
+from pipeline.records import ShardPlan
 
 
 class CachedShard(SsdShard):

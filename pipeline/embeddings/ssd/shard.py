@@ -15,7 +15,6 @@ from threading import Event
 import numpy as np
 from torch import Tensor
 
-from pipeline.contracts import ShardPlan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS, initial_rows
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.lazy import rows_at
@@ -23,6 +22,7 @@ from pipeline.embeddings.ssd.log import F32, MOST_ROWS, Reads, RowLog, place_typ
 from pipeline.embeddings.ssd.slots import HostSlots, Slots
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import PlanError
+from pipeline.records import ShardPlan
 
 _NONE: I64 = np.empty(0, np.int64)
 

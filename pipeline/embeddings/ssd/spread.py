@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from pipeline.contracts import Plan
 from pipeline.embeddings.ssd.log import log_bytes
+from pipeline.records import Plan
 
 FLOAT = 4
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.contracts import Plan
 from pipeline.embeddings.rows import INIT_BLOCK_ROWS
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped, sparse_memory
@@ -30,6 +29,7 @@ from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.tables import TableSpec, kernels
+from pipeline.records import Plan
 
 SSD = "ssd"
 Ids = Mapping[str, NDArray[np.int64]]

@@ -1,0 +1,131 @@
+"""``schema.json`` and ``profile.json``: what ingestion promises of a dataset to planning, training and evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MISSING_ROW = 0
+UNSEEN_ROW = 1
+RESERVED_ROWS = 2
+
+LABEL = "label"
+TRUE_PROBABILITY = "true_probability"
+# Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
+# transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
+RAW = "raw"
+# As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
+# another one may have a row for them.
+UNSEEN = "unseen"
+
+
+def dataset_path(name: str, key: str, day: str | None = None) -> str:
+    """Where a dataset lies in the store: ``datasets/<name>[/<day>]/<key>``; "" leaves a part out."""
+    return "/".join(part for part in ("datasets", name, day or "", key) if part)
+
+
+def weight_column(feature: str) -> str:
+    """Name of the Parquet column that holds the weights of a weighted multi-valued ``feature``."""
+    return f"{feature}__weight"
+
+
+def raw_column(feature: str) -> str:
+    """Name of the Parquet column that holds the raw numbers of a held-out ``feature``; ``RAW`` says where."""
+    return f"{feature}__raw"
+
+
+def unseen_column(feature: str) -> str:
+    """Name of the Parquet column with the hashes of a held-out ``feature``'s unseen ids; ``UNSEEN`` says where."""
+    return f"{feature}__unseen"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseColumn:
+    """A categorical feature as it lies in Parquet and the table of ``rows`` rows that embeds it.
+
+    Single-valued: one int32 column. Multi-valued: list<int32>; ``weighted`` adds list<float32> in
+    ``weight_column``. Values are row numbers in [0, rows).
+    """
+
+    name: str
+    rows: int
+    multi: bool = False
+    weighted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSchema:
+    """``schema.json``: columns of a dataset's Parquet files, in order: label, dense, sparse.
+
+    ``rows`` counts rows of split ``train`` and ``test``; files of a split are ``<split>/part-*.parquet``,
+    their names in order in ``files``, the rows of each file's row groups in ``groups``.
+    ``true_probability``: a float32 column of that name holds the probability the label was drawn from.
+    """
+
+    dense: tuple[str, ...]
+    sparse: tuple[SparseColumn, ...]
+    rows: dict[str, int]
+    files: dict[str, list[str]]
+    groups: dict[str, list[list[int]]]
+    true_probability: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``schema.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> DatasetSchema:
+        """The schema that ``to_json`` wrote."""
+        sparse = tuple(SparseColumn(**column) for column in record["sparse"])
+        return DatasetSchema(**{**record, "dense": tuple(record["dense"]), "sparse": sparse})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureProfile:
+    """What ingestion measured of one sparse feature over the train rows.
+
+    ``distinct``: raw ids seen; ``missing_share``: share of rows without a value; ``pooling``: mean ids per row;
+    ``hot_rows``/``hot_share``: access histogram, the share of lookups served by the hottest k rows of the table.
+    """
+
+    rows: int
+    distinct: int
+    missing_share: float
+    pooling: float
+    hot_rows: list[int]
+    hot_share: list[float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseProfile:
+    """What ingestion measured of one dense feature over the train rows, before its transform."""
+
+    missing_share: float
+    minimum: float
+    maximum: float
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """``profile.json``: rows and label rate per split, and every feature's figures."""
+
+    rows: dict[str, int]
+    label_rate: dict[str, float]
+    dense: dict[str, DenseProfile]
+    sparse: dict[str, FeatureProfile]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``profile.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Profile:
+        """The profile that ``to_json`` wrote."""
+        return Profile(
+            rows=record["rows"],
+            label_rate=record["label_rate"],
+            dense={name: DenseProfile(**value) for name, value in record["dense"].items()},
+            sparse={name: FeatureProfile(**value) for name, value in record["sparse"].items()},
+        )

@@ -1,0 +1,145 @@
+"""``plan.json``: where every table goes; planning writes it, embeddings and training read it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.errors import ArtifactError
+
+# Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
+PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
+
+PLAN_VERSION = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardPlan:
+    """One shard of a table: rows [row, row + rows) and columns [column, column + columns) on global rank ``rank``."""
+
+    rank: int
+    row: int
+    rows: int
+    column: int
+    columns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlan:
+    """Where a table goes. ``tier``: hbm | hbm_cached | ddr | ssd.
+
+    ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
+    ``cache_rows``: of tiers hbm_cached and ssd, the rows over all ranks that the faster memory keeps; ``hit_rate``:
+    predicted share of its lookups that find their row there, 1 for a table that is wholly in memory.
+    ``state_bytes``: optimizer state of a row.
+    """
+
+    rows: int
+    dim: int
+    pooling: float
+    tier: str
+    sharding: str
+    kernel: str
+    shards: tuple[ShardPlan, ...]
+    cost_ms: float
+    reason: str
+    cache_rows: int = 0
+    hit_rate: float = 1.0
+    state_bytes: int = 4
+
+    @property
+    def bytes(self) -> int:
+        """One copy of the table: fp32 weights and optimizer state."""
+        return self.rows * (4 * self.dim + self.state_bytes)
+
+    def resident_bytes(self, shard: ShardPlan, device: str) -> int:
+        """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
+
+        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
+        memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
+        """
+        row = shard.columns * 4 + self.state_bytes
+        marks = MARK_BYTES * shard.rows if device == "cuda" else 0
+        if self.tier == ("hbm" if device == "cuda" else "ddr"):
+            return shard.rows * row + marks
+        places = 4 * shard.rows if self.tier == "hbm_cached" else 0
+        if self.tier == "ssd" and device == "cpu":
+            places = place_bytes(shard.rows) * shard.rows
+        return -(-self.cache_rows * shard.rows // self.rows) * row + places + marks
+
+
+# The change mark of a row (``embeddings.touched``), which lies on the device that looks the row up.
+MARK_BYTES = 1
+# A log on SSD has some records more than rows; a place numbers records and slots with one sign.
+_PLACES, _WIDE = 1.2, 2**31 - 1
+
+
+def place_bytes(rows: int) -> int:
+    """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
+    return 8 if _PLACES * rows > _WIDE else 4
+
+
+# Reservations that training does not take: what is kept free, and the process that was there before.
+BESIDE_TRAINING = ("margin", "process")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """``plan.json``: the whole sharding plan for ``world_size`` ranks, ``ranks_per_host`` on each host.
+
+    ``memory``: per rank, predicted bytes of tables by tier; ``reserved``: per rank, bytes kept free of them by
+    purpose (process, dense, activations, inputs, communication, staging, margin), ``reserved_tier`` of them;
+    ``phases``: per rank, predicted ms by phase (PHASES); ``predicted_step_ms``: a whole step of the slowest rank;
+    ``gap``: how far the plan may be from the best, as a share; ``figures``: the hardware's, by name;
+    ``profile_key``: the dataset's.
+    """
+
+    version: int = PLAN_VERSION
+    hardware: str
+    device: str
+    world_size: int
+    ranks_per_host: int
+    global_batch: int
+    tables: dict[str, TablePlan]
+    memory: list[dict[str, int]] = field(default_factory=list)
+    predicted_step_ms: float = 0.0
+    phases: list[dict[str, float]] = field(default_factory=list)
+    reserved: list[dict[str, int]] = field(default_factory=list)
+    reserved_tier: str = "ddr"
+    gap: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)
+    profile_key: str = ""
+
+    def resident_bytes(self, rank: int) -> int | None:
+        """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.
+
+        Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
+        which is the user's wish and no use, and ``process``, which was there before. The buffers in ``memory`` are left
+        out: ``communication`` counts them.
+        """
+        if not self.reserved:
+            return None
+        own = sum(t.resident_bytes(s, self.device) for t in self.tables.values() for s in t.shards if s.rank == rank)
+        return own + sum(size for purpose, size in self.reserved[rank].items() if purpose not in BESIDE_TRAINING)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``plan.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Plan:
+        """The plan that ``to_json`` wrote; ArtifactError for one of another version, and for what is no plan."""
+        again = "nightjar plan force=true makes the plan again"
+        try:
+            if record.get("version") != PLAN_VERSION:
+                said = (
+                    f"plan.json has version {record.get('version')}, expected {PLAN_VERSION}: another release made it"
+                )
+                raise ArtifactError(said, hint=again)
+            tables = {
+                name: TablePlan(**{**table, "shards": tuple(ShardPlan(**shard) for shard in table["shards"])})
+                for name, table in record["tables"].items()
+            }
+            return Plan(**{**record, "tables": tables})
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise ArtifactError(f"plan.json is not a plan of version {PLAN_VERSION}: {error}", hint=again) from None

@@ -1,0 +1,88 @@
+"""``towers.json``: which sparse features are embedded together; the partition stage writes it, ``towers/`` reads it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """Features that are embedded together, on the ranks of ``hosts``; towers share all their hosts or none."""
+
+    features: tuple[str, ...]
+    hosts: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerModuleSpec:
+    """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn.
+
+    ``c``, ``p``, ``dim``: the sizes of DMT (MLSys'24): vectors a feature, vectors a tower, their width (0: the
+    embeddings'); ``cross_layers``: of dcn.
+    """
+
+    name: str = "pass_through"
+    c: int = 1
+    p: int = 0
+    dim: int = 0
+    cross_layers: int = 1
+
+    @property
+    def by_feature(self) -> bool:
+        """Whether a tower puts out one vector for each of its features."""
+        return self.name != "dlrm" or (self.c == 1 and self.p == 0)
+
+    def vectors(self, features: int) -> int:
+        """How many a tower of so many features puts out."""
+        return self.p + self.c * features if self.name == "dlrm" else features
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerEvidence:
+    """What an assignment to towers rests on; lists are in the order of ``features``.
+
+    ``similarity``: [F][F], mean |cosine| of two features' centred embeddings by ``source``; ``placement``: [F][2], of
+    the distances that ``strategy`` makes of it; both empty for strided. ``loads``: {"ms", "bytes"}: by feature, from
+    the plan; ``reasons``: a sentence by feature; ``excess``: of the fullest tower over an even share of some load.
+    """
+
+    strategy: str
+    source: str = ""
+    features: tuple[str, ...] = ()
+    similarity: list[list[float]] = field(default_factory=list)
+    placement: list[list[float]] = field(default_factory=list)
+    loads: dict[str, list[float]] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    excess: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Towers:
+    """``towers.json``: every sparse feature in exactly one tower. ``partition`` flat: one tower, no transform."""
+
+    VERSION: ClassVar[int] = 2
+
+    version: int = VERSION
+    partition: str
+    towers: tuple[Tower, ...]
+    module: TowerModuleSpec = field(default_factory=TowerModuleSpec)
+    evidence: TowerEvidence | None = None
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the model is trained without towers."""
+        return self.partition == "flat"
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``towers.json``."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(record: dict[str, Any]) -> Towers:
+        """The towers that ``to_json`` wrote."""
+        towers = tuple(Tower(features=tuple(t["features"]), hosts=tuple(t["hosts"])) for t in record["towers"])
+        parts: dict[str, Any] = {"towers": towers, "module": TowerModuleSpec(**record["module"])}
+        if (evidence := record.get("evidence")) is not None:
+            parts["evidence"] = TowerEvidence(**{**evidence, "features": tuple(evidence["features"])})
+        return Towers(**{**record, **parts})
