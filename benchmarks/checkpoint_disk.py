@@ -17,8 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_model import config_of, plan_of, schema_of
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Target, latest, restore
+from pipeline.store import Store
 from pipeline.training import Trainer
 from pipeline.training.distributed import connect
 

@@ -23,12 +23,12 @@ import torch
 
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Checkpointer, Model, TrainState
 from pipeline.checkpoint.quantise import bits_for_restores
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings import TouchedRows
 from pipeline.evaluation.metrics import evaluate
+from pipeline.store import Artifact, Store
 from pipeline.training import BatchReader, Order, SplitReader, Trainer
 from pipeline.training.distributed import connect
 

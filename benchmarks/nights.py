@@ -29,7 +29,6 @@ import numpy as np
 
 from benchmarks.common import finish
 from pipeline import cli
-from pipeline.artifacts import Artifact, Store
 from pipeline.errors import GateHeldError
 from pipeline.evaluation import evaluate
 from pipeline.publishing.served import ServedModel, local_version
@@ -39,6 +38,7 @@ from pipeline.records import LABEL
 from pipeline.report.page import document
 from pipeline.report.svg import Axis, Frame, Point, drawing
 from pipeline.serving.scores import score_dataset
+from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
 
 FIRST = date(2026, 1, 1)

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from pipeline.training import BatchReader, Order, SplitReader, train
 
 BATCH = 8192

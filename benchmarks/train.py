@@ -23,8 +23,8 @@ import torch
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from benchmarks.reference import PlainLoop
-from pipeline.artifacts import Store
 from pipeline.config import Config
+from pipeline.store import Store
 from pipeline.training import Batch, BatchReader, Order, SplitReader, Trainer
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, SparseFeature, TrainConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
+from pipeline.store import Artifact, Store
 
 DENSE, GROUP, INTERVAL = 13, 65_536, 4
 

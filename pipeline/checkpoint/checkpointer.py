@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.aside import set_aside, spared
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.compact import compact
@@ -41,6 +40,7 @@ from pipeline.checkpoint.writer import Job
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings import RowAccess, TouchedRows
 from pipeline.errors import ArtifactError, DamagedError, PassingError
+from pipeline.store import Artifact, Store
 
 _SAMPLE_ROWS = 4096
 

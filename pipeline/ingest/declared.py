@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts import Draft
 from pipeline.config import DataConfig, DeclaredTable
 from pipeline.errors import ConfigError
 from pipeline.ingest.profiling import curve_points
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.store import Draft
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
 EXACT = 4096

@@ -15,7 +15,6 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.artifacts import Draft, Store
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, declared, synthetic
@@ -34,6 +33,7 @@ from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import RAW, UNSEEN, raw_column, unseen_column
+from pipeline.store import Draft, Store
 
 QUALITY = "quality.json"
 OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the same in a range and day by day

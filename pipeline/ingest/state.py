@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.counts import BinCounts
@@ -27,6 +26,7 @@ from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, SparseTransform, State, binned, with_vocabulary
 from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.records import RESERVED_ROWS, DatasetSchema, SparseColumn
+from pipeline.store import Artifact, Draft, Store
 
 TRANSFORMS = "transforms.json"
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.

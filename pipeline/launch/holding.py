@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from pipeline.artifacts import Store
 from pipeline.errors import LaunchError
 from pipeline.launch.step import run_directory
+from pipeline.store import Store
 
 
 def holding(store: Store, run: str) -> AbstractContextManager[None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.launch.holding import holding
 from pipeline.launch.protocol import StageRunner
+from pipeline.store import Store
 
 
 def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> StageRunner:

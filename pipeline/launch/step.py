@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
+from pipeline.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

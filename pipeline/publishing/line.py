@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.publishing.versions import read_current, version_path
+from pipeline.store import Store
 
 GATE = "gate.json"
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
 from pipeline.publishing.tables import TableLayout
 from pipeline.records import DatasetSchema
+from pipeline.store import Store
 
 SERVING = "serving.json"
 FORMAT = "nightjar-model-1"

@@ -16,10 +16,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError, UnreachableError
-from pipeline.retrying import explained, passes
-from pipeline.swapping import Seen, SwappedError, look, swap
+from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.conditional import Seen, SwappedError, look, swap
+from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"
 FORMAT = 1

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.report import units
 from pipeline.report.tables import head_cells, number, scroll_table, section
+from pipeline.store import Artifact, Store
 
 QUALITY, PROFILE = "quality.json", "profile.json"
 MOST_FEATURES, MOST_REASONS = 200, 8

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.records import Plan
 from pipeline.report import units
@@ -22,6 +21,7 @@ from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, shrunk_lines, total_seconds
 from pipeline.report.tables import config_section, facts, plan_section, stages_section
 from pipeline.report.towers import TOWERS_PAGE
+from pipeline.store import Store
 
 RELIABILITY = "reliability.json"
 

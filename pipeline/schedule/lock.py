@@ -15,10 +15,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.lease import CHECKS, Lease, watched
-from pipeline.swapping import Seen, SwappedError, is_conditional, look, swap
+from pipeline.store import Store
+from pipeline.store.conditional import Seen, SwappedError, is_conditional, look, swap
 
 SETTLE_SECONDS = 1.0  # on a store without conditions, until what two wrote at once is one of the two for both
 CLOCKS_DIFFER = 5.0  # seconds more than a renewal takes to be seen

@@ -9,7 +9,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Store
 from pipeline.checkpoint.index import removing
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.retention import age
@@ -20,6 +19,7 @@ from pipeline.publishing import versions
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held
 from pipeline.schedule.references import run_names
+from pipeline.store import MANIFEST, Store
 
 LEASE_SECONDS = 30.0
 LOOK_SECONDS = 5.0  # an object store is asked so often which runs were begun meanwhile

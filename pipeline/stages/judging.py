@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.launch.step import Step
 from pipeline.publishing import versions
 from pipeline.publishing.line import GATE, better_by_record
 from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW
+from pipeline.store import Artifact, Store
 
 LOGITS = "logits.npy"
 _MIB = 1 << 20

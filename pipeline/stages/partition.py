@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
+from pipeline.store import Artifact, Store
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing

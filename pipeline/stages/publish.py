@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.launch.step import Step
@@ -19,6 +18,7 @@ from pipeline.publishing.line import GATE
 from pipeline.publishing.translate import TRANSFORMS
 from pipeline.records import Towers
 from pipeline.stages.judging import Written, judged
+from pipeline.store import Artifact, Draft, Store
 
 Say = Callable[[str], None]
 

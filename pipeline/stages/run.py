@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.launch.step import Step
-from pipeline.retrying import retried
 from pipeline.stages.batch import with_batch, with_former_batch
 from pipeline.stages.init import init_artifact
 from pipeline.stages.partition import assign, refine_plan
 from pipeline.stages.read import is_first_rank, read_dataset, read_plan, read_towers
 from pipeline.stages.steps import continuation_key
+from pipeline.store import Artifact, Draft, Store
+from pipeline.store.retrying import retried
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.artifacts import Store, artifact_key
 from pipeline.config import STAGES, Config
 from pipeline.errors import DataError
 from pipeline.launch.step import Step, run_directory, write_steps
@@ -19,6 +18,7 @@ from pipeline.stages.forced import current_directory
 from pipeline.stages.init import covered_init
 from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
 from pipeline.stages.partition import covered_probe
+from pipeline.store import Store, artifact_key
 
 INPUTS: dict[str, tuple[str, ...]] = {
     "ingest": (),

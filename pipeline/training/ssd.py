@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
@@ -18,6 +17,7 @@ from pipeline.embeddings import SsdStore
 from pipeline.embeddings.ssd import FIGURES, named, pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records import Plan
+from pipeline.store import Store
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"

@@ -4,7 +4,6 @@ import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-from pipeline.artifacts import Store, artifact_key
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.publishing import versions
 from pipeline.publishing.served import SERVING, Description, local_version
@@ -12,6 +11,7 @@ from pipeline.publishing.tables import TableLayout
 from pipeline.publishing.writing import WrittenTable, write_table
 from pipeline.stages import publish as stage
 from pipeline.stages.judging import Written
+from pipeline.store import Store, artifact_key
 from tests.checkpoint import built
 from tests.faults.acts import WENT_ON, removed, require, whole
 from tests.publishing import made

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import DataConfig, DeclaredTable, TableDefaults
 from pipeline.errors import ConfigError
@@ -13,6 +12,7 @@ from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.declared import harmonic, hit_curve
 from pipeline.records import DatasetSchema, Profile
 from pipeline.stages import key_config
+from pipeline.store import Store
 
 
 def declared(tmp_path, **tables):

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.naming import find_checkpoint
 from pipeline.checkpoint.rows import ChainReader
@@ -28,6 +27,7 @@ from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_objects
+from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps

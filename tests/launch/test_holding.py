@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from pipeline import cli
-from pipeline.artifacts import Store
 from pipeline.launch import holding
+from pipeline.store import Store
 
 
 def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Path, capsys) -> None:

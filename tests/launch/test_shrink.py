@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError
@@ -22,6 +21,7 @@ from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.report.summary import shrunk_lines
 from pipeline.stages import prepare, run_stage
 from pipeline.stages.worker import QUIET, load
+from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
 

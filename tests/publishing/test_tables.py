@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.quantise import Coding, decode, encode
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.errors import ArtifactError
 from pipeline.publishing.rowcache import RowCache, TableReader, shares
 from pipeline.publishing.tables import TableLayout, record_bytes
 from pipeline.publishing.writing import write_table
+from pipeline.store import Store
 from tests.checkpoint import built
 from tests.publishing import made
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import versions
 from pipeline.stages.publish import _require_same_incumbent
+from pipeline.store import Store
 from tests.publishing.made import plain
 
 A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))
@@ -196,7 +196,7 @@ def test_two_writers_at_once_is_a_message(store: Store) -> None:
 
 FOREVER = """
 import sys
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from pipeline.publishing import versions
 store = Store(sys.argv[1])
 while True:

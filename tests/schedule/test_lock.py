@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.lease import Lease
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import held, lease_path
+from pipeline.store import Store
 
 SECONDS = 0.6
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.errors import LaunchError
 from pipeline.schedule import lock
 from pipeline.schedule.lock import held, lease_path
+from pipeline.store import Store
 from tests.checkpoint.s3 import Between, Fault, bucket, served
 from tests.schedule.test_lock import ignore, record
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
@@ -23,6 +22,7 @@ from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
 from pipeline.schedule.lock import held
 from pipeline.schedule.removal import Entry, remove
+from pipeline.store import Store
 
 FIRST = date(2026, 1, 1)
 PLACES = {"ingest": "datasets/d/{day}/{key}", "plan": "plans/{key}", "partition": "towers/{key}"}

@@ -7,8 +7,8 @@ import json
 import pytest
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.embeddings import SsdStore
+from pipeline.store import Store
 from pipeline.training import predict, ssd, train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset

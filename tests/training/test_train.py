@@ -10,7 +10,6 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load
 
-from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
     ClipConfig,
@@ -25,6 +24,7 @@ from pipeline.config import (
 )
 from pipeline.errors import NightjarError
 from pipeline.records import PHASES, SparseColumn
+from pipeline.store import Store
 from pipeline.training import predict, train
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset

@@ -15,7 +15,7 @@ from typing import Any
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from pipeline.retrying import retried
+from pipeline.store.retrying import retried
 
 # What may be done twice. Removing may as well: what is gone at the second try went with the first one.
 _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))

@@ -21,8 +21,9 @@ from typing import Any
 
 from fsspec.asyn import sync
 
-from pipeline.artifacts import Store, disk_errors
-from pipeline.retrying import TRIES, pause, retried
+from pipeline.store.files import Files
+from pipeline.store.refusals import disk_errors
+from pipeline.store.retrying import TRIES, pause, retried
 
 _MEMORY = threading.Lock()  # fsspec's memory:// lives in one process
 _told: set[str] = set()  # stores that were said to have no conditions
@@ -44,7 +45,7 @@ class SwappedError(Exception):
         self.now = now
 
 
-def look(store: Store, path: str) -> Seen:
+def look(store: Files, path: str) -> Seen:
     """What the small file at ``path`` holds, past every cache and with its mark, in one request."""
     full = store.full(path)
     if _is_s3(store):
@@ -55,7 +56,7 @@ def look(store: Store, path: str) -> Seen:
         return Seen(None)
 
 
-def swap(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
+def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     """Put ``data`` (None: nothing) in the place of what was ``seen``; SwappedError where that is not there any more.
 
     A request whose answer is lost is looked after: where the store holds ``data``, it was this writer who won, so
@@ -83,12 +84,12 @@ def swap(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
                 raise SwappedError(now) from error
 
 
-def is_conditional(store: Store) -> bool:
+def is_conditional(store: Files) -> bool:
     """Whether the store holds the condition of ``swap`` by itself."""
     return _writer(store) is not _unconditional and store.url not in _told
 
 
-def _writer(store: Store) -> Callable[[Store, str, Seen, bytes | None], Seen]:
+def _writer(store: Files) -> Callable[[Files, str, Seen, bytes | None], Seen]:
     if store.is_local:
         return _swap_local
     if _is_s3(store):
@@ -96,16 +97,16 @@ def _writer(store: Store) -> Callable[[Store, str, Seen, bytes | None], Seen]:
     return _swap_memory if "memory" in _protocols(store) else _unconditional
 
 
-def _protocols(store: Store) -> tuple[str, ...]:
+def _protocols(store: Files) -> tuple[str, ...]:
     protocol = store.fs.protocol
     return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _is_s3(store: Store) -> bool:
+def _is_s3(store: Files) -> bool:
     return "s3" in _protocols(store)
 
 
-def _swap_local(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
+def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     """Under a lock of the very file that is replaced; where there is none, a hard link decides who makes it."""
     full = Path(store.full(path))
     full.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ def _look_s3(fs: Any, full: str) -> Seen:
     return Seen(sync(fs.loop, answer["Body"].read), answer["ETag"])
 
 
-def _swap_s3(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
+def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     fs: Any = store.fs
     full = store.full(path)
     bucket, key, _ = fs.split_path(full)
@@ -223,12 +224,12 @@ def _status(error: BaseException) -> int | None:
     return status
 
 
-def _swap_memory(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
+def _swap_memory(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     with _MEMORY:
         return _compared(store, path, seen, data)
 
 
-def _unconditional(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
+def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     if store.url not in _told:
         _told.add(store.url)
         sys.stderr.write(
@@ -238,7 +239,7 @@ def _unconditional(store: Store, path: str, seen: Seen, data: bytes | None) -> S
     return _compared(store, path, seen, data)
 
 
-def _compared(store: Store, path: str, seen: Seen, data: bytes | None) -> Seen:
+def _compared(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
     now, full = look(store, path), store.full(path)
     if now.data != seen.data:
         raise SwappedError(now)
