@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts import Store, artifact_key
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.stages import key_config, steps
+from pipeline.store import Store, artifact_key
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
 KEYS = ("ingest", "plan", "partition", "checkpoints", "train", "evaluate", "publish")
