@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from pipeline.report import units
 
@@ -29,7 +29,7 @@ def tag(name: str, *inside: object, **attributes: object) -> Markup:
     )
     if not inside:
         return Markup("<{}{}/>").format(name, written)
-    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(inside))
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(map(escape, inside)))
 
 
 @dataclass(frozen=True)
