@@ -3,7 +3,7 @@
 from pipeline.launch.chain import Chain, Console, Interrupted, Outcome, StageError
 from pipeline.launch.runlock import run_lock
 from pipeline.launch.status import Report, read_report, write_report
-from pipeline.launch.step import Step, read_steps, write_steps
+from pipeline.launch.steps import read_steps, write_steps
 
 __all__ = [
     "Chain",
@@ -12,7 +12,6 @@ __all__ = [
     "Outcome",
     "Report",
     "StageError",
-    "Step",
     "run_lock",
     "read_report",
     "read_steps",

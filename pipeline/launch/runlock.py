@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.store import Store
 from pipeline.store.refusals import taken
 

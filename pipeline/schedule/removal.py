@@ -14,8 +14,8 @@ from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
 from pipeline.launch.runlock import run_lock
-from pipeline.launch.step import run_directory
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held
 from pipeline.schedule.references import run_names

@@ -12,9 +12,10 @@ import pytest
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
+from pipeline.launch import read_steps, write_steps
 from pipeline.launch.runlock import run_lock
-from pipeline.launch.step import Step, read_steps, write_steps
 from pipeline.publishing import versions
+from pipeline.records.step import Step
 from pipeline.report import units
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
