@@ -9,7 +9,7 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast test-image lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
+.PHONY: help install demo test test-fast test-faults test-image lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
 	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
 	bench-nights bench-busy bench-defaults
 
@@ -33,12 +33,16 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 # As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
 WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
 
-# The image is built by a target of its own: that takes minutes, and needs root, buildah, debootstrap and a network.
-test: install ## install, then run every test this machine can run, but for test-image
-	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not image"
+# The image and the whole grid of faults have targets of their own: each takes minutes, and the image needs root,
+# buildah, debootstrap and a network.
+test: install ## install, then run every test this machine can run, but for test-image and test-faults
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not image and not grid"
 
 test-fast: install ## the tests that take less than half a minute each
-	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not image"
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not image and not grid"
+
+test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
+	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest tests/project/test_image.py
