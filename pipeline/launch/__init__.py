@@ -1,7 +1,7 @@
 """Launching: stages as TorchX AppDefs, the runner adapter and the chain. Importing it is cheap: no torch, no TorchX."""
 
 from pipeline.launch.chain import Chain, Console, Interrupted, Outcome, StageError
-from pipeline.launch.holding import holding
+from pipeline.launch.runlock import run_lock
 from pipeline.launch.status import Report, read_report, write_report
 from pipeline.launch.steps import read_steps, write_steps
 
@@ -12,7 +12,7 @@ __all__ = [
     "Outcome",
     "Report",
     "StageError",
-    "holding",
+    "run_lock",
     "read_report",
     "read_steps",
     "write_report",
