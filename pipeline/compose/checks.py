@@ -10,8 +10,9 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pipeline.compose.podchecks import check_kubernetes
-from pipeline.config import AUTO, DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
+from pipeline.config import AUTO, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
+from pipeline.specs import STAGES, default_stages
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
@@ -252,29 +253,25 @@ def _check_range(path: str, value: float, low: float | None, high: float | None)
 
 def _check_stages(config: Config) -> None:
     if not config.stages:
-        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(DEFAULT_STAGES)}]")
+        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(default_stages())}]")
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
-    split = config.data.split
-    if "evaluate" in config.stages and split.by == "hash" and split.test_share == 0:
-        raise ConfigError(
-            "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
-            hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
-        )
-    for path, names in (("stages", config.stages), ("launch.inline", config.launch.inline)):
-        for name in names:
-            if name not in STAGES:
+    names = STAGES.names()
+    for path, given in (("stages", config.stages), ("launch.inline", config.launch.inline)):
+        for name in given:
+            if name not in names:
                 raise ConfigError(
-                    f"{path} names {name!r}, expected some of: {', '.join(STAGES)}",
-                    hint=f"{path}=[{','.join(STAGES[:2])}]",
+                    f"{path} names {name!r}, expected some of: {', '.join(names)}",
+                    hint=f"{path}=[{','.join(names[:2])}]",
                 )
-    if config.world_size > 1:
-        for name in ("train", "evaluate"):
-            if name in config.launch.inline:
-                raise ConfigError(
-                    f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
-                    hint="launch.inline=[ingest,plan,partition]",
-                )
+    for stage in STAGES:
+        if stage.name in config.stages:
+            stage.check(config)
+        if stage.distributed and config.world_size > 1 and stage.name in config.launch.inline:
+            raise ConfigError(
+                f"launch.inline names {stage.name!r}, but {config.world_size} ranks need processes of their own",
+                hint="launch.inline=[ingest,plan,partition]",
+            )
 
 
 def _check_publish(config: Config) -> None:

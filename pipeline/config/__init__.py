@@ -29,8 +29,6 @@ from pipeline.config.gate import GateConfig
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.ingest import IngestConfig, RayConfig
 from pipeline.config.launch import (
-    DEFAULT_STAGES,
-    STAGES,
     LaunchConfig,
     PodConfig,
     PodResources,
@@ -44,11 +42,10 @@ from pipeline.config.plan import TIERS, PlanConfig, TablePin
 from pipeline.config.publish import PublishConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.train import AUTO, ClipConfig, GuardConfig, TrainConfig
+from pipeline.specs import default_stages
 
 __all__ = [
     "AUTO",
-    "DEFAULT_STAGES",
-    "STAGES",
     "TIERS",
     "CheckpointConfig",
     "ChecksConfig",
@@ -97,7 +94,7 @@ class Config:
 
     run: str | None = None
     store: str = "./store"
-    stages: list[str] = field(default_factory=lambda: list(DEFAULT_STAGES))
+    stages: list[str] = field(default_factory=default_stages)
     force: bool = False
     seed: int = 2026
     data: DataConfig = field(default_factory=DataConfig)

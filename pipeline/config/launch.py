@@ -6,10 +6,6 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
-# What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
-DEFAULT_STAGES = STAGES[:-1]
-
 
 @dataclass(kw_only=True)
 class PodResources:

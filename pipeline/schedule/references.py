@@ -14,9 +14,8 @@ from pipeline.errors import ArtifactError
 from pipeline.publishing import versions
 from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import RECORD
+from pipeline.specs import STAGES
 from pipeline.store import MANIFEST, Artifact, Store
-
-_STAGES = ("ingest", "plan", "partition")  # those whose artifacts lie outside their run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ def run_names(store: Store, run: str, *, starts: bool) -> Names:
     ArtifactError where a record of it cannot be read.
     """
     folder, keys, meant, runs = run_directory(run), set[str](), set[str](), set[str]()
-    for stage in ("train", "evaluate", "publish"):
+    for stage in (stage.name for stage in STAGES if not stage.shared):
         for key in store.names(f"{folder}/{stage}"):
             path = f"{folder}/{stage}/{key}"
             try:
@@ -70,9 +69,10 @@ def run_names(store: Store, run: str, *, starts: bool) -> Names:
                 raise unknown(store, f"{path}/{MANIFEST}", _without(error.message, store, path)) from None
             if artifact is not None:
                 keys |= set(artifact.inputs.values())
+    shared = [stage.name for stage in STAGES if stage.shared]
     steps, result = read_known(store, f"{folder}/steps.json"), read_known(store, f"{folder}/result.json")
     try:
-        meant |= {str(step["key"]) for step in (steps or {}).get("steps", ()) if step["name"] in _STAGES}
+        meant |= {str(step["key"]) for step in (steps or {}).get("steps", ()) if step["name"] in shared}
         keys |= {_key(stage["artifact"]) for stage in (result or {}).get("stages", {}).values()}
     except (KeyError, TypeError, AttributeError) as error:
         raise unknown(store, folder, f"has records that are not those of a run: {error}") from None

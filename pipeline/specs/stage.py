@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pipeline.records.step import Step, run_directory
 
 if TYPE_CHECKING:
-    from pipeline.store import Artifact, Store
     from pipeline.config import Config
+    from pipeline.store import Artifact, Store
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Stage(ABC):
     distributed = False
     trains = False
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
         """ConfigError where ``config`` names the stage, which cannot run with its other settings."""
 
     def key_settings(self, config: Config) -> dict[str, Any]:
@@ -137,7 +137,7 @@ class Stage(ABC):
         """The artifact of ``step``, to be filled and committed within the context."""
         return store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=step.input_keys)
 
-    def accept(self, artifact: Artifact) -> None:
+    def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise the error that a run ends with though the stage was done; the launcher asks at the end of the chain."""
 
     def seconds_to_end(self, config: Config) -> float:

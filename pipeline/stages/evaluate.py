@@ -35,7 +35,7 @@ class Evaluate(Stage):
     def run(
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
     ) -> Artifact | None:
-        """Score the test rows with the final checkpoint on this rank; ``metrics.json``, ``reliability.json``, logits."""
+        """Score the test rows with the final checkpoint on this rank; metrics, reliability and logits."""
         import numpy as np
 
         from pipeline.evaluation import evaluate, reliability
@@ -50,7 +50,9 @@ class Evaluate(Stage):
         try:
             predictions = predict(config, store, inputs["ingest"], plan, final, towers)
         except DamagedError as error:
-            hint = f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
+            hint = (
+                f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
+            )
             raise ArtifactError(error.message, hint=hint) from error
         if predictions is None:
             return None
