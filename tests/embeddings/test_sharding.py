@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from pipeline.compose.checks import TAKEN_NAMES
+from pipeline.config.features import TAKEN_NAMES
 from pipeline.embeddings import TableSpec, initial_rows, to_sharding_plan
 from pipeline.errors import PlanError
 from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, assemble, reference, run_shardings
