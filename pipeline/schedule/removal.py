@@ -13,9 +13,9 @@ from pipeline.checkpoint.index import removing
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
-from pipeline.launch.holding import holding
-from pipeline.launch.step import run_directory
+from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held
 from pipeline.schedule.references import run_names
@@ -54,7 +54,7 @@ def _is_held(store: Store, run: str) -> bool:
     if not store.fs.isdir(store.full(run_directory(run))):
         return False
     try:
-        with holding(store, run):
+        with run_lock(store, run):
             return False
     except LaunchError:
         return True

@@ -23,7 +23,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
 from pipeline.launch.memory import hold, is_held, plan_of
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.stages import StageIO, run_stage
 from pipeline.store import Store
 from pipeline.store.retrying import explained

@@ -12,7 +12,8 @@ from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
-from pipeline.embeddings import LocalShard, TableSpec
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
 from pipeline.store import Store
 
 ROWS = {"a": 50, "b/c": 37, "long": 900}

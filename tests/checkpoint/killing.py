@@ -25,7 +25,7 @@ from pipeline.checkpoint import Phase
 from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import train
+from pipeline.training.loop import train
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.training.dataset import KEY, write_dataset
 

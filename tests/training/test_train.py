@@ -25,7 +25,8 @@ from pipeline.config import (
 from pipeline.errors import NightjarError
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
 
