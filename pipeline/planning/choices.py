@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import Config
+from pipeline.config import SHARDING_TYPES, Config
+from pipeline.config.values import check_values
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
@@ -19,13 +20,7 @@ from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import TableOptimizer
 
-DATA_PARALLEL = "data_parallel"
-TABLE_WISE = "table_wise"
-COLUMN_WISE = "column_wise"
-ROW_WISE = "row_wise"
-TABLE_ROW_WISE = "table_row_wise"
-TABLE_COLUMN_WISE = "table_column_wise"
-SHARDING_TYPES = (DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE)
+DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
 COLUMN_TYPES = (COLUMN_WISE, TABLE_COLUMN_WISE)
 SPLIT_TYPES = (COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE)
 # A file holds whole rows: only these types read and write it in one piece.
@@ -116,7 +111,7 @@ def choices(config: Config, tables: list[Table], heavy: float) -> dict[str, Choi
     """
     from pipeline.planning.pins import check_pins, pinned
 
-    check_types(config)
+    check_values(config.plan, "plan")
     check_pins(config, {table.name for table in tables})
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
@@ -127,21 +122,6 @@ def choices(config: Config, tables: list[Table], heavy: float) -> dict[str, Choi
         free = _free(config, table, share >= heavy) if pin is None or not pin.sharding else None
         found[table.name] = free if free and pin is None else pinned(config, table, free)
     return found
-
-
-def check_types(config: Config) -> None:
-    """``plan.sharding_types`` names known types, one at least; ConfigError otherwise."""
-    if not config.plan.sharding_types:
-        raise ConfigError(
-            f"plan.sharding_types is empty, expected some of: {', '.join(SHARDING_TYPES)}",
-            hint="plan.sharding_types=[table_wise,row_wise]",
-        )
-    for name in config.plan.sharding_types:
-        if name not in SHARDING_TYPES:
-            raise ConfigError(
-                f"plan.sharding_types names {name!r}, expected some of: {', '.join(SHARDING_TYPES)}",
-                hint=f"plan.sharding_types=[{nearest(name, SHARDING_TYPES)}]",
-            )
 
 
 def nearest(name: str, among: Iterable[str]) -> str:

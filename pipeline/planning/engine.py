@@ -35,9 +35,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
-from pipeline.config import Config
+from pipeline.config import SHARDING_TYPES, Config
 from pipeline.planning.candidates import Chosen, Layout, Stock
-from pipeline.planning.choices import SHARDING_TYPES, Choice, Table, tiers_of
+from pipeline.planning.choices import Choice, Table, tiers_of
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.estimator import estimators
 from pipeline.planning.hardware import BYTES_PER_MS, Capacity, kernel_of

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.config import TIERS, Config, TablePin
+from pipeline.config import Config, TablePin
 from pipeline.errors import ConfigError
 from pipeline.planning.choices import (
     COLUMN_STEP,
     MIN_PINNED_COLUMNS,
     ROW_WISE,
-    SHARDING_TYPES,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
@@ -29,24 +28,14 @@ CACHED = ("hbm_cached", "ssd")
 
 
 def check_pins(config: Config, tables: set[str]) -> None:
-    """Every pin names a table and known tiers and types; ConfigError with the nearest match otherwise."""
+    """Every pin names a table; ConfigError with the nearest match otherwise."""
     for table, pin in config.plan.tables.items():
-        path = f"plan.tables.{table}"
         if table not in tables:
             near = nearest(table, tables)
             raise ConfigError(
                 f"plan.tables names {table!r}, but the dataset has no such table; the nearest is {near!r}",
-                hint=f"~{path} {_again(near, pin)}",
+                hint=f"~plan.tables.{table} {_again(near, pin)}",
             )
-        _check_name(f"{path}.tier", pin.tier, TIERS)
-        _check_name(f"{path}.sharding", pin.sharding, SHARDING_TYPES)
-        for name in pin.avoid:
-            if name not in TIERS + SHARDING_TYPES:
-                near = nearest(name, TIERS + SHARDING_TYPES)
-                raise ConfigError(
-                    f"{path}.avoid names {name!r}, expected some of: {', '.join(TIERS + SHARDING_TYPES)}",
-                    hint=f"{path}.avoid=[{near}]",
-                )
 
 
 def _again(table: str, pin: TablePin) -> str:
@@ -56,13 +45,6 @@ def _again(table: str, pin: TablePin) -> str:
     return (
         " ".join(f"+plan.tables.{table}.{key}={value}" for key, value in parts.items()) or f"+plan.tables.{table}={{}}"
     )
-
-
-def _check_name(path: str, got: str, known: tuple[str, ...]) -> None:
-    if got and got not in known:
-        raise ConfigError(
-            f"{path} is {got!r}, expected one of: {', '.join(known)}", hint=f"{path}={nearest(got, known)}"
-        )
 
 
 def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
