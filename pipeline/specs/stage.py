@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 class StageIO:
     """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line.
 
-    ``on_phase``: learns of every named point that training passes (``checkpoint.Phase``).
+    ``on_point``: learns of every named point that training passes (``checkpoint.FaultPoint``).
     """
 
     say: Callable[[str], None]
     interval: Callable[[dict[str, Any]], None]
     close: Callable[[], None]
-    on_phase: Callable[[str], None] = lambda phase: None
+    on_point: Callable[[str], None] = lambda point: None
 
 
 def always(config: Config) -> bool:
@@ -56,7 +56,12 @@ def use(group: str, names: str, *, when: Callable[[Config], bool] = always, name
 
 
 def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
-    """The settings that ``uses`` cover, nested as in the configuration; of those that are ``named`` nothing."""
+    """The settings that ``uses`` cover, nested as in the configuration; of those that are ``named`` nothing.
+
+    Every setting has the name that it had first: keys keep their bytes.
+    """
+    from pipeline.config.renamed import with_first_names
+
     settings: dict[str, Any] = {}
     for each in uses:
         if each.named or not each.when(config):
@@ -67,7 +72,7 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
                 for name in place[:-1]:
                     group = group.setdefault(name, {})
                 group[place[-1]] = value
-    return settings
+    return with_first_names(settings)
 
 
 def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:

@@ -22,7 +22,7 @@ NO_KEY = (
     use("debug", "*"),
     use("publish", "cache_mib"),
     # How and when stages are started.
-    use("launch", "name inline attempts deadline_minutes hold_memory job context namespace queue priority_class"),
+    use("launch", "name inline attempts deadline_minutes limit_memory job context namespace queue priority_class"),
     use("launch", "min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port"),
     use("launch", "lease_seconds keep_hours"),
     use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),

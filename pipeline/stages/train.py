@@ -57,7 +57,7 @@ CONTINUATION = (
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
-    use("train", "decay_share min_lr_share", when=_scheduled),
+    use("train", "decay_ratio min_lr_factor", when=_scheduled),
     use("checkpoint", "init_from", when=_warm, named=True),
     use("checkpoint", "init_tables_only rename", when=_warm),
 )
@@ -135,7 +135,7 @@ class Train(Stage):
         plan, towers = read_towers(config, store, inputs, before, io.say)
         init = init_artifact(step, config, store)
         summary = train(
-            config, store, inputs["ingest"], plan, place, key, io.interval, io.say, init, io.on_phase,
+            config, store, inputs["ingest"], plan, place, key, io.interval, io.say, init, io.on_point,
             plan_key=inputs["plan"].key, towers=towers,
         )  # fmt: skip
         if not is_first_rank():
