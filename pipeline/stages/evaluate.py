@@ -41,7 +41,7 @@ class Evaluate(Stage):
         from pipeline.evaluation import evaluate, reliability
         from pipeline.stages.judging import LOGITS
         from pipeline.stages.read import read_towers
-        from pipeline.training import predict
+        from pipeline.training.predict import predict
 
         final = inputs["train"].summary.get("final")
         if not final:

@@ -128,7 +128,7 @@ class Train(Stage):
         from pipeline.stages.init import init_artifact
         from pipeline.stages.read import is_first_rank, read_towers
         from pipeline.store.retrying import retried
-        from pipeline.training import train
+        from pipeline.training.loop import train
 
         key, place = continuation_key(config, step.config.get("init"), step.input_keys["ingest"]), step.scratch[0]
         before = retried(lambda: committed(store, place), f"listing {store.url_of(place)}")
