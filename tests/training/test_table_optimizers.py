@@ -25,11 +25,13 @@ from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
 from pipeline.store import Store
+from pipeline.training.loop import train as train_loop
 from tests.checkpoint.chain_runs import checkpointer
 from tests.embeddings.cases import STEPS, Toy, batch, make, rate, train
 from tests.embeddings.ranks import DIM, ROWS, plan_for, spawn
 from tests.planning.plan_cases import configure, cpu, dataset
 from tests.training import test_ssd, test_train
+from tests.training.dataset import KEY
 
 EPS = 1e-8
 KINDS = ["table_wise", "row_wise", "data_parallel"]
@@ -253,11 +255,28 @@ SSD_CASES = {
 }
 
 
+def resume_before_the_last_step(root, world, rank):
+    """Digests of a training whose rates end at 0, and of the same one resumed one step before its end."""
+    settings = {"schedule": "linear", "checkpoint": CheckpointConfig(every_steps=1, policy="full", quantise="fp32")}
+    first = test_train.run_case(root, world, rank, **settings)
+    store, last = Store(str(root)), first["summary"]["final"]
+    dist.barrier()
+    if rank == 0:
+        store.fs.rm(store.full(last), recursive=True)
+    dist.barrier()
+    dataset = store.get(f"datasets/t/{KEY}", "ingest")
+    plan = plan_for("table_wise", world, rows=test_train.ROWS, dim=8)
+    again = train_loop(test_train.config(world, **settings), store, dataset, plan, "runs/r/checkpoints/k", "key", print)
+    assert again["final"] == last
+    return [first["digests"], test_train.digests(store, store.get(last, "train"))]
+
+
 def run_cases(folder):
     register()
     rank, world = dist.get_rank(), dist.get_world_size()
     found = {name: test_train.run_case(folder / name, world, rank, **case) for name, case in CASES.items()}
     found |= {name: test_ssd.run_case(folder / name, **case) for name, case in SSD_CASES.items()}
+    found["last step"] = resume_before_the_last_step(folder / "last step", world, rank)
     (folder / f"{rank}.json").write_text(json.dumps(found))
 
 
@@ -267,6 +286,8 @@ def test_whole_trainings_with_it_and_what_ssd_says(tmp_path):
     assert found["whole"]["digests"] == found["stopped"]["digests"]
     assert "state.squares" in found["whole"]["digests"] and found["whole"]["ne"] < 1
     assert found["few bits"]["ne"] == pytest.approx(found["whole"]["ne"], abs=0.05)
+    before, after = found["last step"]
+    assert before == after
     ddr, ssd, other = ({**found[name]["digests"], "rng": ""} for name in list(SSD_CASES)[:3])
     assert ddr == ssd != other
     assert found["refused"]["error"] == "PlanError"
