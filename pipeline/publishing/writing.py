@@ -13,7 +13,8 @@ from torch import Tensor
 from pipeline.artifacts import Draft
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
 from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
-from pipeline.publishing.tables import FLOATS, TableLayout, record_bytes
+from pipeline.publishing.tables import FLOATS, record_bytes
+from pipeline.records import TableLayout
 
 SAMPLE_ROWS = 2048
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, dataset_path
+from pipeline.records import DatasetSchema, dataset_path, read
 
 
 def remapped_rows(store: Store, init: Artifact, dataset: Artifact, config: Config) -> dict[str, np.ndarray]:
@@ -49,7 +49,7 @@ def _vocab(feature: str) -> str:
 
 def table_rows(store: Store, dataset: Artifact) -> dict[str, int]:
     """Rows of every table of ``dataset``."""
-    schema = DatasetSchema.from_json(store.read_json(f"{dataset.path}/schema.json"))
+    schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
     return {column.name: column.rows for column in schema.sparse}
 
 

@@ -8,7 +8,7 @@ from pipeline.artifacts import Store, artifact_key
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.publishing import versions
 from pipeline.publishing.served import SERVING, Description, local_version
-from pipeline.publishing.tables import TableLayout
+from pipeline.records import TableLayout
 from pipeline.publishing.writing import WrittenTable, write_table
 from pipeline.stages import publish as stage
 from pipeline.stages.judging import Written
