@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.cgroup import cpu_quota
 from benchmarks.common import finish
-from pipeline.artifacts import Store
+from pipeline.store import Store
 
 PART, WHOLE = 2, 4
 BUSY_LOOP = "while True: pass"

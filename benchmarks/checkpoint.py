@@ -28,15 +28,15 @@ import torch.distributed.checkpoint as dcp
 from benchmarks.checkpoint_disk import measure_restore, race_dd
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.common import finish
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import TouchedRows
-from pipeline.embeddings.touched import _Marker
+from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.records import DatasetSchema
-from pipeline.training import Batch, Trainer
+from pipeline.store import Store
+from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers
+from pipeline.training.trainer import Trainer
 
 
 def main() -> None:

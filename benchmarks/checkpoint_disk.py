@@ -17,10 +17,10 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_model import config_of, plan_of, schema_of
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Target, latest, restore
-from pipeline.training import Trainer
+from pipeline.store import Store
 from pipeline.training.distributed import connect
+from pipeline.training.trainer import Trainer
 
 _CACHES = Path("/proc/sys/vm/drop_caches")
 

@@ -7,10 +7,10 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, TrainConfig
 from pipeline.ingest.output import rows_writer
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from pipeline.store import Artifact, Store
 
 TABLES, TABLE_ROWS, DENSE, GROUP = 26, 20_000, 13, 65_536
 

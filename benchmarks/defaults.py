@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.common import finish
 from benchmarks.nights import FIRST, NIGHT_AFTER, judged_dataset, run, scores, serving
-from pipeline.artifacts import Store
 from pipeline.schedule.nightly import read_record
+from pipeline.store import Store
 
 MODEL = "synthetic"  # publish.model's default: the name of the data
 WORLD = ("data=synthetic", "data.synthetic.drift=0.06", "data.synthetic.new_ids=0.02",

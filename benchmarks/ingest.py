@@ -21,9 +21,9 @@ from pathlib import Path
 
 from benchmarks.common import finish
 from benchmarks.ingest_rivals import per_column_numpy, per_column_unique, plain_polars
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config, DataConfig, HardwareConfig, SyntheticConfig
+from pipeline.store import Store
 
 Work = Callable[[str, int, int], int]  # (folder, min count, most rows of a table) -> rows
 

@@ -22,8 +22,8 @@ import polars as pl
 
 from benchmarks.common import finish
 from benchmarks.ingest import peak_bytes
-from pipeline.artifacts import Store
 from pipeline.compose import compose
+from pipeline.store import Store
 
 CHUNK = 1_000_000
 

@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.common import finish
-from pipeline.artifacts import Store
 from pipeline.calibration.measure import calibrate
 from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, DataConfig, HardwareConfig
 from pipeline.planning import make_plan
 from pipeline.planning.predict import predict
+from pipeline.store import Store
 
 STEP_BAR, MEMORY_BAR = 0.25, 0.15
 WIDTHS = (32, 64, 128, 256, 512)

@@ -23,12 +23,12 @@ from scipy.stats import ttest_rel
 
 from benchmarks.ari import adjusted_rand_index
 from benchmarks.common import finish
-from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.ingest.world import planted_blocks
+from pipeline.ingest.truth import planted_blocks
 from pipeline.records import Towers
 from pipeline.stages import StageIO, read_dataset, run_stage, steps
+from pipeline.store import Artifact, Store
 from pipeline.towers.interaction import Interaction
 from pipeline.towers.partitioner import partition
 from pipeline.training import probe as probing

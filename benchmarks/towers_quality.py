@@ -28,10 +28,10 @@ from benchmarks import adult, flights
 from benchmarks.common import finish
 from benchmarks.towers_model import Exchange, host_bytes
 from benchmarks.towers_partition import test_ne
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.stages import read_dataset, steps
+from pipeline.store import Store
 
 FP32 = 8  # bytes of a value there and its gradient back
 ADULT = Path("../shared/data/adult.data")

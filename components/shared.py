@@ -17,12 +17,12 @@ def stage_component(stage: str, overrides: Sequence[str], nproc: int = 0) -> App
 
     Ends the process with the error's exit code and message for a wrong override or missing input.
     """
-    from pipeline.artifacts import Store
     from pipeline.compose import compose
     from pipeline.launch.appdefs import stage_app
     from pipeline.launch.status import clear_report
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
     from pipeline.stages import prepare
+    from pipeline.store import Store
 
     ranks = [f"hardware.ranks_per_host={nproc}"] if nproc else []
     try:

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
-        from pipeline.retrying import explained
+        from pipeline.store.retrying import explained
 
         known = explained(error)
         return _unexpected(error) if known is None else _complain(str(known), exit_code_of(known))
@@ -179,8 +179,8 @@ def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
 
 def _alone(config: Config) -> tuple[int, dict[str, Any]]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
-    from pipeline.artifacts import Store
     from pipeline.launch.schedulers import only_launcher
+    from pipeline.store import Store
 
     store = Store(config.store)
     store.answers()
@@ -296,9 +296,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _result(options: argparse.Namespace) -> int:
-    from pipeline.artifacts import Store
     from pipeline.errors import ArtifactError
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
+    from pipeline.store import Store
 
     store = Store(options.store)
     path = f"{run_directory(options.run)}/result.json"

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
 from pipeline.config import Config, HardwareConfig
@@ -27,6 +26,7 @@ from pipeline.planning.cost import FLOAT, DenseShape, dense_shape, local_batch
 from pipeline.planning.memory import GIB
 from pipeline.planning.predict import Prediction, predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
+from pipeline.store import Store
 
 Say = Callable[[str], None]
 STEPS = 20

@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from pipeline.artifacts import MANIFEST, Store, reachable
 from pipeline.checkpoint import ranks
 from pipeline.checkpoint.index import committed, readable
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.verified import read_verified
 from pipeline.errors import DamagedError, PassingError
+from pipeline.store import MANIFEST, Store, reachable
 
 _FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
 _HINT = "a store that every host sees alike (a shared file system, an object store); then the same command again"

@@ -11,9 +11,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.artifacts import MANIFEST, Store
 from pipeline.checkpoint.index import readable, removing, step_of
 from pipeline.errors import ArtifactError
+from pipeline.store import MANIFEST, Store
 
 FOLDER, RECORD = "aside", "set-aside.json"
 FORMER = "former-manifest.json"

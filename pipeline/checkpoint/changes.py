@@ -13,11 +13,11 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pipeline.artifacts import Artifact
 from pipeline.checkpoint.commands import config_changes
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
 from pipeline.config import CheckpointConfig, Config
 from pipeline.errors import ConfigError
+from pipeline.store import Artifact
 
 # The first pattern that matches a setting decides; what none matches is safe.
 _REFUSED_TABLES = ("model.embedding_dim",)

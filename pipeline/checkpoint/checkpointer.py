@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.aside import set_aside, spared
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.compact import compact
@@ -39,8 +38,10 @@ from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
 from pipeline.checkpoint.writer import Job
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import RowAccess, TouchedRows
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError, DamagedError, PassingError
+from pipeline.store import Artifact, Store
 
 _SAMPLE_ROWS = 4096
 

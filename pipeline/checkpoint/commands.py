@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
 from pipeline.errors import ConfigError
+from pipeline.store import MANIFEST, Artifact, Store
 
 Progress = Callable[[int, int], None]
 

@@ -16,7 +16,6 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.artifacts import MANIFEST, Artifact, Draft, Store
 from pipeline.checkpoint.chunks import Chunk, RowBlock, TableCoding, open_chunk, write_block, write_part
 from pipeline.checkpoint.index import BASELINE, damage_hint, in_store, restore_order
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
@@ -24,6 +23,7 @@ from pipeline.checkpoint.reader import read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
 from pipeline.errors import ArtifactError, DamagedError
+from pipeline.store import MANIFEST, Artifact, Draft, Store
 
 ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"
 

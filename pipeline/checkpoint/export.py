@@ -10,9 +10,9 @@ from urllib.parse import quote
 
 import numpy as np
 
-from pipeline.artifacts import Artifact, Store, disk_errors
 from pipeline.checkpoint.rows import ChainReader, Window
 from pipeline.errors import ConfigError
+from pipeline.store import Artifact, Store, disk_errors
 
 Progress = Callable[[int, int], None]
 

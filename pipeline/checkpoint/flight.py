@@ -14,12 +14,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.index import Entry, entry_from, entry_of
 from pipeline.checkpoint.phases import OnPhase
 from pipeline.checkpoint.ranks import exchange
 from pipeline.checkpoint.writer import Job, Outcome, Writer
 from pipeline.errors import NightjarError, PassingError
+from pipeline.store import Store
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store, disk_errors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import DamagedError
+from pipeline.store import MANIFEST, Artifact, Store, disk_errors
 
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"

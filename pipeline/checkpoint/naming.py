@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint.index import NAME, committed, damage_hint, readable, step_of
 from pipeline.errors import ArtifactError
+from pipeline.store import MANIFEST, Artifact, Store
 
 PATH = re.compile(r"runs/[^/\s]+/checkpoints/[^/\s]+/step-\d{8,}")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.index import Entry, kept, remove
 from pipeline.checkpoint.phases import OnPhase
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.errors import ArtifactError
+from pipeline.store import Store
 
 
 @dataclass

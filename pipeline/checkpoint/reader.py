@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import Artifact, Store, reachable
 from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
@@ -27,8 +26,12 @@ from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
-from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
+from pipeline.store import Artifact, Store, reachable
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import (
     NAME,
@@ -29,6 +28,7 @@ from pipeline.checkpoint.index import (
 )
 from pipeline.checkpoint.naming import PATH, directories, run_of
 from pipeline.errors import ArtifactError, DamagedError
+from pipeline.store import MANIFEST, Artifact, Store
 
 ASIDE = "set aside"
 

@@ -10,10 +10,10 @@ import time
 
 import xxhash
 
-from pipeline.artifacts import Artifact, FileEntry, Store, reachable
 from pipeline.checkpoint import ranks
 from pipeline.checkpoint.index import damage_hint
 from pipeline.errors import DamagedError, PassingError, UnreachableError
+from pipeline.store import Artifact, FileEntry, Store, reachable
 
 _READS = 4  # of a file that is not what it should be: two in a row must agree
 _AGAIN = "the same command again once the store answers; nothing was changed"

@@ -8,7 +8,6 @@ from typing import Any
 
 import xxhash
 
-from pipeline.artifacts import MANIFEST, Artifact, FileEntry, Store
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import BASELINE, readable
 from pipeline.checkpoint.parse import parse_state
@@ -16,6 +15,7 @@ from pipeline.checkpoint.reader import read_blocks, read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.errors import DamagedError
+from pipeline.store import MANIFEST, Artifact, FileEntry, Store
 
 _BLOCK = 4 << 20
 

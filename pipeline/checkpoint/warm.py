@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint.index import restore_order
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import (
@@ -24,8 +23,9 @@ from pipeline.checkpoint.reader import (
     read_state,
     restore_dense,
 )
-from pipeline.embeddings import TableSpec
+from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.store import Artifact, Store
 
 
 @dataclass(frozen=True)

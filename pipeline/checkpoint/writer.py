@@ -21,14 +21,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.artifacts import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
 from pipeline.checkpoint.aside import make_room
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
-from pipeline.retrying import TRIES, passes, retried
+from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
+from pipeline.store.retrying import TRIES, passes, retried
 
 KIND = "checkpoint"
 FORMAT = 2

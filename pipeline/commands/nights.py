@@ -80,13 +80,13 @@ def _locked(
     catch_up: bool,
 ) -> int:
     """Do the nights of the days that ``wanted`` names in a time zone, alone on their model."""
-    from pipeline.artifacts import Store
     from pipeline.compose import compose
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.schedule.backfill import missed_nights, run_nights
     from pipeline.schedule.dates import ANY_DAY
     from pipeline.schedule.lock import held
     from pipeline.schedule.nightly import Tools
+    from pipeline.store import Store
 
     def composed(day: date) -> Config:
         return compose([*overrides, f"data.day={day}"], options.config_dir)

@@ -85,11 +85,11 @@ def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Re
 
 def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace) -> Case:
     """One combination with the dataset it plans for; where that is missing the error names the command that helps."""
-    from pipeline.artifacts import Store
     from pipeline.compose import compose
     from pipeline.planning.whatif import Case
     from pipeline.stages import planning_inputs
     from pipeline.stages.batch import with_batch, with_former_batch
+    from pipeline.store import Store
 
     config = compose(job, options.config_dir)
     store = Store(config.store)
@@ -107,10 +107,10 @@ def _ingest_command(job: list[str]) -> str:
 
 
 def _plan_diff(options: argparse.Namespace) -> int:
-    from pipeline.artifacts import Store
     from pipeline.planning.plandiff import plan_diff
     from pipeline.planning.stored import find_plan
     from pipeline.report.planning import difference
+    from pipeline.store import Store
 
     store = Store(options.store)
     tell(options.json, plan_diff(find_plan(store, options.first), find_plan(store, options.second)), difference)

@@ -11,7 +11,7 @@ from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pipeline.artifacts import Store
+    from pipeline.store import Store
 
 EPILOG = """\
 Datasets, runs, plans and towers go that nothing kept refers to. Kept: all that a version refers to (models gc decides
@@ -28,7 +28,7 @@ exit code 8: a night works on the store; 7: a record cannot be read, and nothing
 
 def store_of(options: argparse.Namespace) -> Store:
     """The store at ``options.store``; ConfigError where there is none."""
-    from pipeline.artifacts import Store
+    from pipeline.store import Store
 
     store = Store(options.store, "--store ")
     if not store.answers():

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from statistics import NormalDist
 
+from pipeline.config import GateConfig
 from pipeline.evaluation.check import WHEN, not_worse, percent, place
 from pipeline.evaluation.power import Power, error_of
-from pipeline.gateconfig import GateConfig
 from pipeline.records import Check, Figures, Former, GateRecord, Interval, ModelFigures, Shift
 
 TOO_FEW = "too few rows to tell"

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from pipeline.config import GateConfig
 from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
 from pipeline.evaluation.check import WHEN, above, calibration, not_worse, percent, place
-from pipeline.gateconfig import GateConfig
 from pipeline.records import HOLD, PASS, Check, GateRecord, ModelFigures
 
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through

@@ -14,13 +14,13 @@ from datetime import UTC, date, datetime, timedelta
 
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import fingerprint
 from pipeline.ingest.sources import Files, counted_lines, decompressed, find_files, readable
 from pipeline.records import dataset_path
+from pipeline.store import Artifact, Store
 
 EPOCH = date(1970, 1, 1)
 _FIELD = re.compile(r"\{day(:[^{}]*)?\}")

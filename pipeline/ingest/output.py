@@ -11,11 +11,11 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Draft
 from pipeline.config import IngestConfig
 from pipeline.ingest.ids import as_text
 from pipeline.ingest.text import Reject
 from pipeline.records import TRUE_PROBABILITY
+from pipeline.store import Draft
 
 
 class PartWriter:

@@ -14,13 +14,13 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from pipeline.artifacts import Store
 from pipeline.errors import DataError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
 from pipeline.ingest.state import TRANSFORMS, read_state, spec_of
 from pipeline.ingest.transform import State, transform
 from pipeline.records import LABEL
+from pipeline.store import Store
 
 _HINT = "a value as it would be in the logs"
 

@@ -15,11 +15,11 @@ import polars as pl
 import pyarrow as pa
 from fsspec import AbstractFileSystem
 
-from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import DataError, NightjarError, UnreachableError
 from pipeline.ingest.rawfiles import below, files_at, root_of
 from pipeline.ingest.text import Layout, Reject, read_lines
+from pipeline.store import Store
 
 COMPRESSED = (".gz", ".zst", ".zstd")
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")

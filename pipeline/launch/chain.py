@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import (
     UNEXPECTED,
@@ -32,8 +31,10 @@ from pipeline.launch.shrink import NoRoomError, Shrunk, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
-from pipeline.launch.step import Step, run_directory, write_steps
-from pipeline.retrying import explained
+from pipeline.launch.steps import write_steps
+from pipeline.records.step import Step, run_directory
+from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.retrying import explained
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
 MOST_RANKS = 16  # that one machine acts several hosts with

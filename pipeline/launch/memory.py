@@ -13,10 +13,10 @@ import os
 import time
 from pathlib import Path
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import GuardError
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
+from pipeline.store import Artifact, Store
 
 _MOUNTS = Path("/proc/self/mounts")
 _OWN = Path("/proc/self/cgroup")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.errors import ArtifactError
+from pipeline.store import Artifact, Store
 
 
 def size_problem(store: Store, artifact: Artifact) -> str:

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.records import DatasetSchema, Plan, Profile, read
+from pipeline.store import Store
 
 MOST_CHANGE = 0.1  # of a table's lookups per sample
 

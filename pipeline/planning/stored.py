@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.records import Plan, read
+from pipeline.store import Store
 
 FILE = "plan.json"
 SHOWN = 8

@@ -6,10 +6,10 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.publishing.versions import find_version, listing, read_current, version_path
 from pipeline.records import CARD, ModelCard, Promotion, ShownVersion, read
+from pipeline.store import Store
 
 
 def list_versions(store: Store, model: str) -> dict[str, Any]:

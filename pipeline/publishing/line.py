@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.publishing.versions import read_current, version_path
 from pipeline.records import GATE, HOLD, GateRecord, read
+from pipeline.store import Store
 
 
 def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:

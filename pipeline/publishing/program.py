@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from pipeline.artifacts import Draft
 from pipeline.errors import ArtifactError
+from pipeline.store import Draft
 
 PROGRAM = "dense.pt2"
 _EXAMPLE_ROWS = 3  # any number but 0 and 1, which torch would take for fixed

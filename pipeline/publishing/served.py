@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
 from pipeline.records import SERVING, Description
+from pipeline.store import Store
 
 SCORE_ROWS = 8192
 NEEDED = (SERVING, PROGRAM, "tables")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.artifacts import Store
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
+from pipeline.store import Store
 
 TRANSFORMS = "transforms.json"
 MAX_NORM = "max_norm"

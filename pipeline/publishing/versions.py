@@ -16,10 +16,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError, UnreachableError
-from pipeline.retrying import explained, passes
-from pipeline.swapping import Seen, SwappedError, look, swap
+from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store.conditional import Seen, SwappedError, look, swap
+from pipeline.store.refusals import taken
+from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"
 FORMAT = 1
@@ -294,9 +295,8 @@ def _held(store: Store, model: str) -> AbstractContextManager[None]:
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
         return nullcontext()  # no such model: whoever asks says so
-    busy = LaunchError(
-        f"model {model!r} is being changed by another process, which holds {path}",
-        hint="the same command again in a moment",
+    busy = taken(
+        f"model {model!r} is being changed already", "another process", path, "the same command again in a moment"
     )
     return store.locked(model_path(model), busy)
 

@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.artifacts import Draft
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
 from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
 from pipeline.publishing.tables import FLOATS, record_bytes
 from pipeline.records import TableLayout
+from pipeline.store import Draft
 
 SAMPLE_ROWS = 2048
 

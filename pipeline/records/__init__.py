@@ -11,50 +11,50 @@ from pipeline.records.card import (
     Verdict,
 )
 from pipeline.records.dataset import (
-    DatasetSchema,
-    DenseProfile,
-    FeatureProfile,
     LABEL,
     MISSING_ROW,
-    Profile,
     RAW,
     RESERVED_ROWS,
-    SparseColumn,
     TRUE_PROBABILITY,
     UNSEEN,
     UNSEEN_ROW,
+    DatasetSchema,
+    DenseProfile,
+    FeatureProfile,
+    Profile,
+    SparseColumn,
     dataset_path,
     raw_column,
     unseen_column,
     weight_column,
 )
 from pipeline.records.gate import (
+    GATE,
+    HOLD,
+    PASS,
     Beside,
     Best,
     Check,
     Curve,
     Figures,
     Former,
-    GATE,
     GateRecord,
-    HOLD,
     Histogram,
     Interval,
     ModelFigures,
-    PASS,
     RowsPower,
     Serving,
     Shift,
     Slice,
 )
 from pipeline.records.night import (
-    Base,
     FAILED,
     HELD,
     NIGHT,
-    NightRecord,
     PUBLISHED,
     RUNNING,
+    Base,
+    NightRecord,
 )
 from pipeline.records.plan import (
     BESIDE_TRAINING,
@@ -93,8 +93,8 @@ from pipeline.records.result import (
     TrainPart,
 )
 from pipeline.records.serving import (
-    Description,
     SERVING,
+    Description,
     TableLayout,
 )
 from pipeline.records.towers import (

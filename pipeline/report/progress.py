@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.report import units
 from pipeline.report.records import MetricsLog
 from pipeline.report.summary import summary
+from pipeline.store import Store
 
 CLEAR_TO_END = "\x1b[K"
 SHOWN_FILES = ("report.html", "result.json", "metrics.jsonl", "config.yaml")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.artifacts import Store, disk_errors
+from pipeline.store import Store, disk_errors
 
 KEYS = (
     "step", "steps_total", "samples", "samples_per_s", "data_wait_share",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
-from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.schedule.base import run_name
 from pipeline.schedule.nightly import FAILED, HELD, INTERRUPTED, PUBLISHED, Tools, read_record, run_night
+from pipeline.store import Store
 
 Compose = Callable[[date], Config]
 LOOK_BACK_DAYS = 366

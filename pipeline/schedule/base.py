@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES, Config, NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.publishing.versions import incumbent, read_current, version_path
+from pipeline.store import Artifact, Store
 
 
 @dataclass(frozen=True, kw_only=True)

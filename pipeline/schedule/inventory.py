@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Store, reachable
 from pipeline.checkpoint.retention import age
 from pipeline.errors import ArtifactError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import HELD, PUBLISHED, RECORD
 from pipeline.schedule.references import read_known, unknown
+from pipeline.store import MANIFEST, Store, reachable
 
 DATASET, PLAN, TOWERS, RUN = "dataset", "plan", "towers", "run"
 _KINDS = {"datasets": DATASET, "plans": PLAN, "towers": TOWERS, "runs": RUN}

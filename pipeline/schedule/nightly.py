@@ -14,18 +14,18 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from typing import Any
 
-from pipeline.artifacts import Store, artifact_key
 from pipeline.compose import config_hash
 from pipeline.config import Config
 from pipeline.errors import SIGNALLED, ArtifactError, GateHeldError, NightjarError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
-from pipeline.launch.step import run_directory
-from pipeline.retrying import explained
+from pipeline.records.step import run_directory
 from pipeline.schedule.base import Base, find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
 from pipeline.schedule.watermark import wait_for
 from pipeline.schedule.webhook import deliver
+from pipeline.store import Store, artifact_key
+from pipeline.store.retrying import explained
 
 RECORD = "nightly.json"
 FORMAT = 1

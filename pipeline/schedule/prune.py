@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Store, reachable
 from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, Night, take_stock
 from pipeline.schedule.references import Names, run_names, version_names
 from pipeline.schedule.removal import Entry, alone, held_runs, remove
+from pipeline.store import MANIFEST, Store, reachable
 
 REMAINS = "remains"
 DAY, HOUR = 86_400.0, 3600.0

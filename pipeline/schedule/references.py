@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Artifact, Store
 from pipeline.checkpoint.naming import PATH, run_of
 from pipeline.errors import ArtifactError
-from pipeline.launch.step import run_directory
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import RECORD
+from pipeline.store import MANIFEST, Artifact, Store
 
 _STAGES = ("ingest", "plan", "partition")  # those whose artifacts lie outside their run
 

@@ -9,17 +9,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from pipeline.artifacts import MANIFEST, Store
 from pipeline.checkpoint.index import removing
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
-from pipeline.launch.holding import holding
-from pipeline.launch.step import run_directory
+from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held
 from pipeline.schedule.references import run_names
+from pipeline.store import MANIFEST, Store
 
 LEASE_SECONDS = 30.0
 LOOK_SECONDS = 5.0  # an object store is asked so often which runs were begun meanwhile
@@ -54,7 +54,7 @@ def _is_held(store: Store, run: str) -> bool:
     if not store.fs.isdir(store.full(run_directory(run))):
         return False
     try:
-        with holding(store, run):
+        with run_lock(store, run):
             return False
     except LaunchError:
         return True

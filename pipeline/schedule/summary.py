@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.commands import config_changes
 from pipeline.errors import ArtifactError, NightjarError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import shrunk_lines
 from pipeline.report.units import decimal, plural
+from pipeline.store import Store
 
 # Settings that differ from night to night by themselves, or say where and how things run.
 _EXPECTED = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "data.day", "data.mapping_from",

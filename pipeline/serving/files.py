@@ -18,7 +18,6 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.artifacts import Store, disk_errors
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
@@ -35,6 +34,7 @@ from pipeline.publishing import versions
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.records import LABEL, weight_column
 from pipeline.report.units import plural
+from pipeline.store import Store, disk_errors
 
 _MIB = 1 << 20
 SHOWN = 5  # rejected rows that the result tells of

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.stages.init import recorded_init
+from pipeline.store import Store
 
 STEPS = 200  # of an epoch, at least: fewer updates leave a model that has hardly begun to learn
 LARGEST = 4096  # samples a step: what the default learning rates are meant for

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.artifacts import MANIFEST, Store
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
+from pipeline.store import MANIFEST, Store
 
 Clear = Callable[[Store, str, dict[str, str]], list[str]]
 MARKER = "forced.json"  # makes a directory be there before its first checkpoint is

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
-from pipeline.launch.step import Step
 from pipeline.publishing import versions
 from pipeline.publishing.line import better_by_record
 from pipeline.records import GATE, LABEL, MISSING_ROW, UNSEEN_ROW, Best, Former, GateRecord, read
+from pipeline.records.step import Step
+from pipeline.store import Artifact, Store
 
 LOGITS = "logits.npy"
 _MIB = 1 << 20
@@ -103,9 +103,7 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
         yield found
 
 
-def _best(
-    config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]
-) -> Best:
+def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]) -> Best:
     """Put the best of the last versions under "best" of ``models``, where it is another one than the incumbent.
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.

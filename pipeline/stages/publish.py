@@ -11,10 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.step import Step
 from pipeline.publishing import versions
 from pipeline.publishing.translate import TRANSFORMS
 from pipeline.records import (
@@ -30,7 +28,9 @@ from pipeline.records import (
     Verdict,
     read,
 )
+from pipeline.records.step import Step
 from pipeline.stages.judging import Written, judged
+from pipeline.store import Artifact, Draft, Store
 
 Say = Callable[[str], None]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import STAGES, Config
 from pipeline.errors import ArtifactError
 from pipeline.records import DatasetSchema, Plan, Profile, Towers, read
-from pipeline.stages.partition import kept_towers, refine_plan
+from pipeline.stages.assigning import kept_towers, refine_plan
 from pipeline.stages.steps import steps
+from pipeline.store import Artifact, Store
 
 
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:

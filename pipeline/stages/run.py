@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.artifacts import Artifact, Draft, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, DamagedError
-from pipeline.launch.step import Step
-from pipeline.retrying import retried
+from pipeline.records.step import Step
+from pipeline.stages.assigning import assign, refine_plan
 from pipeline.stages.batch import with_batch, with_former_batch
 from pipeline.stages.init import init_artifact
-from pipeline.stages.partition import assign, refine_plan
 from pipeline.stages.read import is_first_rank, read_dataset, read_plan, read_towers
 from pipeline.stages.steps import continuation_key
+from pipeline.store import Artifact, Draft, Store
+from pipeline.store.retrying import retried
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artif
 
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
     from pipeline.checkpoint import committed
-    from pipeline.training import train
+    from pipeline.training.loop import train
 
     key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
     before = retried(lambda: committed(store, step.scratch[0]), f"listing {store.url_of(step.scratch[0])}")
@@ -147,7 +147,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
 
     from pipeline.evaluation import evaluate, reliability
     from pipeline.stages.judging import LOGITS
-    from pipeline.training import predict
+    from pipeline.training.predict import predict
 
     final = inputs["train"].summary.get("final")
     if not final:

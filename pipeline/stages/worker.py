@@ -19,14 +19,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 
-from pipeline.artifacts import Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
 from pipeline.launch.memory import hold, is_held, plan_of
-from pipeline.launch.step import run_directory
-from pipeline.retrying import explained
+from pipeline.records.step import run_directory
 from pipeline.stages import StageIO, run_stage
+from pipeline.store import Store
+from pipeline.store.retrying import explained
 
 PR_SET_PDEATHSIG = 1
 QUIET = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)

@@ -11,14 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
-from pipeline.embeddings import RowAccess, TouchedRows, reset_rows
+from pipeline.embeddings.reset import reset_rows
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
+from pipeline.store import Artifact, Store
 from pipeline.training.length import (
     check_finer,
     check_length,

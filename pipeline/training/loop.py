@@ -11,12 +11,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import OnPhase, Phase, ignore
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models import log_odds
 from pipeline.records import Plan, Towers
+from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.errors import ArtifactError, GuardError
 from pipeline.records import (
     LABEL,
@@ -26,6 +25,7 @@ from pipeline.records import (
     unseen_column,
     weight_column,
 )
+from pipeline.store import Artifact, Store
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
 

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
-from pipeline.embeddings import dense_parameters
+from pipeline.embeddings.tables import dense_parameters
 from pipeline.records import LABEL, Plan, Towers
+from pipeline.store import Artifact, Store
 from pipeline.training.checkpoints import load_weights
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.checkpoint import Target, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.config import Config
 from pipeline.errors import GuardError
 from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
+from pipeline.store import Artifact, Store
 from pipeline.towers.distances import Matrix
 from pipeline.towers.interaction import Interaction
 from pipeline.training.data import Batch, BatchReader, Order

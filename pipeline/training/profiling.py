@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from pipeline.artifacts import Store
 from pipeline.config import DebugConfig
 from pipeline.errors import GuardError
+from pipeline.store import Store
 
 WARM_UP_STEPS = 3
 

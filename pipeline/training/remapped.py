@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.config import Config
 from pipeline.errors import ArtifactError
 from pipeline.records import DatasetSchema, dataset_path, read
+from pipeline.store import Artifact, Store
 
 
 def remapped_rows(store: Store, init: Artifact, dataset: Artifact, config: Config) -> dict[str, np.ndarray]:

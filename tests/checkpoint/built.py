@@ -6,14 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.quantise import Coding
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
-from pipeline.embeddings import LocalShard, TableSpec
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
+from pipeline.store import Store
 
 ROWS = {"a": 50, "b/c": 37, "long": 900}
 DIM = 12

@@ -21,11 +21,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase
 from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
 from pipeline.records import SparseColumn
-from pipeline.training import train
+from pipeline.store import Store
+from pipeline.training.loop import train
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.training.dataset import KEY, write_dataset
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
+from pipeline.store import Store
 from tests.checkpoint.chain_runs import compact_behind, resume, skip_while_busy, write
 from tests.embeddings.cases import DIM, ROWS
 from tests.embeddings.ranks import spawn

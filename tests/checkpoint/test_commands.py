@@ -12,8 +12,8 @@ import torch
 import xxhash
 from safetensors.torch import load_file
 
-from pipeline.artifacts import FileEntry
 from pipeline.cli import main
+from pipeline.store import FileEntry
 from tests.checkpoint.built import DIM, DIRECTORY, ROWS, put, quantised_chain, restored
 
 ALL_STEPS = ["step-00000001", "step-00000002", "step-00000003"]

@@ -2,13 +2,13 @@
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.index import committed, entry_of, kept
 from pipeline.checkpoint.phases import Phase
 from pipeline.checkpoint.retention import collect, sweep
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.errors import ArtifactError
+from pipeline.store import Store
 from tests.checkpoint.built import CODINGS, DIM, DIRECTORY, FP32, new_store, put, restored, same
 
 

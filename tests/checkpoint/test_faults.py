@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.artifacts import MANIFEST, Store, _sealed, _unsealed
 from pipeline.checkpoint import Target, restore_newest
 from pipeline.errors import ArtifactError
+from pipeline.store import MANIFEST, Store
+from pipeline.store.manifest import sealed, unsealed
 from tests.checkpoint.single import Picked, access, shard, write
 
 FILES = [MANIFEST, "index.json", "state.json", "dense.safetensors"]
@@ -104,14 +105,14 @@ def test_a_flipped_bit_is_found_and_named(chain, step, name):
         assert check(store, tables, name) == expected(step, name)
 
 
-def test_every_single_bit_of_a_manifest_is_sealed():
-    data = _sealed({"kind": "checkpoint", "files": {"a": {"bytes": 12}}, "created": 1.5e-7, "é": [1, 2]})
-    assert _unsealed(data)["created"] == 1.5e-7
+def test_every_single_bit_of_a_manifest_issealed():
+    data = sealed({"kind": "checkpoint", "files": {"a": {"bytes": 12}}, "created": 1.5e-7, "é": [1, 2]})
+    assert unsealed(data)["created"] == 1.5e-7
     for bit in range(8 * len(data)):
         spoilt = bytearray(data)
         spoilt[bit // 8] ^= 1 << (bit % 8)
         with pytest.raises(ValueError, match="its content and its seal"):
-            _unsealed(bytes(spoilt))
+            unsealed(bytes(spoilt))
 
 
 @pytest.mark.parametrize("keep", [0, 0.5, -1])
@@ -168,6 +169,6 @@ def reseal(folder, name):
     import xxhash
 
     data = (folder / name).read_bytes()
-    record = _unsealed((folder / MANIFEST).read_bytes())
+    record = unsealed((folder / MANIFEST).read_bytes())
     record["files"][name] = {"bytes": len(data), "checksum": f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}"}
-    (folder / MANIFEST).write_bytes(_sealed(record))
+    (folder / MANIFEST).write_bytes(sealed(record))

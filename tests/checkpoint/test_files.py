@@ -7,12 +7,12 @@ import subprocess
 import pytest
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase, TrainState, committed, latest
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.reader import apply_block
 from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
 from pipeline.errors import ArtifactError
+from pipeline.store import Store
 from tests.checkpoint.single import access, read, shard, write
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase, TrainState, committed
 from pipeline.checkpoint.flight import Limits
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.errors import DamagedError
+from pipeline.store import Store
 from tests.checkpoint.chain_runs import checkpointer, resume
 from tests.checkpoint.single import access, shard
 from tests.checkpoint.single import write as put

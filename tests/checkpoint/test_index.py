@@ -2,7 +2,6 @@
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.index import (
     Entry,
     committed,
@@ -15,6 +14,7 @@ from pipeline.checkpoint.index import (
     sweep,
 )
 from pipeline.errors import ArtifactError
+from pipeline.store import Store
 
 
 def entry(step: int, *parents: int) -> Entry:

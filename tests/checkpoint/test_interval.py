@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
+from pipeline.store import Store
 from tests.checkpoint.killing import DIRECTORY, STEPS, attempt, make_dataset
 
 

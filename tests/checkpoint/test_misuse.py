@@ -5,11 +5,11 @@ import subprocess
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import find_checkpoint
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.store import Store
 from tests.checkpoint.built import CODINGS, DIRECTORY, put, quantised_chain
 from tests.checkpoint.test_commands import ckpt, ckpt_json
 

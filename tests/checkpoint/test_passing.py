@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, committed, reader, restore_newest
 from pipeline.checkpoint.aside import listed, set_aside
 from pipeline.checkpoint.commands import gc, list_checkpoints
@@ -18,6 +17,7 @@ from pipeline.checkpoint.reader import OTHER_MODEL
 from pipeline.checkpoint.retention import clear
 from pipeline.config import CheckpointConfig
 from pipeline.errors import ArtifactError, DamagedError, PassingError, UnreachableError
+from pipeline.store import Store
 from tests.checkpoint.chain_runs import checkpointer, write
 from tests.checkpoint.single import Picked, access, shard
 from tests.checkpoint.single import write as put

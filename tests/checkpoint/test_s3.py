@@ -4,12 +4,12 @@ import fsspec
 import pytest
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Target, committed, restore_newest
 from pipeline.checkpoint.aside import in_place, listed, remove, set_aside
 from pipeline.checkpoint.index import sweep
 from pipeline.checkpoint.ranks import patiently
 from pipeline.errors import ArtifactError
+from pipeline.store import Store
 from tests.checkpoint.s3 import Fault, served
 from tests.checkpoint.single import access, shard, write
 
@@ -109,7 +109,7 @@ def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, k
 
 def test_an_artifact_whose_commit_is_never_answered_stays_whole(store, endpoint, monkeypatch):
     """Every answer to the last write is lost, though it was done: what it committed is not cleared up after it."""
-    monkeypatch.setattr("pipeline.retrying.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.0)
     about = {"kind": "k", "key": "k", "config": {}, "inputs": {}}
     with pytest.raises(Exception, match="endpoint|onnection"), store.draft("a", **about) as draft:
         draft.write_json("x.json", [1])

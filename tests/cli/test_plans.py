@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from tests.made_up_plans import cluster
 
 SMALL = ("experiment=demo", "data.synthetic.rows=2000")

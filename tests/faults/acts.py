@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import torch
 
 from pipeline import cli, compose
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Checkpointer, Model, Phase, Target, TrainState, restore_newest
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.publishing import versions
-from pipeline.retrying import explained
+from pipeline.store import Store
+from pipeline.store.retrying import explained
 from tests.checkpoint.single import access, shard
 from tests.publishing.made import plain
 

@@ -12,8 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from unittest import mock
 
-from pipeline import retrying
-from pipeline.artifacts import Store
+from pipeline.store import Store, retrying
 from tests.checkpoint.s3 import bucket, served
 from tests.faults.acts import WENT_ON, BrokenPromiseError, Nightly, Promoting, Restoring, Taking, outcome
 from tests.faults.injector import OPERATIONS, Injector, Requests, disk_seams, machine_seams

@@ -4,14 +4,14 @@ import contextlib
 from types import SimpleNamespace
 from unittest import mock
 
-from pipeline.artifacts import Store, artifact_key
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.publishing import versions
 from pipeline.publishing.served import SERVING, Description, local_version
-from pipeline.records import TableLayout
 from pipeline.publishing.writing import WrittenTable, write_table
+from pipeline.records import TableLayout
 from pipeline.stages import publish as stage
 from pipeline.stages.judging import Written
+from pipeline.store import Store, artifact_key
 from tests.checkpoint import built
 from tests.faults.acts import WENT_ON, removed, require, whole
 from tests.publishing import made

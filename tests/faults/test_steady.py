@@ -6,12 +6,11 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from pipeline import retrying
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, PassingError
 from pipeline.launch.chain import Chain, Console
-from pipeline.retrying import TRIES, explained, passes, retried
+from pipeline.store import Store, retrying
+from pipeline.store.retrying import TRIES, explained, passes, retried
 from tests.faults.injector import Injector, disk_seams
 
 

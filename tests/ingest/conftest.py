@@ -6,11 +6,11 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
 from pipeline.ingest import ingest
 from pipeline.records import DatasetSchema
+from pipeline.store import Store
 
 
 class Dataset:

@@ -8,11 +8,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.config import IngestConfig
 from pipeline.errors import ArtifactError, DataError, LaunchError
 from pipeline.ingest import raw_fingerprint, stage
 from pipeline.ingest.output import PartWriter
+from pipeline.store import Store
 
 from .conftest import csv_config, write_rows
 from .test_days import Nights, config_of, day_rows, nights, write_day  # noqa: F401
@@ -66,7 +66,7 @@ def test_two_processes_do_not_write_one_artifact(tmp_path):
         assert ready.wait(30)
         store = Store(str(tmp_path))
         with (
-            pytest.raises(LaunchError, match="datasets/d/k is being written by another process"),
+            pytest.raises(LaunchError, match="datasets/d/k is being written already: another process holds"),
             store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}),
         ):
             pass

@@ -6,11 +6,11 @@ import fsspec
 import numpy as np
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.config import SparseFeature, SplitConfig
 from pipeline.errors import UnreachableError
 from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.sources import find_files
+from pipeline.store import Store
 from tests.checkpoint.s3 import Fault, served
 
 from .conftest import csv_config

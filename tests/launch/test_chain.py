@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
 from pipeline.config import DEFAULT_STAGES, Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
-from pipeline.launch import Chain, Console, Interrupted, Step
+from pipeline.launch import Chain, Console, Interrupted
 from pipeline.launch.signals import deadline
 from pipeline.launch.status import Report, write_report
+from pipeline.records.step import Step
 from pipeline.stages import INPUTS
+from pipeline.store import Artifact, Store
 
 SUMMARIES = {
     "ingest": {"rows": 5, "rows_train": 4, "rows_test": 1, "rows_quarantined": 0, "bytes_in": 9, "rows_per_s": 1.0},

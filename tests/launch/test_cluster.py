@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.naming import find_checkpoint
 from pipeline.checkpoint.rows import ChainReader
@@ -18,7 +17,6 @@ from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch import Step
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.jobs import ClusterJob
@@ -26,8 +24,10 @@ from pipeline.launch.kubernetes.lease import held
 from pipeline.launch.kubernetes.render import stage_objects
 from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
+from pipeline.records.step import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_objects
+from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps

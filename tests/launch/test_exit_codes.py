@@ -20,7 +20,7 @@ from pipeline.errors import (
 )
 from pipeline.launch import Interrupted, Report, StageError
 from pipeline.launch.result import assemble
-from pipeline.retrying import explained
+from pipeline.store.retrying import explained
 
 ROOT = Path(__file__).parents[2]
 

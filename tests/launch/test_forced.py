@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
 from pipeline.checkpoint.retention import clear, pinned_paths
 from pipeline.errors import DamagedError
-from pipeline.launch import Step
+from pipeline.records.step import Step
 from pipeline.stages import discard
 from pipeline.stages.forced import current_directory
+from pipeline.store import Store
 from tests.checkpoint.single import write as put
 
 PLACE = "runs/r/checkpoints/0123456789"

@@ -8,8 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import committed
+from pipeline.store import Store
 from tests.conftest import ROOT
 
 SETTINGS = [

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.artifacts import Artifact
 from pipeline.errors import GateHeldError
 from pipeline.launch.result import Outcome, assemble, refuse_held
+from pipeline.store import Artifact
 
 
 def published(verdict: str, reasons: list[str], incumbent: str | None = "v00001-aaaaaaaa") -> Artifact:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config
 from pipeline.ingest import ingest
@@ -17,6 +16,7 @@ from pipeline.planning import make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.stages import INPUTS, key_config
 from pipeline.stages.keys import CHECKPOINTS, KEYS, SETTINGS, TRAIN, uses
+from pipeline.store import Store
 from tests.setting_paths import LEAVES
 
 # Configurations between which every condition of the list holds and does not hold.

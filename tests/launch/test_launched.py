@@ -11,13 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.errors import DataError, LaunchError, NightjarError
 from pipeline.launch import Report, read_report, write_report
 from pipeline.launch.appdefs import chain_app, stage_app
 from pipeline.launch.logs import Tail, exit_hint
 from pipeline.launch.status import MARK, clear_report
+from pipeline.store import Store
 
 ROOT = Path(__file__).parents[2]
 FAULT = """

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.artifacts import Store
 from pipeline.launch.kubernetes.api import Api, check_clock
 from pipeline.schedule.lock import lease_path
+from pipeline.store import Store
 from tests.launch.cluster_cases import CLUSTER
 
 

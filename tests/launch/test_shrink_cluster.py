@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.test_cluster import SETTINGS, VOLCANO, read_until, wait_for
 

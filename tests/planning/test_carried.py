@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.compose import compose
 from pipeline.planning import make_plan
 from pipeline.planning.carried import carried_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.stages import key_config
+from pipeline.store import Artifact, Store
 
 CONFIG = compose(["model.embedding_dim=8", "train.global_batch=4096"])
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.planning.plandiff import moved_bytes, plan_diff
 from pipeline.planning.stored import StoredPlan, find_plan
 from pipeline.records import Plan
 from pipeline.report.planning import difference
+from pipeline.store import Store
 from tests.made_up_plans import cached, cluster, laptop, table
 
 

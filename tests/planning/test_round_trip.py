@@ -7,13 +7,13 @@ import json
 import pytest
 from plan_cases import configure, cpu, dataset
 
-from pipeline.artifacts import Store
 from pipeline.config import TablePin
-from pipeline.embeddings import to_sharding_plan
+from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.errors import ArtifactError
 from pipeline.planning import make_plan
 from pipeline.records import Plan
 from pipeline.stages import read_plan
+from pipeline.store import Store
 
 TYPES = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise"]
 

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import torch
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.config import Config, DataConfig, ModelConfig, SparseFeature
 from pipeline.publishing.program import write_program
@@ -13,6 +12,7 @@ from pipeline.publishing.served import SERVING, Description
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
 from pipeline.records import DatasetSchema, SparseColumn, Tower, Towers
+from pipeline.store import Store
 from tests.checkpoint import built
 
 SCHEMA = DatasetSchema(

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.errors import UnreachableError
 from pipeline.evaluation import evaluate
@@ -13,6 +12,7 @@ from pipeline.ingest import ingest
 from pipeline.publishing.translate import NotComparableError
 from pipeline.publishing.versions import version_path
 from pipeline.stages.judging import _baseline, _best
+from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 from tests.publishing.made import config
 from tests.publishing.test_line import V, put

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.publishing.line import better_by_record
 from pipeline.publishing.versions import promote, roll_back, version_path
+from pipeline.store import Store
 
 V = [f"v{number:05d}-aaaaaaaa" for number in range(10)]
 

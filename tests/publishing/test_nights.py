@@ -14,13 +14,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.ingest.text import Reject
 from pipeline.serving.files import Rejected
+from pipeline.store import Store
 from tests.publishing import made
 
 ROOT = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from pipeline.artifacts import Store
 from pipeline.config import DenseFeature
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.compared import units_in_the_last_place
 from pipeline.publishing.program import PROGRAM, read_program, write_program
 from pipeline.publishing.served import SERVING, ServedModel, local_version
 from pipeline.records import Tower, TowerModuleSpec, Towers
+from pipeline.store import Store
 from tests.checkpoint import built
 from tests.publishing import made
 

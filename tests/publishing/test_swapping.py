@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.errors import LaunchError, PassingError
 from pipeline.publishing import versions
+from pipeline.store import Store
 from tests.checkpoint.s3 import Fault, bucket, served
 from tests.publishing.made import plain
 
@@ -114,7 +114,7 @@ class LostThenSilent:
 
 def test_a_rollback_that_may_have_been_done_is_not_to_be_repeated_blindly(store: Store, endpoint, monkeypatch) -> None:
     """The same command again would take off one more version."""
-    monkeypatch.setattr("pipeline.retrying.FIRST_SECONDS", 0.0)
+    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.0)
     for name in (A, B, C):
         versions.promote(store, "m", name, by="publish")
     endpoint.fault = LostThenSilent()
@@ -129,7 +129,7 @@ RACE = """
 import json, sys
 import fsspec
 fsspec.config.conf["s3"] = json.loads(sys.argv[1])
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from pipeline.errors import ConfigError, LaunchError
 from pipeline.publishing import versions
 store, own, done = Store(sys.argv[2]), sys.argv[3], 0

@@ -7,12 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.ingest import ingest
 from pipeline.ingest.serving import RecordTransform
 from pipeline.publishing.translate import NotComparableError, translation
 from pipeline.records import LABEL
+from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import versions
 from pipeline.stages.publish import _require_same_incumbent
+from pipeline.store import Store
 from tests.publishing.made import plain
 
 A, B, C, D = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3, 4))
@@ -190,13 +190,16 @@ def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> No
 
 def test_two_writers_at_once_is_a_message(store: Store) -> None:
     promote(store, A)
-    with versions._held(store, "m"), pytest.raises(LaunchError, match="is being changed by another process"):
+    with (
+        versions._held(store, "m"),
+        pytest.raises(LaunchError, match="is being changed already: another process holds"),
+    ):
         promote(store, B)
 
 
 FOREVER = """
 import sys
-from pipeline.artifacts import Store
+from pipeline.store import Store
 from pipeline.publishing import versions
 store = Store(sys.argv[1])
 while True:

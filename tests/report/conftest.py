@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.artifacts import Store
+from pipeline.store import Store
 
 
 @pytest.fixture

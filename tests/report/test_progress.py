@@ -7,11 +7,11 @@ import uuid
 import pytest
 from made_up_run import make_record
 
-from pipeline.artifacts import Store
 from pipeline.errors import ArtifactError
 from pipeline.report import Reporter, read_records
 from pipeline.report import records as records_module
 from pipeline.report.progress import CLEAR_TO_END, live_line, plain_line
+from pipeline.store import Store
 
 KNOWN = make_record(
     200, 1171, samples_per_s=81234.4, data_wait_share=0.0041, loss=0.47123, ne_window=0.83214, eta_seconds=72.3

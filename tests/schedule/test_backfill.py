@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.schedule.backfill import missed_nights, run_nights
 from pipeline.schedule.dates import span
 from pipeline.schedule.nightly import Tools, read_record
+from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
 
 FIRST = date(2026, 1, 1)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.publishing.versions import collect, promote, roll_back, version_path
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.nightly import Tools, read_record, run_night
+from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.schedule.summary import _settings
+from pipeline.store import Store
 
 CHECKPOINT = "runs/mon/checkpoints/k/step-00000010"
 

@@ -18,13 +18,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.publishing.translate import read_vocab
 from pipeline.schedule.cluster import Night, apply, status, suspend
 from pipeline.schedule.lock import lease_path
 from pipeline.schedule.manifests import schedule_config, schedule_objects
+from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, TestCluster, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from pipeline import cli
-from pipeline.artifacts import Store
 from pipeline.launch.kubernetes.lease import held
 from pipeline.schedule.lock import lease_path
+from pipeline.store import Store
 from tests.cluster_kit import VOLCANO, TestCluster, wait_for
 from tests.launch.cluster_cases import CLUSTER, IMAGE
 

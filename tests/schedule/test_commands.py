@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from pipeline import cli
-from pipeline.artifacts import Store
 from pipeline.schedule.lock import held
+from pipeline.store import Store
 
 SCHEDULED = ["launch=kubernetes", f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}", "store=s3://b/s"]
 MISTAKES = [

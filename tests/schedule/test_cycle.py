@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.artifacts import Store
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
+from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
 
 SETTINGS = (

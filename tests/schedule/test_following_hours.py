@@ -6,7 +6,7 @@ import io
 import pytest
 
 from pipeline import cli
-from pipeline.artifacts import Store
+from pipeline.store import Store
 
 from .test_cycle import SETTINGS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
-from pipeline.artifacts import Store
+from pipeline.store import Store
 
 from .test_cycle import SETTINGS
 

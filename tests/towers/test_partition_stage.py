@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from pipeline.artifacts import Store
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records import Plan, Towers
 from pipeline.stages import StageIO, run_stage, steps
+from pipeline.store import Store
 from pipeline.towers import check_partition
 
 SMALL = (

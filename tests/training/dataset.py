@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.artifacts import Artifact, Store
 from pipeline.records import DatasetSchema, SparseColumn
+from pipeline.store import Artifact, Store
 
 KEY = "0123456789abcdef0123456789abcdef"
 

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.artifacts import Store, artifact_key
 from pipeline.config import CheckpointConfig, Config, SparseFeature, SplitConfig
-from pipeline.embeddings import TableSpec, initial_rows, reset_rows
+from pipeline.embeddings.reset import reset_rows
+from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError
 from pipeline.ingest import ingest
 from pipeline.records import dataset_path
+from pipeline.store import Store, artifact_key
 from pipeline.training.remapped import remapped_rows
 from tests.checkpoint.single import access, shard, write
 from tests.ingest.conftest import csv_config

@@ -11,13 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.report.progress import plain_line
-from pipeline.training import predict, train
+from pipeline.store import Store
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
 from tests.embeddings.ranks import on_tier, plan_for, spawn

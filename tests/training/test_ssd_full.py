@@ -6,11 +6,11 @@ import resource
 
 import torch.distributed as dist
 
-from pipeline.artifacts import Store
 from pipeline.checkpoint import Phase
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
-from pipeline.training import train
+from pipeline.store import Store
+from pipeline.training.loop import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config

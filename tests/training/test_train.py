@@ -10,20 +10,23 @@ import pytest
 import torch.distributed as dist
 from safetensors.torch import load
 
-from pipeline.artifacts import Store
 from pipeline.config import (
     CheckpointConfig,
+    ClipConfig,
     Config,
     DataConfig,
     DebugConfig,
     EvaluateConfig,
+    GuardConfig,
     HardwareConfig,
     ModelConfig,
+    TrainConfig,
 )
 from pipeline.errors import NightjarError
 from pipeline.records import PHASES, SparseColumn
-from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
-from pipeline.training import predict, train
+from pipeline.store import Store
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
 

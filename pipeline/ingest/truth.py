@@ -1,0 +1,163 @@
+"""The synthetic truth: which ids a synthetic log has, how popular they are, and what they do to the label.
+
+Effects turn with the days and new ids replace old ones. Each day draws from its own seeds, so the truth of a day does
+not depend on what earlier days drew.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import polars as pl
+
+from pipeline.config import SyntheticConfig
+
+DENSE, SPARSE = 13, 26
+SMALLEST_FEATURE = 10
+
+
+@dataclass(frozen=True)
+class Effects:
+    """A pair of independent draws; ``at`` rotates from one to the other, keeping their size."""
+
+    start: np.ndarray
+    turn: np.ndarray
+
+    def at(self, angle: float) -> np.ndarray:
+        """The effects after drifting by ``angle`` (radians): same size, other direction."""
+        return (np.cos(angle) * self.start + np.sin(angle) * self.turn).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The planted truth. ``ids``: strings per feature; ``odds``: cumulative popularity by rank.
+
+    ``ranked``: which id has each rank; empty where they are in this order already.
+    """
+
+    ids: list[pl.Series]
+    odds: list[np.ndarray]
+    first: list[Effects]
+    dense: Effects
+    pairs: list[tuple[int, int, Effects, Effects]]
+    scale: np.ndarray
+    spread: np.ndarray
+    ranked: list[np.ndarray] = field(default_factory=list)
+
+
+def feature_sizes(config: SyntheticConfig) -> list[int]:
+    """Distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
+    low = min(SMALLEST_FEATURE, config.ids_per_feature)
+    sizes = np.geomspace(low, config.ids_per_feature, SPARSE).round().astype(int)
+    return [int(sizes[(i * 11 + 7) % SPARSE]) for i in range(SPARSE)]
+
+
+def _draw(rng: np.random.Generator, scale: float, *shape: int) -> Effects:
+    return Effects(scale * rng.standard_normal(shape), scale * rng.standard_normal(shape))
+
+
+def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
+    """The truth that ``seed`` draws, as of the first day."""
+    rng = np.random.default_rng([seed, 0])
+    sizes = feature_sizes(config)
+    ids, odds = [], []
+    for size in sizes:
+        numbers = rng.choice(1 << 32, size=size, replace=False)
+        ids.append(pl.Series([f"{number:08x}" for number in numbers.tolist()]))
+        weights = np.arange(1, size + 1, dtype=np.float64) ** -config.zipf
+        odds.append(np.cumsum(weights) / weights.sum())
+    first_scale = config.first_order_effect / np.sqrt(SPARSE)
+    first = [_draw(rng, first_scale, size) for size in sizes]
+    dense = _draw(rng, config.dense_effect / np.sqrt(DENSE), DENSE)
+    pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * config.latent_dim)) ** 0.5
+    if config.blocks:
+        pairs = _block_pairs(config, sizes, seed)
+        return Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+    pairs = []
+    # Pairs of the smaller half of the features: each combination of ids is seen often enough to be learnt.
+    small = np.argsort(sizes)[: SPARSE // 2]
+    for _ in range(config.pairs):
+        a, b = (int(i) for i in rng.choice(small, 2, replace=False))
+        latent = config.latent_dim
+        pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
+    truth = Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+    return _in_groups(truth, config.id_groups, seed) if config.id_groups else truth
+
+
+def _in_groups(truth: Truth, groups: int, seed: int) -> Truth:
+    """Every id with the effects of its group: those of one of the feature's first ``groups`` ids, drawn at random."""
+    rng = np.random.default_rng([seed, 8])
+    group = [rng.integers(0, min(groups, len(ids)), len(ids)) for ids in truth.ids]
+
+    def shared(effects: Effects, feature: int) -> Effects:
+        return Effects(effects.start[group[feature]], effects.turn[group[feature]])
+
+    return replace(
+        truth,
+        first=[shared(effects, feature) for feature, effects in enumerate(truth.first)],
+        pairs=[(a, b, shared(left, a), shared(right, b)) for a, b, left, right in truth.pairs],
+    )
+
+
+def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
+    """The features of each of the ``blocks`` planted blocks: C1..C26 shuffled by ``seed``, as even as they divide."""
+    order = np.random.default_rng([seed, 3]).permutation(SPARSE)
+    return [[f"C{i + 1}" for i in sorted(order[block :: config.blocks])] for block in range(config.blocks)]
+
+
+def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, Effects, Effects]]:
+    """All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block."""
+    blocks = [[int(name[1:]) - 1 for name in block] for block in planted_blocks(config, seed)]
+    within = [(a, b) for block in blocks for a, b in itertools.combinations(block, 2)]
+    rng = np.random.default_rng([seed, 4])
+    scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
+    latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
+    return [(a, b, latent[a], latent[b]) for a, b in within]
+
+
+def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
+    """The truth ``days`` later: new ids have replaced some, others have changed places in popularity."""
+    ids, ranked, added = [], [], []
+    for feature, first in enumerate(truth.ids):
+        size = len(first)
+        order, fresh = np.arange(size), round(config.new_ids * size)
+        for day in range(1, days + 1):
+            rng = np.random.default_rng([seed, 5, feature, day])
+            moved = rng.choice(size, round(config.popularity_drift * size), replace=False)
+            order[moved] = order[rng.permutation(moved)]
+            born = size + fresh * (day - 1)
+            order[rng.choice(size, fresh, replace=False)] = np.arange(born, born + fresh)
+        names = [f"{feature:02x}{number:08x}" for number in range(fresh * days)]  # longer than those of the first day
+        ids.append(pl.concat([first, pl.Series(names, dtype=pl.String)]))
+        ranked.append(order)
+        added.append((fresh, days))
+    grow = _Grower(seed, added)
+    return replace(
+        truth, ids=ids, ranked=ranked,
+        first=[grow.effects(effects, feature) for feature, effects in enumerate(truth.first)],
+        pairs=[(a, b, grow.effects(left, a), grow.effects(right, b)) for a, b, left, right in truth.pairs],
+    )  # fmt: skip
+
+
+class _Grower:
+    """Draws the effects of new ids, day by day, so that an id keeps its own; each array of effects grows once."""
+
+    def __init__(self, seed: int, added: list[tuple[int, int]]) -> None:
+        self.seed, self.added = seed, added
+        self.grown: dict[int, Effects] = {}
+
+    def effects(self, effects: Effects, feature: int) -> Effects:
+        """``effects`` of the first day's ids of ``feature``, with those of all ids since."""
+        if id(effects) not in self.grown:
+            number, (fresh, days) = len(self.grown), self.added[feature]
+            scale, shape = float(effects.start.std()), (fresh, *effects.start.shape[1:])
+            new = [
+                _draw(np.random.default_rng([self.seed, 6, number, day]), scale, *shape) for day in range(1, days + 1)
+            ]
+            self.grown[id(effects)] = Effects(
+                np.concatenate([effects.start, *(part.start for part in new)]),
+                np.concatenate([effects.turn, *(part.turn for part in new)]),
+            )
+        return self.grown[id(effects)]

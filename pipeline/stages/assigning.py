@@ -1,0 +1,140 @@
+"""What the partition stage does for towers: loads from the plan, similarities from a probe, and the assignment."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import Config
+from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
+from pipeline.store import Artifact, Store
+
+if TYPE_CHECKING:
+    from pipeline.planning.sites import Crossing
+    from pipeline.towers import Layout, Site
+
+STRIDED = "strided"
+AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for all that is no table
+
+
+def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
+    """The checkpoint that features are compared by, as the stage's key covers it; None where none is named.
+
+    By its key and step: the run it is of may have newer ones tomorrow. ArtifactError where it is missing.
+    """
+    if config.partition.name == "flat" or config.partition.strategy == STRIDED:
+        return None
+    artifact = _checkpoint(config, store)
+    return None if artifact is None else {"key": artifact.key, "step": artifact.summary["step"]}
+
+
+def assign(
+    config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan, say: Callable[[str], None]
+) -> tuple[list[list[str]], TowerEvidence]:
+    """The features of every tower, and what that rests on, by ``partition.strategy``."""
+    from pipeline.towers import check_partition, strided, tower_count
+
+    features, part = [column.name for column in schema.sparse], config.partition
+    check_partition(config, features)  # where the data says which there are, it was not known before
+    if part.strategy == STRIDED:
+        towers = strided(features, tower_count(config), part.pins, part.groups)
+        evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
+        return towers, evidence
+    if not schema.rows.get("train"):
+        raise ConfigError(
+            f"partition.strategy={part.strategy} compares features by their rows, and dataset {dataset.path} has none",
+            hint="partition.strategy=strided",
+        )
+    from pipeline.towers.partitioner import partition
+    from pipeline.training.probe import probe
+
+    checkpoint = _checkpoint(config, store)
+    similarity, source = probe(config, store, dataset, checkpoint, say)
+    loads = _loads(features, plan)
+    room = {"bytes": _room(config) / max(sum(loads["bytes"]), 1.0)}
+    return partition(features, tower_count(config), part, similarity, loads, source=source, room=room, seed=config.seed)
+
+
+def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
+    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError.
+
+    ``key``: the dataset's.
+    """
+    from pipeline.planning import make_plan
+    from pipeline.planning.cost import step_ms
+    from pipeline.planning.sites import beyond_site_ms
+    from pipeline.towers import layout_of, site_config, united_plan
+
+    features = [column.name for column in schema.sparse]
+    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+    plans = []
+    for site in layout.sites:
+        columns = tuple(column for column in schema.sparse if column.name in site.features)
+        own, alone = dataclasses.replace(schema, sparse=columns), site_config(config, site)
+        plan = make_plan(alone, own, profile, key)
+        more = beyond_site_ms(config, schema, alone, own, _crossing(config, layout, site, profile))
+        phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
+        plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
+    return united_plan(layout, plans, features)
+
+
+def _crossing(config: Config, layout: Layout, site: Site, profile: Profile) -> Crossing:
+    """What a sample sends between this site and the others."""
+    from pipeline.planning.sites import Crossing
+
+    module, towers = layout.towers.module, layout.towers.towers
+    away = [name for name in layout.features if name not in site.features]
+    return Crossing(
+        ids=sum(1 + profile.sparse[name].pooling for name in away),
+        own=sum(module.vectors(len(towers[number].features)) for number in site.towers),
+        vectors=sum(module.vectors(len(tower.features)) for tower in towers),
+        dim=config.model.embedding_dim if module.name == "pass_through" else module.dim,
+        sites=len(layout.sites),
+    )
+
+
+def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
+    """``towers``, or where the newest of ``checkpoints`` that can be read has others with modules: those, on our hosts.
+
+    Their loads, and with them the assignment, depend on the hardware; what a module has learnt is of its features.
+    """
+    from pipeline.checkpoint.reader import read_state
+    from pipeline.towers import towers_of
+
+    for checkpoint in reversed(checkpoints):
+        try:
+            found = read_state(store, checkpoint)["train"].get("towers", {})
+        except DamagedError:
+            continue  # restoring passes over it, too
+        assigned = list(found.values())
+        if not found or assigned == [list(tower.features) for tower in towers.towers]:
+            return towers
+        return towers_of(config, assigned, [name for tower in towers.towers for name in tower.features])
+    return towers
+
+
+def _checkpoint(config: Config, store: Store) -> Artifact | None:
+    from pipeline.checkpoint import find_checkpoint
+
+    wanted = config.partition.probe
+    return find_checkpoint(store, wanted, option="partition.probe=") if wanted is not None else None
+
+
+def _room(config: Config) -> float:
+    """Bytes of tables that a tower may hold, an even share or not: memory that is there costs nothing."""
+    from pipeline.towers import tower_count
+
+    hardware = config.hardware
+    fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
+    return AMPLE * fastest * 2**30 * config.world_size / tower_count(config)
+
+
+def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:
+    """Predicted ms and bytes of every feature's table."""
+    missing = [name for name in features if name not in plan.tables]
+    if missing:
+        raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
+    tables = [plan.tables[name] for name in features]
+    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table.bytes) for table in tables]}

@@ -1,0 +1,19 @@
+"""The store: artifacts, writes on a condition, steady reads. It knows no room above it."""
+
+from pipeline.store.artifacts import Draft, Store
+from pipeline.store.files import Files
+from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntry, artifact_key
+from pipeline.store.refusals import disk_errors, reachable
+
+__all__ = [
+    "MANIFEST",
+    "SCHEMA_VERSION",
+    "Artifact",
+    "Draft",
+    "FileEntry",
+    "Files",
+    "Store",
+    "artifact_key",
+    "disk_errors",
+    "reachable",
+]

@@ -1,0 +1,250 @@
+"""Replacing a small file only while it is still what was read: one writer of two wins, the other one learns of it.
+
+On a local disk by a lock of the file and a rename, on S3 by conditional requests (``If-Match``, ``If-None-Match``; AWS
+has them since November 2024, deletes since September 2025). Stores of other kinds have no condition that fsspec offers:
+there the file is compared just before it is written, which is said once.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fsspec.asyn import sync
+
+from pipeline.store.files import Files
+from pipeline.store.refusals import disk_errors
+from pipeline.store.retrying import TRIES, pause, retried
+
+_MEMORY = threading.Lock()  # fsspec's memory:// lives in one process
+_told: set[str] = set()  # stores that were said to have no conditions
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a file held when it was read: ``data`` (None: there was none), and the store's mark of that content."""
+
+    data: bytes | None
+    mark: str = ""
+
+
+class SwappedError(Exception):
+    """Somebody else wrote or removed the file since it was read; ``now``: what it holds."""
+
+    def __init__(self, now: Seen) -> None:
+        super().__init__("the file is not what was read")
+        self.now = now
+
+
+def look(store: Files, path: str) -> Seen:
+    """What the small file at ``path`` holds, past every cache and with its mark, in one request."""
+    full = store.full(path)
+    if _is_s3(store):
+        return retried(lambda: _look_s3(store.fs, full), f"reading {store.url_of(path)}")
+    try:
+        return Seen(retried(lambda: bytes(store.fs.cat_file(full)), f"reading {store.url_of(path)}"))
+    except FileNotFoundError:
+        return Seen(None)
+
+
+def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    """Put ``data`` (None: nothing) in the place of what was ``seen``; SwappedError where that is not there any more.
+
+    A request whose answer is lost is looked after: where the store holds ``data``, it was this writer who won, so
+    ``data`` must differ from whatever another one may write. ArtifactError for a full disk or a refusal.
+    """
+    attempt = 0
+    while True:
+        try:
+            with disk_errors(path, store.option):
+                return _writer(store)(store, path, seen, data)
+        except SwappedError as other:
+            if other.now.data == data:
+                return other.now
+            raise
+        except Exception as error:
+            attempt += 1
+            if not pause(error, attempt):
+                if attempt == TRIES:
+                    error.add_note(f"while writing {store.url_of(path)}, {attempt} times")
+                raise
+            now = look(store, path)
+            if now.data == data:
+                return now
+            if now != seen:
+                raise SwappedError(now) from error
+
+
+def is_conditional(store: Files) -> bool:
+    """Whether the store holds the condition of ``swap`` by itself."""
+    return _writer(store) is not _unconditional and store.url not in _told
+
+
+def _writer(store: Files) -> Callable[[Files, str, Seen, bytes | None], Seen]:
+    if store.is_local:
+        return _swap_local
+    if _is_s3(store):
+        return _swap_s3
+    return _swap_memory if "memory" in _protocols(store) else _unconditional
+
+
+def _protocols(store: Files) -> tuple[str, ...]:
+    protocol = store.fs.protocol
+    return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+
+
+def _is_s3(store: Files) -> bool:
+    return "s3" in _protocols(store)
+
+
+def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    """Under a lock of the very file that is replaced; where there is none, a hard link decides who makes it."""
+    full = Path(store.full(path))
+    full.parent.mkdir(parents=True, exist_ok=True)
+    if seen.data is None:
+        return _create_local(full, seen, data)
+    try:
+        handle = os.open(full, os.O_RDONLY)
+    except FileNotFoundError:
+        raise SwappedError(Seen(None)) from None
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        now = _bytes(full)
+        if now != seen or not _is_at(handle, full):
+            raise SwappedError(now)
+        if data is None:
+            full.unlink()
+        else:
+            _put(full, data, lambda temporary: temporary.replace(full))
+    finally:
+        os.close(handle)
+    return Seen(data)
+
+
+def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
+    if data is None:
+        return seen
+
+    def link(temporary: Path) -> None:
+        try:
+            os.link(temporary, full)
+        except FileExistsError:
+            raise SwappedError(_bytes(full)) from None
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            temporary.replace(full)  # a file system without hard links
+        else:
+            temporary.unlink()
+
+    _put(full, data, link)
+    return Seen(data)
+
+
+def _put(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
+    """Write ``data`` beside ``full``, down to the disk, and ``place`` it."""
+    handle, name = tempfile.mkstemp(dir=full.parent, prefix=".write-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())
+        place(temporary)
+    except BaseException:
+        with suppress(OSError):  # what went wrong first is what is told
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def _bytes(full: Path) -> Seen:
+    try:
+        return Seen(full.read_bytes())
+    except FileNotFoundError:
+        return Seen(None)
+
+
+def _is_at(handle: int, full: Path) -> bool:
+    """Whether the open file is still the one of that name: another may have been renamed over it."""
+    try:
+        return os.path.samestat(os.fstat(handle), full.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _look_s3(fs: Any, full: str) -> Seen:
+    bucket, key, _ = fs.split_path(full)
+    try:
+        answer = fs.call_s3("get_object", Bucket=bucket, Key=key)
+    except FileNotFoundError:
+        return Seen(None)
+    return Seen(sync(fs.loop, answer["Body"].read), answer["ETag"])
+
+
+def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    fs: Any = store.fs
+    full = store.full(path)
+    bucket, key, _ = fs.split_path(full)
+    condition = {"IfMatch": seen.mark} if seen.data is not None else {"IfNoneMatch": "*"}
+    try:
+        if data is None:
+            if seen.data is not None:
+                fs.call_s3("delete_object", Bucket=bucket, Key=key, **condition)
+            return Seen(None)
+        answer = fs.call_s3("put_object", Bucket=bucket, Key=key, Body=data, **condition)
+        return Seen(data, answer["ETag"])
+    except Exception as error:
+        status = _status(error)
+        if status == 501:
+            return _unconditional(store, path, seen, data)
+        if status in (404, 409, 412):
+            now = look(store, path)
+            if now == seen and status == 409:  # two requests at once, none of which was done
+                raise OSError(errno.EBUSY, f"{store.url_of(path)} is being written by another process") from error
+            raise SwappedError(now) from error
+        raise
+    finally:
+        fs.invalidate_cache(full)
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status with which S3 refused; s3fs turns botocore's error into another one that keeps it as cause."""
+    answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
+    status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return status
+
+
+def _swap_memory(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    with _MEMORY:
+        return _compared(store, path, seen, data)
+
+
+def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    if store.url not in _told:
+        _told.add(store.url)
+        sys.stderr.write(
+            f"nightjar: store {store.url} has no conditional writes that Nightjar can use: let one process at a time "
+            "publish, promote and roll back there (docs/publishing.md)\n"
+        )
+    return _compared(store, path, seen, data)
+
+
+def _compared(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
+    now, full = look(store, path), store.full(path)
+    if now.data != seen.data:
+        raise SwappedError(now)
+    if data is not None:
+        store.write_bytes(path, data)
+    elif now.data is not None:
+        store.fs.rm_file(full)
+    return look(store, path) if data is not None else Seen(None)

@@ -1,0 +1,154 @@
+"""The files of a store, an fsspec URL: read past caches, written whole or not at all, folders locked."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.errors import ArtifactError, ConfigError, NightjarError
+from pipeline.store.refusals import disk_errors, reachable
+from pipeline.store.retrying import retried
+from pipeline.store.steady import Steady
+
+
+def _flock(handle: int, busy: NightjarError | None) -> None:
+    """Lock an open folder, waiting for it; where ``busy`` is given, raise that instead of waiting."""
+    with suppress(OSError):  # a file system without locks
+        if busy is None:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise busy from None
+
+
+class Files:
+    """The one place (an fsspec URL) that holds datasets, plans, runs and models.
+
+    ``option``: how the user gave the URL, for hints; commands that do not compose take ``--store ``.
+    """
+
+    def __init__(self, url: str, option: str = "store=") -> None:
+        if not url.strip():
+            name = option.rstrip(" =")
+            raise ConfigError(f"{name} is empty, expected a folder or an fsspec URL", hint=f"{option}<an fsspec URL>")
+        self.option = option
+        self.url = url.rstrip("/") or "/"
+        self.fs: AbstractFileSystem
+        try:
+            inner, self.root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{option}{url} cannot be opened: {error}", hint=f"{option}<an fsspec URL>") from None
+        self.root = self.root.rstrip("/")
+        self.is_local = isinstance(inner, LocalFileSystem)
+        self.fs = cast(AbstractFileSystem, Steady(inner))
+
+    def full(self, path: str) -> str:
+        """The file system's own path for a ``path`` relative to the store."""
+        return f"{self.root}/{path}"
+
+    def url_of(self, path: str) -> str:
+        """The URL of a ``path`` relative to the store, as another process can open it."""
+        return self.full(path) if self.is_local else self.fs.unstrip_protocol(self.full(path))
+
+    def answers(self) -> bool:
+        """Whether the store is there: a folder; UnreachableError where it does not answer."""
+        with reachable(self.url):
+            return bool(self.fs.exists(self.root or "/")) and not self.fs.isfile(self.root or "/")
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory lies at ``path``. The store's own error where it cannot tell.
+
+        fsspec's ``exists`` answers "no" to a connection that broke or a disk that failed, and what is taken for absent
+        is written or removed. Nor is an earlier listing asked: another process may have written since, or this one may
+        have without an answer.
+        """
+        full = self.full(path)
+        self.fs.invalidate_cache(full)
+        try:
+            self.fs.info(full)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def open(self, path: str, mode: str = "rb") -> Any:
+        """Open a file for reading."""
+        return self.fs.open(self.full(path), mode)
+
+    def read_json(self, path: str) -> Any:
+        """The parsed JSON file at ``path``; ArtifactError if it is missing or does not parse."""
+        try:
+            with self.open(path) as source:
+                return json.load(source)
+        except FileNotFoundError:
+            raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ArtifactError(f"{self.url_of(path)} is not valid JSON: {error}", hint="force=true") from None
+
+    def write_json(self, path: str, value: Any) -> None:
+        """Write ``value`` as JSON, atomically: a reader sees the former file or the whole new one."""
+        self.write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a small file atomically (rename on a local disk, one put on an object store)."""
+        with disk_errors(path, self.option):
+            retried(lambda: self._write_whole(self.full(path), data), f"writing {self.url_of(path)}")
+
+    def _write_whole(self, full: str, data: bytes) -> None:
+        self.fs.makedirs(full.rsplit("/", 1)[0], exist_ok=True)
+        if not self.is_local:
+            self.fs.pipe_file(full, data)
+            return
+        handle, temporary = tempfile.mkstemp(dir=Path(full).parent, prefix=".write-")
+        try:
+            with os.fdopen(handle, "wb") as sink:
+                sink.write(data)
+                sink.flush()
+                os.fsync(sink.fileno())
+            Path(temporary).replace(full)
+        except BaseException:
+            with suppress(OSError):  # what went wrong first is what is told
+                Path(temporary).unlink(missing_ok=True)
+            raise
+
+    @contextmanager
+    def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:
+        """Hold the folder ``path`` against other processes of this file system; wait for it, or raise ``busy`` at once.
+
+        An advisory lock: it leaves nothing behind but the folder and ends with the process, however that ends. Object
+        stores, and file systems without locks, have none.
+        """
+        if not self.is_local:
+            yield
+            return
+
+        def opened() -> int:
+            self.fs.makedirs(self.full(path), exist_ok=True)
+            return os.open(self.full(path), os.O_RDONLY)
+
+        with disk_errors(path, self.option):
+            handle = retried(opened, f"locking {self.url_of(path)}")
+        try:
+            _flock(handle, busy)
+            yield
+        finally:
+            os.close(handle)
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names directly under ``path``; empty where it does not exist."""
+        full = self.full(path)
+        self.fs.invalidate_cache(full)
+        if not self.exists(path):
+            return []
+        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in self.fs.ls(full, detail=False))

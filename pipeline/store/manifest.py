@@ -1,0 +1,75 @@
+"""What an artifact's manifest holds, how it is sealed, and how an artifact's key is made."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import xxhash
+
+SCHEMA_VERSION = 2
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of an artifact: size in bytes and ``xxh3_128:<hex>`` checksum."""
+
+    bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Artifact:
+    """A committed artifact. ``path`` is relative to its store; ``summary`` is its part of ``result.json``."""
+
+    path: str
+    kind: str
+    key: str
+    schema_version: int
+    config: dict[str, Any]
+    inputs: dict[str, str]
+    files: dict[str, FileEntry]
+    summary: dict[str, Any]
+    created: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as plain data (the path is where it lies, so it is left out)."""
+        record = asdict(self)
+        del record["path"]
+        return record
+
+
+def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """Hash (32 hex digits) of stage, its resolved configuration, the keys of its inputs and the schema version."""
+    record = {"stage": stage, "config": config, "inputs": inputs, "schema_version": SCHEMA_VERSION}
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+_SEAL = b',\n "seal": "'
+
+
+def sealed(record: dict[str, Any]) -> bytes:
+    """``record`` as JSON whose last entry ``seal`` is the checksum of all bytes before it."""
+    body = json.dumps(record, indent=1).encode().removesuffix(b"\n}")
+    return body + _SEAL + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """What ``sealed`` was given; ValueError if a single bit differs."""
+    body, _, seal = data.rpartition(_SEAL)
+    if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
+        raise ValueError("its content and its seal (a checksum of it) differ")
+    record: dict[str, Any] = json.loads(body + b"}")
+    return record
+
+
+def parsed(path: str, data: bytes) -> Artifact:
+    """The artifact whose manifest is ``data``."""
+    record = unsealed(data)
+    files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
+    return Artifact(path=path, files=files, **record)

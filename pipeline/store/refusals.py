@@ -1,0 +1,58 @@
+"""Why a store cannot be written, read or used now, as errors with a hint."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipeline.errors import ArtifactError, LaunchError, NightjarError, UnreachableError
+
+_REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
+
+
+@contextmanager
+def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") -> Iterator[None]:
+    """Turn a full disk or a refusal while writing (or ``doing`` else with) ``what`` into an ArtifactError.
+
+    ``option``: how the user names another place, for the hint; "" where no other place would do.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
+            raise ArtifactError(
+                f"no space left on the store's disk while {doing} {what}",
+                hint=f"free space there, or {option}<another fsspec URL>; nothing half-written was kept",
+            ) from error
+        if isinstance(error, PermissionError) or error.errno in _REFUSALS:  # object stores set no errno
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            other = "the same command as a user who may write there"
+            hint = f"{option}<an fsspec URL you may write to>" if option else other
+            raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
+        raise
+
+
+def taken(what: str, holder: str, where: str, hint: str) -> LaunchError:
+    """The error for what another process holds: ``what`` is going on already, for ``holder`` holds ``where``."""
+    return LaunchError(f"{what}: {holder} holds {where}", hint=hint)
+
+
+@contextmanager
+def reachable(where: str) -> Iterator[None]:
+    """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
+
+    Clients of object stores raise their own classes for a cut connection or a timeout, so any class counts.
+    """
+    try:
+        yield
+    except (NightjarError, FileNotFoundError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise
+        raise UnreachableError(
+            f"{where} cannot be read: {type(error).__name__}: {error}",
+            hint="the same command again once the store answers; nothing was changed",
+        ) from error

@@ -1,0 +1,147 @@
+"""A file system whose answers are answers: errors that pass are tried again, and none is taken for "not there".
+
+fsspec answers ``exists``, ``isdir`` and ``isfile`` with "no" where the disk or the connection fails, and ``find``
+leaves out folders that cannot be listed. What is taken for absent is written anew or removed, so here they raise.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from pipeline.store.retrying import retried
+
+# What may be done twice. Removing may as well: what is gone at the second try went with the first one.
+_READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))
+_WRITES = frozenset(("makedirs", "pipe_file"))
+_REMOVES = frozenset(("rm", "rm_file", "rmdir"))
+_DOING = {
+    **dict.fromkeys(_READS, "reading"), **dict.fromkeys(_WRITES, "writing"), **dict.fromkeys(_REMOVES, "removing"),
+}  # fmt: skip
+
+
+class Steady:
+    """What an fsspec file system offers, steadied; everything else is passed on to ``inner``."""
+
+    def __init__(self, inner: AbstractFileSystem) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # while it is copied
+            raise AttributeError(name)
+        found = getattr(self.inner, name)
+        if name not in _DOING:
+            return found
+
+        def again(*args: Any, **more: Any) -> Any:
+            where = args[0] if args else name
+            attempts = _attempts(found, missing_is_done=name in _REMOVES)
+            return retried(lambda: attempts(*args, **more), f"{_DOING[name]} {where}")
+
+        return again
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or a folder lies at ``path``; the file system's error where it cannot tell."""
+        return self._kind(path) is not None
+
+    def isdir(self, path: str) -> bool:
+        """Whether a folder lies at ``path``; the file system's error where it cannot tell."""
+        return self._kind(path) == "directory"
+
+    def isfile(self, path: str) -> bool:
+        """Whether a file lies at ``path``; the file system's error where it cannot tell."""
+        return self._kind(path) == "file"
+
+    def find(self, path: str, **more: Any) -> Any:
+        """All files below ``path``; the file system's error where a folder cannot be listed."""
+        if not self.inner.async_impl:
+            more["on_error"] = _unless_missing
+        return retried(lambda: self.inner.find(path, **more), f"listing {path}")
+
+    def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
+        """The open file; one for reading bytes is read on where an error passes."""
+        file = retried(lambda: self.inner.open(path, mode, **more), f"opening {path}")
+        return SteadyFile(file, path) if mode == "rb" else file
+
+    def _kind(self, path: str) -> str | None:
+        return retried(lambda: self._look(path), f"reading {path}")
+
+    def _look(self, path: str) -> str | None:
+        self.inner.invalidate_cache(path)  # an earlier listing says nothing about now
+        try:
+            if isinstance(self.inner, LocalFileSystem):
+                mode = Path(LocalFileSystem._strip_protocol(path)).stat().st_mode
+                return "directory" if stat.S_ISDIR(mode) else "file"
+            if self.inner.root_marker == path or path in ("", "/"):
+                return "directory"
+            return str(self.inner.info(path)["type"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+class SteadyFile:
+    """A file open for reading bytes: a read that met an error that passes is done again from the same place."""
+
+    def __init__(self, inner: Any, path: str) -> None:
+        self._inner, self._path = inner, path
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    def __enter__(self) -> SteadyFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._inner.close()
+
+    def __iter__(self) -> Any:
+        return iter(self._inner)
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes, all there are where that is negative."""
+        return self._again(lambda: self._inner.read(size))
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill ``buffer``; the number of bytes."""
+        return self._again(lambda: self._inner.readinto(buffer))
+
+    def _again(self, work: Callable[[], Any]) -> Any:
+        place: int = self._inner.tell()
+
+        def attempt() -> Any:
+            if self._inner.tell() != place:
+                self._inner.seek(place)
+            return work()
+
+        return retried(attempt, f"reading {self._path}")
+
+
+def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..., Any]:
+    """``work`` for ``retried``; where ``missing_is_done``, what a second try does not find has been removed."""
+    tried = False
+
+    def attempt(*args: Any, **more: Any) -> Any:
+        nonlocal tried
+        try:
+            return work(*args, **more)
+        except FileNotFoundError:
+            if not (tried and missing_is_done):
+                raise
+        finally:
+            tried = True
+
+    return attempt
+
+
+def _unless_missing(error: OSError) -> None:
+    """For ``walk``: what is not there any more has nothing below it."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError) and error.errno != errno.ENOENT:
+        raise error
