@@ -69,6 +69,7 @@ from pipeline.records.plan import (
 from pipeline.records.record import (
     Record,
     absent,
+    plain,
     read,
 )
 from pipeline.records.result import (
@@ -189,6 +190,7 @@ __all__ = [
     "absent",
     "dataset_path",
     "place_bytes",
+    "plain",
     "raw_column",
     "read",
     "unseen_column",

@@ -41,7 +41,7 @@ class Lineage(Record):
     evaluation: str
     partition: str
     started_from: str | None = None
-    started_from_checkpoint: str | None = None
+    started_from_checkpoint: dict[str, Any] | None = None
     incumbent: str | None = None
 
 
@@ -52,6 +52,7 @@ class ModelCard(Record):
     """
 
     FILE: ClassVar[str] = CARD
+    KIND: ClassVar[str] = "model card"
 
     model: str
     version: str

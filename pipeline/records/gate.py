@@ -163,6 +163,7 @@ class GateRecord(Record):
     """
 
     FILE: ClassVar[str] = GATE
+    KIND: ClassVar[str] = "gate record"
 
     rows: int
     clicks: int

@@ -39,7 +39,7 @@ class IngestPart(Record):
     rows_freed: dict[str, int] | None = absent()
     replaces: str | None = absent(unless="day")
     rows_replaced: dict[str, int] | None = absent()
-    split_by_place: bool | None = absent()
+    split_by_place: tuple[str, ...] | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,6 +219,7 @@ class Result(Record):
     """The outcome of ``run``: done | failed. A part whose stage has no artifact is absent."""
 
     FILE: ClassVar[str] = "result.json"
+    KIND: ClassVar[str] = "run's result"
 
     run: str
     status: str

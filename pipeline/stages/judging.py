@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import io
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -41,7 +41,7 @@ def judged(
     split = SplitReader(store, inputs["ingest"], "test")
     spread_groups(split, config.gate.max_rows)
     features = [name for name in config.gate.slices if name in written.tables]
-    incumbent = step.config.get("incumbent")
+    incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
         trained = {name: table.trained for name, table in written.tables.items()}
         found = score_dataset(split, opened.models, trained, features)
