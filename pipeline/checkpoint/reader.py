@@ -19,15 +19,15 @@ from torch import Tensor
 from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.embeddings.rows import RowAccess
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.shards import LocalShard, columns_of
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
@@ -50,7 +50,7 @@ class Report:
 class Target:
     """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
 
-    ``touched`` gets the rows of differences marked, so that the next difference holds them too.
+    ``touched`` gets the rows of deltas marked, so that the next delta holds them too.
     """
 
     rows: RowAccess
@@ -58,7 +58,7 @@ class Target:
     optimizer: torch.optim.Optimizer | None = None
     states: bool = True
     touched: TouchedRows | None = None
-    on_phase: OnPhase = ignore
+    on_point: OnPoint = ignore
 
 
 @torch.no_grad()
@@ -173,7 +173,7 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
                 touched = target.touched if artifact is not chain[0] else None
                 count = apply_block(block, shard, states=target.states, touched=touched)
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
-            target.on_phase(Phase.RESTORE)
+            target.on_point(FaultPoint.RESTORE)
         report.checkpoints.append(artifact.path)
 
 
@@ -191,8 +191,8 @@ def meets(extent: dict[str, Any], shard: LocalShard) -> bool:
 def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touched: TouchedRows | None = None) -> int:
     """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; the number of rows.
 
-    A row's Adagrad sum belongs to a column range: the mean of its squared gradients there. Where ranges differ, a
-    shard gets the mean over its columns: exact when ranges join, the best known when they split.
+    A state of whole rows belongs to a column range: Adagrad's sum is the mean of the squared gradients there. Where
+    ranges differ, a shard gets the mean over its columns: exact when ranges join, the best known when they split.
     """
     if block.table != shard.table:
         return 0
@@ -206,12 +206,13 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     ids = block.ids[low:high] - shard.row
     together_ = int(ids[-1] - ids[0]) + 1 == len(ids)
     places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
-    values = block.weight[low:high, left - block.column : right - block.column]
+    part = slice(left - block.column, right - block.column)
     share = (right - left) / shard.columns
-    # Tables that were trained without state have none to give; a shard without takes none.
-    kept = [name for name in shard.state_names if states and name in block.state]
-    state = {name: block.state[name][low:high] * share for name in kept}
-    shard.put(places, values, state, left - shard.column, add=left > shard.column)
+    # Tables that were trained without a state have none to give; a shard without takes none.
+    kept = [name for name in shard.state_shapes(0) if states and name in block.state]
+    state = columns_of({name: block.state[name][low:high] for name in kept}, part)
+    state = {name: values if values.dim() > 1 else values * share for name, values in state.items()}
+    shard.put(places, block.weight[low:high, part], state, left - shard.column, add=left > shard.column)
     if touched is not None:
         touched.mask(shard_key(shard))[places] = 1
     return int(high - low)

@@ -7,6 +7,7 @@ continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from s
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.touched import TouchedRows, shard_key
@@ -68,7 +69,7 @@ def full_values(access: RowAccess) -> int:
 
 @torch.no_grad()
 def take_snapshot(
-    access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_phase: OnPhase = ignore
+    access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_point: OnPoint = ignore
 ) -> list[RowBlock]:
     """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
@@ -83,13 +84,13 @@ def take_snapshot(
     blocks = []
     for shard, rows in picked:
         blocks.append(_copy(shard, rows, buffers))
-        on_phase(Phase.STAGE)
+        on_point(FaultPoint.STAGE)
     return blocks
 
 
 def _values(shard: LocalShard, rows: Tensor | None) -> int:
     count = shard.rows if rows is None else len(rows)
-    return count * (shard.columns + len(shard.state_names))
+    return count * shard.columns + sum(map(math.prod, shard.state_shapes(count).values()))
 
 
 def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
@@ -97,8 +98,10 @@ def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBl
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     disk = shard.scratch()
     room = buffers.cut(_values(shard, rows)) if disk is None else disk[: _values(shard, rows)]
-    parts = room.split([count * shard.columns, *(count for _ in shard.state_names)])
-    weight, state = parts[0].view(count, shard.columns), dict(zip(shard.state_names, parts[1:], strict=True))
+    shapes = {"": (count, shard.columns), **shard.state_shapes(count)}
+    parts = zip(shapes.items(), room.split([math.prod(shape) for shape in shapes.values()]), strict=True)
+    state = {name: part.view(shape) for (name, shape), part in parts}
+    weight = state.pop("")
     step = max(1, _PIECE_VALUES // shard.columns)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))

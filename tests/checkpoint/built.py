@@ -81,7 +81,7 @@ CODINGS = {
     "q4": TableCoding(Coding(4, 25, 0.6), "bf16"),
     "q3": TableCoding(Coding(3, 10, 0.5)),
     "q2": TableCoding(Coding(2, 10, 0.3), "fp32", compress=False),
-    "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1),
+    "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1, heat="adagrad_sum"),
 }
 
 
@@ -90,7 +90,7 @@ def new_store(folder):
 
 
 def quantised_chain(folder):
-    """A store with a baseline in 8 bits and two differences to it in 4."""
+    """A store with a baseline in 8 bits and two deltas to it in 4."""
     store = new_store(folder)
     put(store, 1, coding=CODINGS["q8"])
     put(store, 2, [1], 0.2, CODINGS["q4"])
