@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from pipeline.records.record import Record
+from pipeline.records.record import Record, absent
 
 # Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
@@ -50,7 +50,7 @@ class TablePlan(Record):
     cache_rows: int = 0
     hit_rate: float = 1.0
     state_bytes: int = 4
-    value_state_bytes: int = 0
+    value_state_bytes: int = absent(0)
 
     @property
     def bytes(self) -> int:

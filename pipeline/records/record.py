@@ -19,12 +19,12 @@ _SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {
 }
 
 
-def absent(unless: str = "") -> Any:
-    """A field that is None by default and left out of the JSON then.
+def absent(default: Any = None, *, unless: str = "") -> Any:
+    """A field that is left out of the JSON where it has its default, so that an earlier release can read that.
 
-    ``unless``: another field; where that one has a value, null is written instead.
+    ``unless``: another field; where that one has a value, the default is written too.
     """
-    return dataclasses.field(default=None, metadata={_UNLESS: unless})
+    return dataclasses.field(default=default, metadata={_UNLESS: unless})
 
 
 class Record:
@@ -45,10 +45,10 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
         found, kind = dict[str, Any](), cast(Any, type(self))
-        for field, unless in _layout(kind):
-            value = getattr(self, field)
-            if value is not None or unless is None or (unless and getattr(self, unless) is not None):
-                found[field] = plain(value)
+        for name, default, unless in _layout(kind):
+            value = getattr(self, name)
+            if unless is None or value != default or (unless and getattr(self, unless) is not None):
+                found[name] = plain(value)
         return found
 
     @classmethod
@@ -100,9 +100,9 @@ class _WrongError(Exception):
 
 
 @cache
-def _layout(kind: type) -> tuple[tuple[str, str | None], ...]:
-    """Names of the fields, each with its ``unless``: None where the field is always written."""
-    return tuple((field.name, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
+def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
+    """Names of the fields, each with its default and its ``unless``: None where the field is always written."""
+    return tuple((field.name, field.default, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
 
 
 @cache
