@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from pipeline.config import SHARDING_TYPES, Config
 from pipeline.config.values import check_values
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.planning.cost import FLOAT, state_bytes
+from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.records import DatasetSchema, Profile
+from pipeline.specs import TABLE_OPTIMIZERS
+from pipeline.specs.table_optimizer import TableOptimizer
 
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
 COLUMN_TYPES = (COLUMN_WISE, TABLE_COLUMN_WISE)
@@ -32,8 +34,8 @@ COLUMN_STEP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and row-wise state,
-    ``state_bytes`` a row.
+    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and the state of the
+    ``optimizer``.
 
     ``curve``: share of its lookups by hottest rows; ``ranked``: whether rows are numbered in falling frequency, so
     that the hottest ones are the first.
@@ -44,14 +46,18 @@ class Table:
     dim: int
     pooling: float
     curve: HitCurve
+    optimizer: TableOptimizer
     weighted: bool = False
     ranked: bool = False
-    state_bytes: int = FLOAT
 
     @property
     def bytes(self) -> int:
         """Weights (4 bytes an element) and optimizer state."""
-        return self.rows * (self.dim * FLOAT + self.state_bytes)
+        return self.rows * self.row_bytes(self.dim)
+
+    def row_bytes(self, columns: int) -> int:
+        """``columns`` weights of a row (4 bytes each) with their optimizer state."""
+        return columns * FLOAT + self.optimizer.state_bytes(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,9 +88,9 @@ def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[T
             dim=config.model.embedding_dim,
             pooling=max(measured.pooling, 1e-3),
             curve=HitCurve.measured(profile, column.name),
+            optimizer=TABLE_OPTIMIZERS.get(config.train.sparse_optimizer),
             weighted=column.weighted,
             ranked=_ranked(config, column.name),
-            state_bytes=state_bytes(config),
         )
         tables.append(table)
     return tables
@@ -124,6 +130,11 @@ def nearest(name: str, among: Iterable[str]) -> str:
     return (difflib.get_close_matches(name, candidates, n=1, cutoff=0.0) or candidates)[0]
 
 
+def table_tiers(config: Config, table: Table) -> tuple[str, ...]:
+    """The tiers of this hardware that the table may live in, fastest first; SSD where its optimizer's state fits."""
+    return tuple(tier for tier in tiers(config.hardware) if tier != "ssd" or table.optimizer.fits_ssd)
+
+
 def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
     """Those of the ``offered`` tiers that a table sharded so may live in: a replica in the device's memory alone."""
     if sharding == DATA_PARALLEL:
@@ -144,7 +155,7 @@ def _free(config: Config, table: Table, heavy: bool) -> Choice:
     worthwhile = [name for name in possible if _worthwhile(config, table, name, heavy)] or possible
     if config.world_size == 1 and TABLE_WISE in possible:
         worthwhile = [TABLE_WISE]
-    return Choice(sharding=tuple(worthwhile), tiers=tiers(config.hardware), columns=MIN_COLUMNS)
+    return Choice(sharding=tuple(worthwhile), tiers=table_tiers(config, table), columns=MIN_COLUMNS)
 
 
 def impossible(config: Config, table: Table, sharding: str, columns: int) -> str:

@@ -18,9 +18,11 @@ from pipeline.planning.choices import (
     empty_ranks,
     impossible,
     nearest,
+    table_tiers,
     tiers_of,
 )
 from pipeline.planning.hardware import tiers
+from pipeline.specs import TABLE_OPTIMIZERS
 
 CACHED = ("hbm_cached", "ssd")
 
@@ -52,7 +54,7 @@ def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
     """
     pin = config.plan.tables[table.name]
     choice = free or _sharded(config, table, pin.sharding)
-    choice = replace(choice, tiers=_tiers(config, table.name, pin), cache_rows=_cache_rows(table, pin), pinned=True)
+    choice = replace(choice, tiers=_tiers(config, table, pin), cache_rows=_cache_rows(table, pin), pinned=True)
     _check_tier(table.name, pin)
     sharding = tuple(name for name in choice.sharding if name not in pin.avoid)
     offered = tuple(tier for tier in choice.tiers if tier not in pin.avoid)
@@ -79,19 +81,25 @@ def _sharded(config: Config, table: Table, sharding: str) -> Choice:
             f"plan.tables.{table.name}.sharding is {sharding!r}, which cannot run: {why}",
             hint=f"plan.tables.{table.name}.sharding={ROW_WISE if fallback else TABLE_WISE}",
         )
-    return Choice(sharding=(sharding,), tiers=tiers(config.hardware), columns=columns)
+    return Choice(sharding=(sharding,), tiers=table_tiers(config, table), columns=columns)
 
 
-def _tiers(config: Config, name: str, pin: TablePin) -> tuple[str, ...]:
-    offered = tiers(config.hardware)
+def _tiers(config: Config, table: Table, pin: TablePin) -> tuple[str, ...]:
+    offered = table_tiers(config, table)
     if not pin.tier:
         return offered
+    path = f"plan.tables.{table.name}.tier"
+    if pin.tier not in offered and pin.tier in tiers(config.hardware):
+        fitting = next((each.name for each in TABLE_OPTIMIZERS if each.fits_ssd), "")
+        raise ConfigError(
+            f"{path} is {pin.tier!r}, but rows there have no room for the state of "
+            f"train.sparse_optimizer={table.optimizer.name}",
+            hint=f"{path}={offered[-1]}, or train.sparse_optimizer={fitting}",
+        )
     if pin.tier not in offered:
         lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {config.hardware.device}"
-        mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"plan.tables.{name}.tier={offered[0]}"
-        raise ConfigError(
-            f"plan.tables.{name}.tier is {pin.tier!r}, which hardware {config.hardware.name!r} lacks: {lack}", hint=mend
-        )
+        mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"{path}={offered[0]}"
+        raise ConfigError(f"{path} is {pin.tier!r}, which hardware {config.hardware.name!r} lacks: {lack}", hint=mend)
     return (pin.tier,)
 
 

@@ -31,7 +31,7 @@ class TablePlan:
     ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
     ``cache_rows``: of tiers hbm_cached and ssd, the rows over all ranks that the faster memory keeps; ``hit_rate``:
     predicted share of its lookups that find their row there, 1 for a table that is wholly in memory.
-    ``state_bytes``: optimizer state of a row.
+    ``state_bytes``: optimizer state of a row, whatever its width; ``value_state_bytes``: of each of its weights.
     """
 
     rows: int
@@ -46,11 +46,16 @@ class TablePlan:
     cache_rows: int = 0
     hit_rate: float = 1.0
     state_bytes: int = 4
+    value_state_bytes: int = 0
 
     @property
     def bytes(self) -> int:
         """One copy of the table: fp32 weights and optimizer state."""
-        return self.rows * (4 * self.dim + self.state_bytes)
+        return self.rows * self.row_bytes(self.dim)
+
+    def row_bytes(self, columns: int) -> int:
+        """``columns`` fp32 weights of a row with their optimizer state."""
+        return columns * (4 + self.value_state_bytes) + self.state_bytes
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
         """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
@@ -58,7 +63,7 @@ class TablePlan:
         On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
         memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
         """
-        row = shard.columns * 4 + self.state_bytes
+        row = self.row_bytes(shard.columns)
         marks = MARK_BYTES * shard.rows if device == "cuda" else 0
         if self.tier == ("hbm" if device == "cuda" else "ddr"):
             return shard.rows * row + marks
