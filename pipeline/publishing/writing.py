@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
 from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
-from pipeline.publishing.tables import FLOATS, TableLayout, record_bytes
+from pipeline.publishing.tables import FLOATS, record_bytes
+from pipeline.records import TableLayout
 from pipeline.store import Draft
 
 SAMPLE_ROWS = 2048

@@ -49,6 +49,15 @@ class Use:
     when: Callable[[Config], bool] = always
     named: bool = False
 
+    def covers(self, path: str) -> bool:
+        """Whether the setting at ``path`` (``*``: an entry of a dictionary) is one of them."""
+        parts = path.split(".")
+        for pattern in (each.split(".") for each in self.paths):
+            whole = len(pattern) == len(parts) or (len(pattern) < len(parts) and pattern[-1] == "*")
+            if whole and all(one in ("*", other) for one, other in zip(pattern, parts, strict=False)):
+                return True
+        return False
+
 
 def use(group: str, names: str, *, when: Callable[[Config], bool] = always, named: bool = False) -> Use:
     """A ``Use`` of the settings ``names``, separated by blanks, of ``group`` ("": the root)."""
@@ -116,6 +125,10 @@ class Stage(ABC):
     def key_settings(self, config: Config) -> dict[str, Any]:
         """What of the configuration the key covers; ``named_settings`` come on top."""
         return covered(self.settings, config)
+
+    def keys(self) -> dict[str, tuple[Use, ...]]:
+        """The settings of its keys, by name: its own key, and those of what it keeps on the way."""
+        return {self.name: self.settings}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """What the key covers of that which settings name outside the configuration: files, checkpoints, versions.

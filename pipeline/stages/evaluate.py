@@ -60,7 +60,7 @@ class Evaluate(Stage):
         artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
-            draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
+            draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits).to_json())
             with draft.open(LOGITS) as sink:
                 np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
             artifact = draft.commit(figures)

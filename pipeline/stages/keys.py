@@ -1,11 +1,11 @@
-"""Settings that belong to no key: no byte of any artifact depends on them.
+"""Which keys a setting belongs to: the stages list those that can change their output, ``NO_KEY`` has the others.
 
-Those that do belong to one are listed by the stage whose output they can change. A setting that is in no list fails
-``tests/config/test_setting_keys.py``: whoever adds one decides.
+A setting that is in no list fails ``tests/config/test_setting_keys.py``: whoever adds one decides.
 """
 
 from __future__ import annotations
 
+from pipeline.specs import STAGES
 from pipeline.specs.stage import use
 
 NO_KEY = (
@@ -32,3 +32,9 @@ NO_KEY = (
     use("schedule", "*"),
     use("nightly", "*"),
 )
+
+
+def keys_of(path: str) -> tuple[str, ...]:
+    """The keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
+    lists = [item for stage in STAGES for item in stage.keys().items()]
+    return tuple(key for key, uses in lists if any(use.covers(path) for use in uses))

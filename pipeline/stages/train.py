@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.records.step import Step, run_directory
-from pipeline.specs.stage import Stage, StageIO, covered, picked, use
+from pipeline.specs.stage import Stage, StageIO, Use, covered, picked, use
 from pipeline.stages.partition import compares, has_towers, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key
 
@@ -79,6 +79,15 @@ def continuation_key(config: Config, init: Any, dataset: str) -> str:
     return artifact_key(CHECKPOINTS, {**continuation_settings(config), **start}, {"ingest": dataset})
 
 
+# Where it ends, and how its last checkpoint is written: a training goes on through a change of these.
+END = (
+    use("train", "epochs max_steps"),
+    use("checkpoint", "final_quantise state"),
+    use("checkpoint", "hot_share", when=_few_bits),
+    use("checkpoint", "expected_restores", when=_auto_bits),
+)
+
+
 class Train(Stage):
     """The training and its checkpoints."""
 
@@ -88,13 +97,11 @@ class Train(Stage):
     needs_rows = True
     distributed = True
     trains = True
-    settings = (
-        *CONTINUATION,
-        use("train", "epochs max_steps"),
-        use("checkpoint", "final_quantise state"),
-        use("checkpoint", "hot_share", when=_few_bits),
-        use("checkpoint", "expected_restores", when=_auto_bits),
-    )
+    settings = (*CONTINUATION, *END)
+
+    def keys(self) -> dict[str, tuple[Use, ...]]:
+        """Its checkpoints' key, and its own, which covers the settings of both."""
+        return {CHECKPOINTS: CONTINUATION, self.name: END}
 
     def key_settings(self, config: Config) -> dict[str, Any]:
         """The settings, and the number of towers."""

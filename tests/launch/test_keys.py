@@ -17,7 +17,7 @@ from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColum
 from pipeline.specs.stage import always
 from pipeline.stages.train import CHECKPOINTS
 from pipeline.store import Store
-from tests.keys import INPUTS, KEYS, LISTS, covers, key_config, uses
+from tests.keys import INPUTS, KEYS, LISTS, key_config, uses
 from tests.setting_paths import LEAVES
 
 # Configurations between which every condition of the list holds and does not hold.
@@ -83,8 +83,8 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: s
     for path in LEAVES:
         if path in DECIDING or (now := changed(config, path.split("."))) is None:
             continue
-        expected = {key for key in KEYS for use in uses(key, config) if covers(use, path) and not use.named}
-        derived = {key for key in KEYS for use in uses(key, config) if covers(use, path) and use.named}
+        expected = {key for key in KEYS for use in uses(key, config) if use.covers(path) and not use.named}
+        derived = {key for key in KEYS for use in uses(key, config) if use.covers(path) and use.named}
         moved = {key for key in KEYS if key_config(key, now) != before[key]}
         assert expected <= moved <= expected | derived | OTHERS.get(path, set()), path
         seen += 1
@@ -160,7 +160,7 @@ def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list
     """Settings that ``read`` names, that no key of ``stage`` and of its inputs covers and that are not read only."""
     keys = {stage, *INPUTS[stage]}
     lines = [use for key in keys for use in uses(key, config)]
-    known = {path for path in LEAVES if any(covers(use, path) for use in lines)} | READ_ONLY[stage]
+    known = {path for path in LEAVES if any(use.covers(path) for use in lines)} | READ_ONLY[stage]
     by_field: dict[tuple[type, str], list[str]] = {}
     for path in LEAVES:
         by_field.setdefault(list(owners(path))[-1], []).append(path)
