@@ -12,17 +12,16 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pipeline.compose.podchecks import check_kubernetes
 from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
+from pipeline.specs import id_mapping_names
 from pipeline.trainconfig import AUTO
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
 WHEN_FULL = ("replace", "keep")
-MAPPINGS = ("vocab", "hash", "double_hash", "learned")
 _CHOICES: dict[str, tuple[str, ...]] = {
     "data.format": ("criteo", "csv", "parquet", "synthetic", "tables"),
     "data.dense_transform": TRANSFORMS,
-    "data.sparse_defaults.mapping": MAPPINGS,
     "data.sparse_defaults.when_full": WHEN_FULL,
     "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
@@ -216,7 +215,7 @@ def lookup(config: Config, path: str) -> object:
 
 def check(config: Config) -> None:
     """Check values and combinations; raises ConfigError naming the field and the override that mends it."""
-    for path, choices in _CHOICES.items():
+    for path, choices in {**_CHOICES, "data.sparse_defaults.mapping": id_mapping_names()}.items():
         got = lookup(config, path)
         if got not in choices:
             raise ConfigError(f"{path} is {got!r}, expected one of: {', '.join(choices)}", hint=f"{path}={choices[0]}")
@@ -392,9 +391,9 @@ def _check_sparse(data: DataConfig) -> None:
                 f"a feature of data.sparse is called {name!r}, which PyTorch keeps for itself, expected another name",
                 hint=f"~data.sparse.{name} +data.sparse.{other}={{column: {sparse.column or name}}}",
             )
-        if sparse.mapping not in (*MAPPINGS, None):
+        if sparse.mapping not in (*id_mapping_names(), None):
             raise ConfigError(
-                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected one of: {', '.join(MAPPINGS)}",
+                f"data.sparse.{name}.mapping is {sparse.mapping!r}, expected one of: {', '.join(id_mapping_names())}",
                 hint=f"data.sparse.{name}.mapping=vocab",
             )
         if sparse.min_count is not None:
