@@ -10,7 +10,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
-from pipeline.training import Batch
+from pipeline.training.data import Batch
 
 DENSE = 13
 

@@ -100,8 +100,8 @@ def measure_training(say: Callable[[str], None], config: Config, folder: str, pl
     Of the intervals before the first checkpoint the first half warms up. ``bytes`` is 0 where the system does not tell
     (no /proc).
     """
-    from pipeline.training import train
     from pipeline.training.distributed import connect
+    from pipeline.training.loop import train
 
     connect(config)
     before = resident("VmRSS")

@@ -1,4 +1,4 @@
-"""Hydra composition: ``conf/`` and overrides over the schema of ``config.py``, once, in the launcher.
+"""Hydra composition: ``conf/`` and overrides over the schema of ``pipeline.config``, once, in the launcher.
 
 Ranks never compose: they read the resolved YAML that ``to_yaml`` wrote and check it with ``from_yaml``.
 No Hydra output directory, working directory change or logging set-up happens here.

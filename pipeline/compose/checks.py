@@ -10,10 +10,9 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pipeline.compose.podchecks import check_kubernetes
-from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
+from pipeline.config import AUTO, DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import id_mapping_names
-from pipeline.trainconfig import AUTO
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters

@@ -12,7 +12,8 @@ from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
-from pipeline.embeddings import LocalShard, TableSpec
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
 from pipeline.store import Store
 
 ROWS = {"a": 50, "b/c": 37, "long": 900}
@@ -89,7 +90,7 @@ def new_store(folder):
 
 
 def quantised_chain(folder):
-    """A store with a baseline in 8 bits and two differences to it in 4."""
+    """A store with a baseline in 8 bits and two deltas to it in 4."""
     store = new_store(folder)
     put(store, 1, coding=CODINGS["q8"])
     put(store, 2, [1], 0.2, CODINGS["q4"])

@@ -10,7 +10,8 @@ from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
 from pipeline.checkpoint.state import flatten_optimizer
 from pipeline.checkpoint.writer import Job, write_checkpoint
-from pipeline.embeddings import LocalShard, TableSpec
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
 
 
 def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):
@@ -37,7 +38,7 @@ class Picked:
 
 
 def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=None, parents=(), picked=None, chunk=160):
-    """A job as the checkpointer makes it; a difference of the rows ``picked`` where it has ``parents``."""
+    """A job as the checkpointer makes it; a delta of the rows ``picked`` where it has ``parents``."""
     rows, dense, state = rows or access(shard()), dense or {}, state or TrainState(step=int(path[-8:]))
     tensors = {f"param/{name}": value.detach() for name, value in dense.items()}
     record = {"train": state.to_json(), "optimizer": None}
@@ -57,8 +58,8 @@ def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=Non
     )  # fmt: skip
 
 
-def write(store, *args, on_phase=ignore, **more):
-    return write_checkpoint(store, job(*args, **more), None, on_phase)
+def write(store, *args, on_point=ignore, **more):
+    return write_checkpoint(store, job(*args, **more), None, on_point)
 
 
 def read(store, artifact, rows, dense=None, optimizer=None, **more):

@@ -8,10 +8,12 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
-from pipeline.embeddings import SsdStore
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
-from pipeline.training import BatchReader, Order, SplitReader, Trainer
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
 from tests.embeddings.ranks import on_tier, plan_for, row_shards
 from tests.training.dataset import KEY, write_dataset
 

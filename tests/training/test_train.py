@@ -12,18 +12,21 @@ from safetensors.torch import load
 
 from pipeline.config import (
     CheckpointConfig,
+    ClipConfig,
     Config,
     DataConfig,
     DebugConfig,
     EvaluateConfig,
+    GuardConfig,
     HardwareConfig,
     ModelConfig,
+    TrainConfig,
 )
 from pipeline.errors import NightjarError
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
-from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
 
