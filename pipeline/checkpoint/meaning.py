@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.specs import ID_MAPPINGS, id_mapping
+from pipeline.specs import ID_MAPPINGS, mapping_of
 
 SAFE, ALLOW, REFUSED = "safe", "allow", "refused"
 SPARSE, DEFAULTS = "data.sparse", "data.sparse_defaults"
@@ -62,7 +62,7 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
 def _ids(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What decides which ids a feature's rows stand for: settings in force, those that do not count left out."""
     cross, bins = list(feature.get("cross") or []), feature.get("bins")
-    mapping = id_mapping(feature.get("mapping"), defaults["mapping"], bins)
+    mapping = mapping_of(feature.get("mapping"), defaults["mapping"], bins)
     found: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}
     if not cross:
         found["column"] = feature.get("column") or name

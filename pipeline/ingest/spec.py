@@ -11,7 +11,7 @@ import xxhash
 from pipeline.config import DataConfig, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
-from pipeline.specs import id_mapping
+from pipeline.specs import mapping_of
 from pipeline.specs.id_mapping import IdMapping
 
 DAY = "day"
@@ -166,7 +166,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     return SparseSpec(
         name=name,
         column=feature.cross[0] if feature.cross else feature.column or name,
-        mapping=id_mapping(feature.mapping, defaults.mapping, feature.bins),
+        mapping=mapping_of(feature.mapping, defaults.mapping, feature.bins),
         rows=RESERVED_ROWS + feature.bins if feature.bins else feature.rows or defaults.rows,
         min_count=feature.min_count or defaults.min_count,
         when_full=feature.when_full or defaults.when_full,

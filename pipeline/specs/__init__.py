@@ -8,7 +8,7 @@ ID_MAPPINGS: Registry[IdMapping] = Registry(
 )
 
 
-def id_mapping(chosen: str | None, default: str, bins: int | None) -> IdMapping:
+def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
     """The mapping of a feature: of ``bins`` where it has them, else the ``chosen`` one, else the ``default``."""
     return ID_MAPPINGS.get(BINS if bins else chosen or default)
 

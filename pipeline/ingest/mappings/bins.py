@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pipeline.records import RESERVED_ROWS
-from pipeline.specs import id_mapping
+from pipeline.specs.id_mapping import BINS as NAME
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, IdMapping, MappedFeature
 
 if TYPE_CHECKING:
@@ -39,4 +39,4 @@ class _Bins(IdMapping):
         return (pl.Series((bin_of(of_bits(hashes), fitted.bounds) + RESERVED_ROWS).astype(np.int32)),)
 
 
-BINS = _Bins(name=id_mapping.BINS, doc="One row for each bin of a number.", numbers=True)
+BINS = _Bins(name=NAME, doc="One row for each bin of a number.", numbers=True)
