@@ -1,8 +1,18 @@
 """What can be chosen by name, and the registries that know every choice. No torch here, and no room above."""
 
+from __future__ import annotations
+
+from pipeline.specs.dense_optimizer import DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.registry import Registry
+from pipeline.specs.table_optimizer import TableOptimizer
 
+TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
+    "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.optimizers"
+)
+DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
+    "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.optimizers"
+)
 ID_MAPPINGS: Registry[IdMapping] = Registry(
     "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
 )
@@ -16,3 +26,12 @@ def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
 def id_mapping_names() -> tuple[str, ...]:
     """The mappings that a setting can name."""
     return tuple(name for name in ID_MAPPINGS.names() if name != BINS)
+
+
+def id_mapping_docs() -> str:
+    """A sentence or two about each of them, with the settings that it reads besides ``rows``."""
+    found = []
+    for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
+        used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""
+        found.append(f"{each.name}: {each.doc}{used}")
+    return " ".join(found)

@@ -20,4 +20,4 @@ class _DoubleHash(HashMapping):
         return hash_rows_of, second_rows_of
 
 
-DOUBLE_HASH = _DoubleHash(name="double_hash", doc="Two rows of two hashes, summed.", rows_per_id=2)
+DOUBLE_HASH = _DoubleHash(name="double_hash", doc="the sum of two such rows.", rows_per_id=2)

@@ -36,4 +36,4 @@ class HashMapping(IdMapping):
         return tuple(rows_of(hashes, fitted.rows) for rows_of in self.ways)
 
 
-HASH = HashMapping(name="hash", doc="The row is xxhash64 of the id modulo the rows.")
+HASH = HashMapping(name="hash", doc="xxhash64 modulo the rows.")

@@ -39,7 +39,7 @@ class _Learned(VocabMapping):
 
 LEARNED = _Learned(
     name="learned",
-    doc="Frequent ids have rows of their own; rare ones share rows with ids that behave alike.",
+    doc="rare ids share rows with ids that behave alike.",
     vocabulary=True,
     seeded=True,
 )

@@ -39,7 +39,7 @@ class VocabMapping(IdMapping):
 
 VOCAB = VocabMapping(
     name="vocab",
-    doc="Ids are ranked by frequency; each has a row of its own, and unseen ids share row 1.",
+    doc="ids ranked by frequency get a row each, ids that were not seen share row 1.",
     settings=("min_count", "when_full", "evict_after_days"),
     vocabulary=True,
     ranked=True,
