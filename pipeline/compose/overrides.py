@@ -20,7 +20,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config import TIERS, TablePin
 from pipeline.config.paths import children, describe, entry_type, field_type, nearest, strip_none
-from pipeline.config.renamed import refuse_former
+from pipeline.config.renamed import renamed_error
 from pipeline.errors import ConfigError
 
 
@@ -112,7 +112,8 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
 
 
 def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) -> None:
-    refuse_former(key, _value_text(override))
+    if renamed := renamed_error(key, after=f"={_value_text(override)}"):
+        raise renamed
     near = nearest(key, groups)
     value = "" if override.is_delete() else f"={_value_text(override)}"
     if not near:
@@ -141,7 +142,8 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
-    refuse_former(key, "<value>")
+    if renamed := renamed_error(key, after="=<value>"):
+        return renamed
     kind = field_type(key)
     if kind is None:
         near = nearest(key)

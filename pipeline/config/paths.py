@@ -18,13 +18,14 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True)
 class Place:
-    """A setting or a group of the schema: its dotted ``path``, its type and the dataclass field that declares it.
+    """A setting or a group of the schema: its dotted ``path``, type, default and the dataclass field that declares it.
 
     ``*`` in the path stands for the name of each entry of a dictionary.
     """
 
     path: str
     kind: Any
+    default: Any
     field: Field[Any]
 
     @property
@@ -38,18 +39,22 @@ class Place:
         """Whether it is a dictionary."""
         return typing.get_origin(self.kind) is dict
 
+    def inside(self) -> Any:
+        """The group with its defaults, or an entry of it; None for a setting."""
+        return self.default if dataclasses.is_dataclass(self.default) else self.group and self.group()
+
     @property
     def prefix(self) -> str:
         """What the paths of its own settings begin with."""
         return f"{self.path}.*." if self.has_entries else f"{self.path}."
 
 
-def places(kind: Any = Config, prefix: str = "") -> Iterator[Place]:
-    """All groups and settings below dataclass ``kind``, as declared, each group before its own settings."""
-    for place in _own(kind, prefix):
+def places(node: Any = None, prefix: str = "") -> Iterator[Place]:
+    """All groups and settings below dataclass ``node`` (None: a default Config), each group before its own settings."""
+    for place in _own(Config() if node is None else node, prefix):
         yield place
         if place.group:
-            yield from places(place.group, place.prefix)
+            yield from places(place.inside(), place.prefix)
 
 
 def settings() -> Iterator[Place]:
@@ -59,23 +64,24 @@ def settings() -> Iterator[Place]:
 
 def find_place(path: str) -> Place | None:
     """The group or setting that ``path`` means: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None for none."""
-    kind: Any = Config
+    node: Any = Config()
     prefix, place = "", None
     parts = path.split(".")
     while parts:
         name = parts.pop(0)
-        place = next((each for each in _own(kind, prefix) if each.field.name == name), None) if kind else None
+        place = next((each for each in _own(node, prefix) if each.field.name == name), None) if node else None
         if place is None:
             return None
-        kind, prefix = place.group, place.prefix
+        node, prefix = place.inside(), place.prefix
         if place.has_entries and parts:
             parts.pop(0)  # the entry's name
     return place
 
 
-def _own(kind: Any, prefix: str) -> Iterator[Place]:
-    hints = typing.get_type_hints(kind)
-    return (Place(f"{prefix}{each.name}", hints[each.name], each) for each in dataclasses.fields(kind))
+def _own(node: Any, prefix: str) -> Iterator[Place]:
+    hints = typing.get_type_hints(type(node))
+    for each in dataclasses.fields(node):
+        yield Place(f"{prefix}{each.name}", hints[each.name], getattr(node, each.name), each)
 
 
 def field_type(path: str) -> Any:

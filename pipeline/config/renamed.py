@@ -21,11 +21,10 @@ RENAMED = {
 _FIRST = {now: first for first, now in RENAMED.items()}
 
 
-def refuse_former(path: str, value: str) -> None:
-    """Raise ConfigError with the new name where ``path`` is a former one; ``value``: for the hint."""
-    if path in RENAMED:
-        now = RENAMED[path]
-        raise ConfigError(f"{path} is now {now}", hint=f"{now}={value}")
+def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
+    """The error for a former name ``path``, None for any other; ``before``, ``after``: of the new name in the hint."""
+    now = RENAMED.get(path)
+    return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:

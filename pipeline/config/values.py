@@ -82,17 +82,21 @@ def check_value(value: Any, path: str, known: Setting) -> None:
 
 def _check_range(value: float, path: str, low: float | None, high: float | None) -> None:
     if not math.isfinite(value):
-        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={low or 0:.10g}")
+        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={_plain(low or 0)}")
     if (low is not None and value < low) or (high is not None and value > high):
-        bound = low if low is not None and value < low else high
-        raise ConfigError(f"{path} is {value:.10g}, expected {span(low, high)}", hint=f"{path}={bound:.10g}")
+        bound = low if low is not None and value < low else high or 0
+        raise ConfigError(f"{path} is {value:.10g}, expected {span(low, high)}", hint=f"{path}={_plain(bound)}")
 
 
 def span(low: float | None, high: float | None) -> str:
     """A closed range in words; "" where both ends are open."""
     if low is None:
-        return "" if high is None else f"at most {high:.10g}"
-    return f"at least {low:.10g}" if high is None else f"between {low:.10g} and {high:.10g}"
+        return "" if high is None else f"at most {_plain(high)}"
+    return f"at least {_plain(low)}" if high is None else f"between {_plain(low)} and {_plain(high)}"
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
 
 
 def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
