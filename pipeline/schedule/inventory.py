@@ -9,8 +9,8 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.errors import ArtifactError
+from pipeline.records import NIGHT, NightRecord
 from pipeline.records.step import run_directory
-from pipeline.schedule.nightly import HELD, PUBLISHED, RECORD
 from pipeline.store import MANIFEST, Store, reachable
 from pipeline.store.references import read_record, unknown
 from pipeline.store.removal import written
@@ -167,12 +167,12 @@ def _folder(store: Store, path: str, content: _Content) -> Folder:
 
 
 def _night(store: Store, run: str) -> Night | None:
-    path = f"{run_directory(run)}/{RECORD}"
-    record = read_record(store, path)
-    if record is None:
+    path = f"{run_directory(run)}/{NIGHT}"
+    data = read_record(store, path)
+    if data is None:
         return None
     try:
-        decided = record["outcome"] in (PUBLISHED, HELD)
-        return Night(run=run, model=str(record["model"]), date=str(record["date"]), decided=decided)
-    except (KeyError, TypeError) as error:
-        raise unknown(store, path, f"is not the record of a night: {error!r} is missing") from None
+        record = NightRecord.from_json(data)
+    except ArtifactError as error:
+        raise unknown(store, path, f"cannot be read: {error.message}") from None
+    return Night(run=run, model=record.model, date=record.date, decided=record.decided)

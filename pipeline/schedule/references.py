@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.publishing.references import RECORDS
+from pipeline.records import NIGHT
 from pipeline.store import MANIFEST
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
 
@@ -39,6 +40,6 @@ SPECS = (
     RecordKind(name="publication", pattern=f"runs/*/publish/*/{MANIFEST}", refers=of_manifest),
     RecordKind(name="run's steps", pattern="runs/*/steps.json", refers=_steps),
     RecordKind(name="run's result", pattern="runs/*/result.json", refers=_result),
-    RecordKind(name="night", pattern="runs/*/nightly.json", refers=_night, starts=True),
+    RecordKind(name="night", pattern=f"runs/*/{NIGHT}", refers=_night, starts=True),
     RecordKind(name="run's configuration", pattern="runs/*/config.yaml", refers=_config, starts=True),
 )

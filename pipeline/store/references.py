@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.specs.registry import Registry
@@ -174,9 +174,9 @@ def _manifest(store: Store, folder: str) -> Record | None:
         problem = error.message.removeprefix(f"{store.url_of(path)} ")
     with suppress(ArtifactError):
         record = store.read_json(path)
-        if isinstance(record, dict) and not {"seal", "schema_version"} & record.keys():
-            if {"inputs", "summary"} & record.keys():
-                return record
+        keys = record.keys() if isinstance(record, dict) else set()
+        if not {"seal", "schema_version"} & keys and {"inputs", "summary"} & keys:
+            return cast(Record, record)
     raise unknown(store, path, problem)
 
 
