@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.checkpoint.retention import age
 from pipeline.errors import ArtifactError
+from pipeline.records import NIGHT, NightRecord
 from pipeline.records.step import run_directory
-from pipeline.schedule.nightly import HELD, PUBLISHED, RECORD
 from pipeline.schedule.references import read_known, unknown
 from pipeline.store import MANIFEST, Store, reachable
 
@@ -168,12 +168,12 @@ def _folder(store: Store, path: str, content: _Content) -> Folder:
 
 
 def _night(store: Store, run: str) -> Night | None:
-    path = f"{run_directory(run)}/{RECORD}"
-    record = read_known(store, path)
-    if record is None:
+    path = f"{run_directory(run)}/{NIGHT}"
+    data = read_known(store, path)
+    if data is None:
         return None
     try:
-        decided = record["outcome"] in (PUBLISHED, HELD)
-        return Night(run=run, model=str(record["model"]), date=str(record["date"]), decided=decided)
-    except (KeyError, TypeError) as error:
-        raise unknown(store, path, f"is not the record of a night: {error!r} is missing") from None
+        record = NightRecord.from_json(data)
+    except ArtifactError as error:
+        raise unknown(store, path, f"cannot be read: {error.message}") from None
+    return Night(run=run, model=record.model, date=record.date, decided=record.decided)

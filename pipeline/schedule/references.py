@@ -12,8 +12,8 @@ from typing import Any
 from pipeline.checkpoint.naming import PATH, run_of
 from pipeline.errors import ArtifactError
 from pipeline.publishing import versions
+from pipeline.records import NIGHT
 from pipeline.records.step import run_directory
-from pipeline.schedule.nightly import RECORD
 from pipeline.store import MANIFEST, Artifact, Store
 
 _STAGES = ("ingest", "plan", "partition")  # those whose artifacts lie outside their run
@@ -84,7 +84,7 @@ def run_names(store: Store, run: str, *, starts: bool) -> Names:
 
 def _starts(store: Store, folder: str) -> tuple[set[str], set[str]]:
     """Runs and keys that a run begins from: its night's base, and the settings that name something in the store."""
-    base = (read_known(store, f"{folder}/{RECORD}") or {}).get("base") or {}
+    base = (read_known(store, f"{folder}/{NIGHT}") or {}).get("base") or {}
     config = read_known(store, f"{folder}/config.yaml") or {}
     part = {name: config.get(name) or {} for name in ("data", "plan", "checkpoint", "partition")}
     runs = {_run(part["checkpoint"].get("init_from")), _run(part["partition"].get("probe")), str(base.get("run") or "")}

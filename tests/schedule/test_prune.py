@@ -63,7 +63,8 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
     put(store, f"{chain}/{name_of(9)}", step=9, type="difference", parents=[name_of(5)])
     put(store, f"runs/{run}/train/{number:032x}", keys, final=f"{chain}/{name_of(9)}")
     before = None if base is None else {
-        "run": run_of(base, model), "dataset": path_of("ingest", base), "plan": path_of("plan", base),
+        "version": f"v{base:05d}-{base:08d}", "day": "", "run": run_of(base, model), "checkpoint": "",
+        "dataset": path_of("ingest", base), "plan": path_of("plan", base),
     }  # fmt: skip
     record = {"format": 1, "model": model, "date": str(day), "run": run, "outcome": outcome, "base": before}
     store.write_json(f"runs/{run}/nightly.json", record)
