@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import units
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
@@ -16,7 +17,6 @@ from pipeline.launch import read_steps, write_steps
 from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
 from pipeline.records.step import Step
-from pipeline.report import units
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
