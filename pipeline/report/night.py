@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
+from pipeline import units
 from pipeline.records import NightRecord, plain
-from pipeline.report import units
 from pipeline.report.page import from_template, pill
 from pipeline.report.tables import stages_bar, stages_table
 

@@ -11,8 +11,8 @@ from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightReco
 from pipeline.records.step import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import shrunk_lines
-from pipeline.report.units import decimal, plural
 from pipeline.store import Store
+from pipeline.units import decimal, plural
 
 # Settings that differ from night to night by themselves, or say where and how things run.
 _EXPECTED = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "data.day", "data.mapping_from",
