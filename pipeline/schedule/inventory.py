@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pipeline.checkpoint.retention import age
 from pipeline.errors import ArtifactError
 from pipeline.records import NIGHT, NightRecord
 from pipeline.records.step import run_directory
-from pipeline.schedule.references import read_known, unknown
 from pipeline.store import MANIFEST, Store, reachable
+from pipeline.store.references import read_record, unknown
+from pipeline.store.removal import written
 
 DATASET, PLAN, TOWERS, RUN = "dataset", "plan", "towers", "run"
 _KINDS = {"datasets": DATASET, "plans": PLAN, "towers": TOWERS, "runs": RUN}
@@ -146,7 +145,7 @@ def _written(store: Store, full: str, info: Mapping[str, Any]) -> float:
     known = info.get("mtime" if store.is_local else "LastModified")
     if isinstance(known, datetime):
         return known.timestamp()
-    return known if isinstance(known, float) else time.time() - age(store, full)
+    return known if isinstance(known, float) else written(store, full)
 
 
 def _folder(store: Store, path: str, content: _Content) -> Folder:
@@ -169,7 +168,7 @@ def _folder(store: Store, path: str, content: _Content) -> Folder:
 
 def _night(store: Store, run: str) -> Night | None:
     path = f"{run_directory(run)}/{NIGHT}"
-    data = read_known(store, path)
+    data = read_record(store, path)
     if data is None:
         return None
     try:

@@ -22,8 +22,9 @@ from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
 from pipeline.schedule.lock import held
-from pipeline.schedule.removal import Entry, remove
+from pipeline.schedule.removal import remove
 from pipeline.store import Store
+from pipeline.store.removal import Removal
 
 FIRST = date(2026, 1, 1)
 PLACES = {"ingest": "datasets/d/{day}/{key}", "plan": "plans/{key}", "partition": "towers/{key}"}
@@ -319,7 +320,7 @@ def test_a_version_that_serves_but_is_gone_stops_it(store: Store) -> None:
 
 def test_killed_in_the_middle_nothing_looks_whole_and_the_next_one_goes_on(store: Store) -> None:
     tried = gc(store, dry_run=True)
-    going = [Entry(**each) for each in tried["removed"]]
+    going = [Removal(**each) for each in tried["removed"]]
 
     def killed(phase: str) -> None:
         raise KeyboardInterrupt
