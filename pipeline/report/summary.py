@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report import units
+from pipeline import units
 from pipeline.specs import STAGES
 
 WIDTH = 80

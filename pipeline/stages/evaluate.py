@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.records.step import Step
@@ -72,7 +73,6 @@ class Evaluate(Stage):
 
     def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
         """The metrics, and how near they are to the best that can be reached."""
-        from pipeline.report import units
         from pipeline.report.summary import reachable_gain
 
         part = result.get("eval") or {}

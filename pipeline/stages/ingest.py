@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
 from pipeline.records import dataset_path
 from pipeline.records.step import Step
+from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.stage import Stage, StageIO, picked, use
 from pipeline.store import Artifact, Store
 
@@ -31,10 +33,10 @@ def _synthetic(config: Config) -> bool:
 
 
 def _seeded(config: Config) -> bool:
-    """Whether the dataset depends on the seed: made-up logs, or the probe behind mapping learned."""
+    """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
     data = config.data
-    learned = any((feature.mapping or data.sparse_defaults.mapping) == "learned" for feature in data.sparse.values())
-    return _synthetic(config) or (_logs(config) and learned)
+    chosen = {feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()}
+    return _synthetic(config) or (_logs(config) and any(ID_MAPPINGS.get(name).seeded for name in chosen))
 
 
 class Ingest(Stage):
@@ -98,7 +100,6 @@ class Ingest(Stage):
 
     def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
         """Rows, the rate, and what is worth a warning."""
-        from pipeline.report import units
         from pipeline.report.summary import short_path
 
         part = result.get("ingest") or {}

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
 from pipeline.records import Towers
 from pipeline.records.step import Step
@@ -116,8 +117,6 @@ class Partition(Stage):
 
     def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
         """How many towers there are, where, and of how many features."""
-        from pipeline.report import units
-
         part = result.get("towers") or {}
         if not part:
             return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, picked, use
@@ -74,8 +75,6 @@ class PlanStage(Stage):
 
     def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
         """How many tables lie where, and what they take."""
-        from pipeline.report import units
-
         part = result.get("plan") or {}
         if not part:
             return {}

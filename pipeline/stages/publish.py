@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import GateHeldError
 from pipeline.records.step import Step
@@ -68,8 +69,6 @@ class Publish(Stage):
 
     def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
         """The verdict with its reasons, and the version."""
-        from pipeline.report import units
-
         gate, model, lines = result.get("gate") or {}, result.get("model") or {}, {}
         if gate:
             warnings = (f"warning: {words}" for words in gate.get("warnings", []))

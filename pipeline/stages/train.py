@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, picked, use
@@ -164,7 +165,6 @@ class Train(Stage):
 
 
 def _train_lines(part: Mapping[str, Any]) -> list[str]:
-    from pipeline.report import units
     from pipeline.report.phases import phase_lines
 
     wait = f"{units.percent(part.get('data_wait_share'))} of the time waiting for data"
@@ -179,8 +179,6 @@ def _train_lines(part: Mapping[str, Any]) -> list[str]:
 
 def _trained(part: Mapping[str, Any]) -> list[str]:
     """Samples and steps of the whole training; after a resume also of this session, whose rates follow."""
-    from pipeline.report import units
-
     samples, steps, resumed = part.get("samples"), part.get("steps"), part.get("resumed")
     time = f"{units.duration(part.get('seconds'))} on {units.plural(part.get('world_size'), 'rank')}"
     whole = f"{units.count(samples)} samples in {units.plural(steps, 'step')}"
@@ -195,8 +193,6 @@ def _trained(part: Mapping[str, Any]) -> list[str]:
 
 def _sent_per_sample(part: Mapping[str, Any]) -> list[str]:
     """A line about the bytes that embeddings cost a sample, by class of link; none where one rank trained."""
-    from pipeline.report import units
-
     sent = part.get("bytes_per_sample", {})
     within, between = sent.get("intra_host"), sent.get("inter_host")
     if not units.known(within) or not units.known(between) or not within + between:
@@ -205,8 +201,6 @@ def _sent_per_sample(part: Mapping[str, Any]) -> list[str]:
 
 
 def _checkpoint_lines(part: Mapping[str, Any]) -> list[str]:
-    from pipeline.report import units
-
     written, full = part.get("bytes_written"), part.get("bytes_full_equivalent")
     saved = f" of {units.size(full)} for full ones" if units.known(full) and full != written else ""
     lines = [

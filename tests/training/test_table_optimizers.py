@@ -18,6 +18,7 @@ from pipeline.checkpoint.export import export
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.embeddings import optimizers
+from pipeline.embeddings.learning import set_table_steps
 from pipeline.embeddings.optimizers.rowwise_adagrad import RowwiseAdagrad
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import make_plan
@@ -48,13 +49,13 @@ class Adagrad(TableOptimizer):
     def fused(self):
         return torch.optim.Adagrad, {"eps": EPS}
 
-    def update(self, weights, gradient, state, lr):
+    def update(self, weights, gradient, state, lr, step):
         sums = state["squares"].addcmul_(gradient, gradient)
         weights.addcdiv_(gradient, sums.sqrt().add_(EPS), value=-lr)
 
 
 class Momentum(TableOptimizer):
-    """A velocity for each weight and how often each row moved: two columns, of both widths. Replicas only."""
+    """A velocity for each weight, corrected for its first steps, and how often each row moved. Replicas only."""
 
     name = "momentum"
     columns = (StateColumn("velocity", per_value=True), StateColumn("moved", exact=True))
@@ -63,9 +64,9 @@ class Momentum(TableOptimizer):
     def fused(self):
         return torch.optim.SGD, {}
 
-    def update(self, weights, gradient, state, lr):
+    def update(self, weights, gradient, state, lr, step):
         state["moved"].add_((gradient != 0).any(dim=1))
-        weights.add_(state["velocity"].mul_(0.9).add_(gradient), alpha=-lr)
+        weights.add_(state["velocity"].mul_(0.9).add_(gradient), alpha=-lr / (1 - 0.9**step))
 
 
 class Gentle(RowwiseAdagrad):
@@ -190,6 +191,7 @@ def save_and_resume(folder):
         again, restored = make(plan_for(kinds, world), seed=77, optimizer=optimizer)
         saver, said = checkpointer(place, again, restored)
         assert saver.resume().step == 3, said
+        set_table_steps(again, 3)
         train(again, 3, STEPS)
         for one, two in zip(rows.local_shards(), restored.local_shards(), strict=True):
             assert torch.equal(one.weight, two.weight) and one.state.keys() == two.state.keys()
@@ -245,6 +247,8 @@ SMALL = {"sharding": test_train.MIXED, "sparse_optimizer": "adagrad"}
 CASES = {
     "whole": SMALL,
     "stopped": {**SMALL, "then": {"epochs": 2}, "max_steps": 7},
+    "two columns": (two := {**SMALL, "sharding": "data_parallel", "sparse_optimizer": "momentum"}),
+    "two columns, stopped": {**two, "then": {"epochs": 2}, "max_steps": 7},
     "few bits": {**SMALL, "checkpoint": CheckpointConfig(quantise="4", final_quantise="4")},
 }
 SSD_CASES = {
@@ -284,6 +288,7 @@ def test_whole_trainings_with_it_and_what_ssd_says(tmp_path):
     spawn(run_cases, 2, tmp_path)
     found = json.loads((tmp_path / "0.json").read_text())
     assert found["whole"]["digests"] == found["stopped"]["digests"]
+    assert found["two columns"]["digests"] == found["two columns, stopped"]["digests"]
     assert "state.squares" in found["whole"]["digests"] and found["whole"]["ne"] < 1
     assert found["few bits"]["ne"] == pytest.approx(found["whole"]["ne"], abs=0.05)
     before, after = found["last step"]
