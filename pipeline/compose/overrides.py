@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -19,11 +18,10 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.compose.meant import meant_by
-from pipeline.config import TIERS, Config, TablePin
+from pipeline.config import TIERS, TablePin
+from pipeline.config.paths import children, describe, entry_type, field_type, nearest, strip_none
+from pipeline.config.renamed import renamed_error
 from pipeline.errors import ConfigError
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -61,7 +59,7 @@ def mend_additions(overrides: Iterable[Override]) -> list[str]:
         parts = override.key_or_group.split(".")
         for depth in range(1, len(parts)) if override.is_add() or override.is_force_add() else ():
             kind = field_type(".".join(parts[:depth]))
-            if typing.get_origin(kind) is dict and is_dataclass(typing.get_args(kind)[1]):
+            if typing.get_origin(kind) is dict and is_dataclass(entry_type(kind)):
                 opening = "".join(f"{{{part}: " for part in parts[depth:])
                 value = override.get_value_element_as_str()
                 text = f"+{'.'.join(parts[:depth])}={opening}{value}{'}' * len(parts[depth:])}"
@@ -114,69 +112,13 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
 
 
 def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) -> None:
+    if renamed := renamed_error(key, after=f"={_value_text(override)}"):
+        raise renamed
     near = nearest(key, groups)
     value = "" if override.is_delete() else f"={_value_text(override)}"
     if not near:
         raise ConfigError(f"{key} is unknown", hint="nightjar run --cfg job lists every key")
     raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
-
-
-def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
-    """The known key that ``key`` means, or is most like: under the same parent first, then anywhere."""
-    if meant := meant_by(key):
-        return meant
-    parent, _, name = key.rpartition(".")
-    if parent and name in _children("") and not is_dataclass(_strip_none(field_type(name))):
-        return name  # train.seed: the setting stands above all groups
-    siblings = _children(parent) if parent else [*_children(""), *groups]
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    if near:
-        return f"{parent}.{near[0]}" if parent else near[0]
-    everything = [path for path in leaves(Config) if not is_dataclass(_strip_none(field_type(path)))]
-    same_name = [path for path in everything if path.rpartition(".")[2] == name]
-    return next(iter(same_name or difflib.get_close_matches(key, everything, n=1)), None)
-
-
-def field_type(path: str) -> Any:
-    """The type of the configuration field at a dotted ``path``, or None where the schema has no such field."""
-    kind: Any = Config
-    for part in path.split("."):
-        kind = _strip_none(kind)
-        if is_dataclass(kind):
-            kind = typing.get_type_hints(kind).get(part)
-        elif typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-        elif typing.get_origin(kind) is list and part.isdigit():
-            kind = typing.get_args(kind)[0]
-        else:
-            return None
-        if kind is None:
-            return None
-    return kind
-
-
-def leaves(kind: Any, prefix: str = "") -> Iterable[str]:
-    """Dotted paths of all fields below dataclass ``kind``."""
-    for field in fields(kind):
-        path = f"{prefix}{field.name}"
-        inner = _strip_none(typing.get_type_hints(kind)[field.name])
-        yield path
-        if is_dataclass(inner):
-            yield from leaves(inner, f"{path}.")
-
-
-def describe(kind: Any) -> str:
-    """``kind`` in words: 'a number', 'a list of texts'."""
-    inner = _strip_none(kind)
-    none = " or null" if inner is not kind else ""
-    if typing.get_origin(inner) is list:
-        part = typing.get_args(inner)[0]
-        nested = typing.get_origin(part) is list
-        shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
-        return f"{shape} (of {describe(part).removeprefix('a ')}s){none}"
-    if typing.get_origin(inner) is dict or is_dataclass(inner):
-        return f"a group of keys{none}"
-    return _WORDS.get(inner, str(inner)) + none
 
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
@@ -191,8 +133,8 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
     if in_file:
-        found = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
-        return ConfigError(f"{in_file['file']}.yaml: {found.message}", hint=f"mend {in_file['file']}.yaml")
+        about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
+        return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"mend {in_file['file']}.yaml")
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
     if merged and field_type(merged["key"]) is not None:  # a list in a list, of the wrong kind: OmegaConf names no key
         return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
@@ -200,31 +142,48 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
+    """What ``error`` about setting ``key`` means: it has a new name, does not exist, is not there yet, or is wrong."""
+    if renamed := renamed_error(key, after="=<value>"):
+        return renamed
     kind = field_type(key)
     if kind is None:
         near = nearest(key)
         meant = f"; did you mean {near}?" if near else ""
         return ConfigError(f"{key} is unknown{meant}", hint=near or "nightjar run --cfg job lists every key")
-    given = [o for o in overrides if o.key_or_group == key and not o.is_delete()]
-    if not given and "not in struct" in str(error).lower():
+    given = next((each for each in overrides if each.key_or_group == key and not each.is_delete()), None)
+    return _missing_entry(key, kind, error, given) or _wrong_type(key, kind, error, given)
+
+
+def _missing_entry(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError | None:
+    """The error for an entry of a dictionary that must be added first; None where ``error`` is another one."""
+    if given is None:
+        if "not in struct" not in str(error).lower():
+            return None
         value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
-    if given and "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given[0].is_add():
-        return ConfigError(f"{key} does not exist here yet", hint=f"+{given[0].input_line} adds it")
+    if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
+        return ConfigError(f"{key} does not exist here yet", hint=f"+{given.input_line} adds it")
+    return None
+
+
+def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:
+    """The error for a value of another type than ``kind``; ``given``: the override that has it, None for a file."""
+    text = _value_text(given) if given else ""
+    plain = given is not None and not _is_mapping(given)
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
-        return _about_pin(key, _value_text(given[0]) if given and not _is_mapping(given[0]) else "")
-    value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
-    text = _value_text(given[0]) if given else ""
-    if given and is_dataclass(_strip_none(kind)) and not _is_mapping(given[0]):
+        return _about_pin(key, text if plain else "")
+    if plain and is_dataclass(strip_none(kind)):
         return _about_group(key, text)
-    text = f"[{text}]" if "list of lists" in describe(kind) and not text.startswith("[") else text
-    listed = f"{key}=[{text}]" if given and "list" in describe(kind) else ""
-    return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
+    expected = describe(kind)
+    got = f" is {text!r}," if given else f": {str(error).splitlines()[0]};"
+    listed = f"[[{text}]]" if "list of lists" in expected and not text.startswith("[") else f"[{text}]"
+    hint = f"{key}={listed}" if given and "list" in expected else f"{key}=<{expected}>"
+    return ConfigError(f"{key}{got} expected {expected}", hint=hint)
 
 
 def _about_group(key: str, value: str) -> ConfigError:
     """A group of settings that is given one plain value: its first setting is the one most likely meant."""
-    names = _children(key)
+    names = children(key)
     return ConfigError(
         f"{key} is {value!r}, expected one of its own settings: {', '.join(f'{key}.{name}' for name in names)}",
         hint=f"{key}.{names[0]}={value}",
@@ -262,19 +221,6 @@ def _value_text(override: Override) -> str:
 
 def _is_mapping(override: Override) -> bool:
     return not override.is_delete() and isinstance(override.value(), dict)
-
-
-def _children(path: str) -> list[str]:
-    kind = _strip_none(field_type(path)) if path else Config
-    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
-
-
-def _strip_none(kind: Any) -> Any:
-    """``X`` of ``X | None``."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        rest = [part for part in typing.get_args(kind) if part is not type(None)]
-        return rest[0] if len(rest) == 1 else kind
-    return kind
 
 
 def _suggest_assignment(text: str) -> str:

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import asdict, dataclass
 from datetime import date
-from typing import Any
 
-from pipeline.config import STAGES, Config, NightlyConfig, ScheduleConfig
+from pipeline.config import Config, NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.publishing.versions import incumbent, read_current, version_path
+from pipeline.records import Base
+from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """A published version; ``day``: of its logs ("": not known). Paths are relative to the store."""
-
-    version: str
-    day: str
-    run: str
-    checkpoint: str
-    dataset: str
-    plan: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def run_name(model: str, day: date) -> str:
@@ -75,7 +59,7 @@ def _base(artifact: Artifact) -> Base:
 
 
 def night_config(config: Config, day: date, base: Base | None) -> Config:
-    """The configuration of the run of ``day``: all six stages, from ``base`` on.
+    """The configuration of the run of ``day``: all stages, from ``base`` on.
 
     Where, when and for whom nights run is no part of it: no webhook gets into the store.
     """
@@ -86,6 +70,6 @@ def night_config(config: Config, day: date, base: Base | None) -> Config:
         checkpoint = dataclasses.replace(checkpoint, init_from=base.checkpoint)
         plan = dataclasses.replace(plan, former=base.plan if config.nightly.reuse_plan else None)
     return dataclasses.replace(
-        config, run=run_name(config.model_name, day), stages=list(STAGES), data=data, checkpoint=checkpoint, plan=plan,
-        nightly=NightlyConfig(), schedule=ScheduleConfig(),
+        config, run=run_name(config.model_name, day), stages=[*STAGES.names()], data=data, checkpoint=checkpoint,
+        plan=plan, nightly=NightlyConfig(), schedule=ScheduleConfig(),
     )  # fmt: skip

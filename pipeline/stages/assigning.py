@@ -10,6 +10,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
 from pipeline.store import Artifact, Store
+from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing
@@ -24,8 +25,6 @@ def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
 
     By its key and step: the run it is of may have newer ones tomorrow. ArtifactError where it is missing.
     """
-    if config.partition.name == "flat" or config.partition.strategy == STRIDED:
-        return None
     artifact = _checkpoint(config, store)
     return None if artifact is None else {"key": artifact.key, "step": artifact.summary["step"]}
 
@@ -128,7 +127,7 @@ def _room(config: Config) -> float:
 
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
-    return AMPLE * fastest * 2**30 * config.world_size / tower_count(config)
+    return AMPLE * fastest * GIB * config.world_size / tower_count(config)
 
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:

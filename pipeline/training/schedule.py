@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from pipeline.config import TrainConfig
+from pipeline.units import plural
 
 FEWEST_STEPS = 100  # that a training should have
 LONGEST_WARM_UP = 1000  # steps, where their number follows from the length of the training
@@ -27,7 +28,7 @@ def planned_text(train: TrainConfig, rows: int) -> list[str]:
     """
     total, lines = planned_steps(train, rows), []
     rising = warmup_steps(train, total)
-    text = f"{count(total, 'step')} of {train.batch:,} samples planned, warm-up of {count(rising, 'step')}"
+    text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
         lines.append(f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}")
@@ -36,11 +37,6 @@ def planned_text(train: TrainConfig, rows: int) -> list[str]:
     else:
         lines.append(text)
     return lines
-
-
-def count(number: int, what: str) -> str:
-    """``number`` and what is counted: 1 step, 2 steps."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:
@@ -53,9 +49,9 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
     """What both learning rates are multiplied with in ``step`` (from 0) of ``total``.
 
-    The warm-up rises to 1 in its last step. In the last ``decay_share`` of the steps from there on
+    The warm-up rises to 1 in its last step. In the last ``decay_ratio`` of the steps from there on
     ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
-    to ``min_lr_share`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    to ``min_lr_factor`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
     """
     rising = warmup_steps(train, total)
     peak = max(1, rising) - 1
@@ -63,7 +59,7 @@ def lr_factor(train: TrainConfig, step: int, total: int) -> float:
         return (step + 1) / rising
     if train.schedule == "constant" or total - 1 <= peak:
         return 1.0
-    steps, share = total - 1 - peak, train.decay_share
+    steps, share = total - 1 - peak, train.decay_ratio
     done = min(1.0, max(0.0, (step - peak - (1.0 - share) * steps) / (share * steps)))
     left = 1.0 - done if train.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
-    return train.min_lr_share + (1.0 - train.min_lr_share) * left
+    return train.min_lr_factor + (1.0 - train.min_lr_factor) * left

@@ -1,6 +1,7 @@
 """A chunk gives back the rows it was given, in every coding, and says what is wrong with a damaged one."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,15 @@ def test_smaller_codings_come_back_close(weight, error: float) -> None:
     assert torch.allclose(found.state["adagrad_sum"], rows.state["adagrad_sum"], rtol=2**-8)
 
 
+def test_states_of_values_and_exact_ones_come_back() -> None:
+    rows = block(range(7, 500))
+    rows.state["wide"], rows.state["count"] = torch.rand(493, 8), torch.arange(493) + 1000.0
+    found = read_block(stored(rows, TableCoding(Coding(8), state="bf16", exact=("count",))), "x")
+    assert torch.equal(found.state["count"], rows.state["count"])
+    assert found.state["wide"].shape == (493, 8)
+    assert torch.allclose(found.state["wide"], rows.state["wide"], rtol=2**-8) and len(found.state) == 3
+
+
 def test_four_bits_take_an_eighth_and_compression_never_adds() -> None:
     rows = block(range(4096), 64)
     full = len(stored(rows, TableCoding("fp32")))
@@ -70,8 +80,10 @@ def test_a_wrong_row_count_is_noticed() -> None:
 
 def test_the_hottest_rows_keep_eight_bits() -> None:
     rows = block(range(10, 110))
-    (hot, fine), (others, coarse) = split_by_heat(rows, TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07))
-    assert (fine, coarse) == (TableCoding(HOT, "bf16", hot=0.07), TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07))
+    (hot, fine), (others, coarse) = split_by_heat(
+        rows, coding := TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07, heat="adagrad_sum")
+    )
+    assert (fine, coarse) == (replace(coding, weight=HOT), coding)
     sums = rows.state["adagrad_sum"]
     assert len(hot) == 7
     assert sums[hot].min() > sums[others].max()
@@ -81,8 +93,9 @@ def test_the_hottest_rows_keep_eight_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "coding", [TableCoding("fp32", hot=0.1), TableCoding(Coding(8), hot=0.1), TableCoding(Coding(4)),
-               TableCoding(Coding(4), hot=1e-4)]
+    "coding", [TableCoding("fp32", hot=0.1, heat="adagrad_sum"), TableCoding(Coding(8), hot=0.1, heat="adagrad_sum"),
+               TableCoding(Coding(4), heat="adagrad_sum"), TableCoding(Coding(4), hot=0.1),
+               TableCoding(Coding(4), hot=1e-4, heat="adagrad_sum")]
 )  # fmt: skip
 def test_rows_are_not_split_where_none_would_gain(coding: TableCoding) -> None:
     assert split_by_heat(block(range(50)), coding) == [(None, coding)]

@@ -13,11 +13,11 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.stages import key_config, steps
+from pipeline.stages.steps import steps
 from pipeline.store import Store, artifact_key
+from tests.keys import KEYS, key_config
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
-KEYS = ("ingest", "plan", "partition", "checkpoints", "train", "evaluate", "publish")
 EVERY = "stages=[ingest,plan,partition,train,evaluate,publish]"
 TWO_HOSTS = ["hardware.hosts=2", "hardware.ranks_per_host=1"]
 DMT = ["partition=dmt", *TWO_HOSTS]
@@ -72,8 +72,8 @@ WITHOUT_FILES: dict[str, list[str]] = {
     "weight decay": ["train.weight_decay=0.01", "train.lr=0.0005"],
     "clip": ["train.clip.dense_norm=1.0", "train.clip.table_value=0.1"],
     "schedule constant": ["train.schedule=constant"],
-    "schedule linear": ["train.schedule=linear", "train.decay_share=0.3", "train.min_lr_share=0.1"],
-    "schedule cosine": ["train.schedule=cosine", "train.decay_share=1.0", "train.warmup_steps=50"],
+    "schedule linear": ["train.schedule=linear", "train.decay_ratio=0.3", "train.min_lr_factor=0.1"],
+    "schedule cosine": ["train.schedule=cosine", "train.decay_ratio=1.0", "train.warmup_steps=50"],
     "precision bf16": ["train.precision=bf16"],
     "precision fp32": ["train.precision=fp32"],
     "batch": ["train.global_batch=256", "train.shuffle=false", "train.prefetch_batches=2"],

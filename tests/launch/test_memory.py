@@ -39,7 +39,7 @@ def group():
 
 def config(ddr=0.25, ranks=2, held="auto"):
     made = Config(run="r", hardware=HardwareConfig(name="t", ddr_gib=ddr, ranks_per_host=ranks))
-    made.launch.hold_memory = held
+    made.launch.limit_memory = held
     return made
 
 
