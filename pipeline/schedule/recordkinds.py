@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.publishing.references import RECORDS
+from pipeline.publishing.recordkinds import RECORDS
 from pipeline.records import NIGHT
 from pipeline.store import MANIFEST
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
