@@ -131,7 +131,7 @@ import fsspec
 fsspec.config.conf["s3"] = json.loads(sys.argv[1])
 from pipeline.store import Store
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.publishing import promotion, versions
+from pipeline.publishing import promotion
 store, own, done = Store(sys.argv[2]), sys.argv[3], 0
 print("ready", flush=True)
 sys.stdin.readline()
