@@ -279,15 +279,14 @@ class IngestConfig:
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """The ranking model. ``name``: dlrm.
+    """The ranking model. Each model has a class of its own with further settings, derived from this one.
 
-    ``bottom_mlp`` and ``top_mlp`` are hidden widths: ``embedding_dim`` follows the first, 1 the second.
+    ``name``: of a registered model (``nightjar doctor`` lists them). ``embedding_dim``: width of every embedding; a
+    multiple of 4.
     """
 
-    name: str = "dlrm"
+    name: str = MISSING
     embedding_dim: int = 16
-    bottom_mlp: list[int] = field(default_factory=lambda: [512, 256])
-    top_mlp: list[int] = field(default_factory=lambda: [512, 256])
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.planning.cost import FLOAT, dense_shape, local_batch, state_bytes
+from pipeline.planning.cost import FLOAT, dense_costs, local_batch, state_bytes
 from pipeline.records import DatasetSchema, Profile
 
 GIB = 2**30
@@ -28,11 +28,11 @@ def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict
     half of the DDR can be tables and their copy. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     batch, world = local_batch(config), config.world_size
-    shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))
+    costs = dense_costs(config, schema)
     pooled = batch * len(schema.sparse) * config.model.embedding_dim * FLOAT
     found = {
-        "dense": int(PER_PARAMETER * FLOAT * shape.parameters),
-        "activations": int(PER_ACTIVATION * FLOAT * batch * shape.activations),
+        "dense": int(PER_PARAMETER * FLOAT * costs.parameters),
+        "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),
         "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, profile)),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,
