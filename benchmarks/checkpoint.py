@@ -30,13 +30,13 @@ from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, sc
 from benchmarks.common import finish
 from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import TouchedRows
-from pipeline.embeddings.touched import _Marker
+from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.records import DatasetSchema
 from pipeline.store import Store
-from pipeline.training import Batch, Trainer
+from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.guards import check_layers
+from pipeline.training.trainer import Trainer
 
 
 def main() -> None:

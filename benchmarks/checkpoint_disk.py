@@ -19,8 +19,8 @@ import torch.multiprocessing as mp
 from benchmarks.checkpoint_model import config_of, plan_of, schema_of
 from pipeline.checkpoint import Target, latest, restore
 from pipeline.store import Store
-from pipeline.training import Trainer
 from pipeline.training.distributed import connect
+from pipeline.training.trainer import Trainer
 
 _CACHES = Path("/proc/sys/vm/drop_caches")
 

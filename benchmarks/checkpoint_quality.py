@@ -26,11 +26,13 @@ from benchmarks.common import finish
 from pipeline.checkpoint import Checkpointer, Model, TrainState
 from pipeline.checkpoint.quantise import bits_for_restores
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import TouchedRows
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate
 from pipeline.store import Artifact, Store
-from pipeline.training import BatchReader, Order, SplitReader, Trainer
+from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
 
 RESTORES = (1, 3, 20, 100)
 

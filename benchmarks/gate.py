@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import finish
+from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, SliceColumn, measure
 from pipeline.evaluation.bootstrap import Resampled, block_sums, ratio, resample
-from pipeline.gateconfig import GateConfig
 
 PLAIN_REPLICATES = 60
 SLICES = 10

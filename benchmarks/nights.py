@@ -21,7 +21,6 @@ import tempfile
 import warnings
 from collections.abc import Sequence
 from datetime import date, timedelta
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +34,8 @@ from pipeline.publishing.served import ServedModel, local_version
 from pipeline.publishing.translate import translation
 from pipeline.publishing.versions import incumbent
 from pipeline.records import LABEL
-from pipeline.report.page import document
-from pipeline.report.svg import Axis, Frame, Point, drawing
+from pipeline.report.page import Figure, from_template
+from pipeline.report.svg import Axis, Frame, Point, drawing, tag, text_at
 from pipeline.serving.scores import score_dataset
 from pipeline.store import Artifact, Store
 from pipeline.training.parquet import SplitReader
@@ -186,15 +185,12 @@ def curves(nights: Sequence[dict[str, float]]) -> str:
     frame = Frame.around(corners, Axis(title="night", whole=True), Axis(title="NE"))
     body = frame.grid()
     for name, kind, below in zip(MODELS, ("curve", "reference", "whisker"), (13, -5, -5), strict=True):
-        path = " ".join(f"{'M' if not i else 'L'}{frame.place(point)}" for i, point in enumerate(lines[name]))
-        body.append(f'<path class="{kind}" fill="none" d="{path}"><title>{escape(name)}</title></path>')
+        body.append(tag("path", tag("title", name), class_=kind, fill="none", d=frame.path(lines[name])))
         x, y = lines[name][-1]
-        body.append(
-            f'<text class="note" x="{frame.x(x) - 3:.1f}" y="{frame.y(y) + below:.1f}" text-anchor="end">{name}</text>'
-        )
-    note = "<p>Held-out rows of each day; lower is better.</p>"
-    return document("Ten nights", [f"<section><h2>NE by night</h2>{drawing(body, 'NE by night')}{note}</section>"],
-                    "the JSON line of make bench-nights")  # fmt: skip
+        body.append(text_at(frame.x(x) - 3, frame.y(y) + below, name, "end", "note"))
+    figure = Figure("NE by night", "held-out rows of each day; lower is better", drawing(body, "NE by night"))
+    files = "the JSON line of make bench-nights"
+    return from_template("figures.html", title="Ten nights", files=files, heading="NE by night", figures=[figure])
 
 
 if __name__ == "__main__":

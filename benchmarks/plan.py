@@ -24,7 +24,7 @@ from benchmarks.common import finish
 from pipeline.compose import compose
 from pipeline.config import Config, DeclaredTable
 from pipeline.errors import NightjarError
-from pipeline.ingest.declared import dataset
+from pipeline.ingest.table_specs import dataset
 from pipeline.planning import make_plan
 from pipeline.records import Plan, Profile, TablePlan
 

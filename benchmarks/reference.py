@@ -23,7 +23,8 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from pipeline.config import Config
 from pipeline.embeddings.tables import kernels
 from pipeline.records import DatasetSchema
-from pipeline.training import Batch, Trainer
+from pipeline.training.data import Batch
+from pipeline.training.trainer import Trainer
 
 
 class _Train(nn.Module):

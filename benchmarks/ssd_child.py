@@ -20,12 +20,13 @@ import torch
 
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.ssd_memory import AHEAD
-from pipeline.embeddings import SsdStore, initial_rows
-from pipeline.embeddings.ssd import named, pss_bytes
+from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
 from pipeline.records import DatasetSchema
-from pipeline.training import Batch, Trainer
+from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed
+from pipeline.training.trainer import Trainer
 
 # Rows written at a time.
 ROWS = 1 << 15

@@ -25,7 +25,7 @@ from benchmarks.ari import adjusted_rand_index
 from benchmarks.common import finish
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.ingest.world import planted_blocks
+from pipeline.ingest.truth import planted_blocks
 from pipeline.records import Towers
 from pipeline.stages import StageIO, read_dataset, run_stage, steps
 from pipeline.store import Artifact, Store

@@ -22,8 +22,9 @@ from benchmarks.network.ranks import serve
 from pipeline.config import Config, PartitionConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
 from pipeline.towers.settings import towers_of
-from pipeline.training import Batch, Trainer
+from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
+from pipeline.training.trainer import Trainer
 
 KEPT = 4  # batches of a rank, drawn once and used over and over: drawing costs nothing under the clock
 

@@ -25,9 +25,11 @@ from benchmarks.common import finish
 from benchmarks.reference import PlainLoop
 from pipeline.config import Config
 from pipeline.store import Store
-from pipeline.training import Batch, BatchReader, Order, SplitReader, Trainer
+from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
 
 ROUND_STEPS = 10
 Loop = Callable[[Iterator[Batch]], object]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TrainConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
 
@@ -100,8 +101,8 @@ def measure_training(say: Callable[[str], None], config: Config, folder: str, pl
     Of the intervals before the first checkpoint the first half warms up. ``bytes`` is 0 where the system does not tell
     (no /proc).
     """
-    from pipeline.training import train
     from pipeline.training.distributed import connect
+    from pipeline.training.loop import train
 
     connect(config)
     before = resident("VmRSS")

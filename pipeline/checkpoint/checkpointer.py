@@ -38,7 +38,8 @@ from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, flatten_optimizer
 from pipeline.checkpoint.writer import Job
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import RowAccess, TouchedRows
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError, DamagedError, PassingError
 from pipeline.store import Artifact, Store
 

@@ -26,7 +26,10 @@ from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
-from pipeline.embeddings import LocalShard, RowAccess, TableSpec, TouchedRows, shard_key
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.store import Artifact, Store, reachable
 

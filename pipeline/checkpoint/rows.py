@@ -13,7 +13,7 @@ from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.index import damage_hint, restore_order
 from pipeline.checkpoint.reader import apply_block, read_index
 from pipeline.checkpoint.verified import read_verified
-from pipeline.embeddings import LocalShard
+from pipeline.embeddings.shards import LocalShard
 from pipeline.errors import DamagedError
 from pipeline.store import Artifact, Store
 

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.phases import OnPhase, Phase, ignore
-from pipeline.embeddings import LocalShard, RowAccess, TouchedRows, shard_key
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import GuardError
 
 # Values copied and checked at a time: they stay in the second-level cache in between.

@@ -23,7 +23,7 @@ from pipeline.checkpoint.reader import (
     read_state,
     restore_dense,
 )
-from pipeline.embeddings import TableSpec
+from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.store import Artifact, Store
 

@@ -1,4 +1,4 @@
-"""Hydra composition: ``conf/`` and overrides over the schema of ``config.py``, once, in the launcher.
+"""Hydra composition: ``conf/`` and overrides over the schema of ``pipeline.config``, once, in the launcher.
 
 Ranks never compose: they read the resolved YAML that ``to_yaml`` wrote and check it with ``from_yaml``.
 No Hydra output directory, working directory change or logging set-up happens here.
@@ -26,8 +26,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.compose import overrides as complaints
 from pipeline.compose.checks import check
+from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.specs import MODELS
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
@@ -54,6 +56,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
     ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
+    store_models()
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -91,7 +94,7 @@ def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> li
 
 
 def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """Options of every top-level group: the YAML files of ``conf/`` and of the directories added to the search path.
+    """Options of every top-level group: the YAML files of ``conf/`` and of added directories, and registered models.
 
     Read from the directories, because asking Hydra composes the tree once for every group. Empty where the
     search path holds something else than directories: then only Hydra itself can tell.
@@ -103,7 +106,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
             if any("://" in url and not url.startswith("file://") for url in urls):
                 return {}
             places += [Path(url.removeprefix("file://")) for url in urls]
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {GROUP: set(MODELS.names())}
     for path in (path for place in places for path in place.glob("*/*.y*ml")):
         found.setdefault(path.parent.name, set()).add(path.stem)
     return {name: sorted(options) for name, options in sorted(found.items())}
@@ -111,6 +114,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 def _resolve(tree: DictConfig) -> Config:
     try:
+        check_settings(tree)
         config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
@@ -175,8 +179,8 @@ def to_yaml(config: Config) -> str:
 def from_yaml(text: str) -> Config:
     """The configuration that ``to_yaml`` wrote, checked against the schema; ConfigError where it does not fit."""
     try:
-        tree = OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(text))
-        config = OmegaConf.to_object(tree)
+        tree = OmegaConf.create(text)
+        config = OmegaConf.to_object(OmegaConf.merge(schema_for(tree), tree))
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)

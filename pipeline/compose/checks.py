@@ -10,9 +10,9 @@ import re
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pipeline.compose.podchecks import check_kubernetes
-from pipeline.config import DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
+from pipeline.config import AUTO, DEFAULT_STAGES, STAGES, Config, DataConfig, TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.trainconfig import AUTO
+from pipeline.specs import MODELS
 
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 _SHORTEST_REASON = 5  # characters
@@ -27,7 +27,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "data.checks.leak": ("hold", "warn", "off"),
     "data.late": ("quarantine", "own_day"),
     "data.split.by": ("hash", "day", "hours"),
-    "model.name": ("dlrm",),
     "hardware.device": ("cpu", "cuda"),
     "partition.name": ("flat", "dmt"),
     "partition.strategy": ("strided", "coherent", "diverse"),
@@ -465,6 +464,7 @@ def _check_days(data: DataConfig) -> None:
 
 
 def _check_model(config: Config) -> None:
+    MODELS.get(config.model.name).check(config.model)
     if config.model.embedding_dim % 4:
         raise ConfigError(
             f"model.embedding_dim is {config.model.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",

@@ -20,8 +20,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.compose.meant import meant_by
-from pipeline.config import TIERS, Config, TablePin
+from pipeline.config import TIERS, Config, ModelConfig, TablePin
 from pipeline.errors import ConfigError
+from pipeline.specs import MODELS
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -143,7 +144,7 @@ def field_type(path: str) -> Any:
     for part in path.split("."):
         kind = _strip_none(kind)
         if is_dataclass(kind):
-            kind = typing.get_type_hints(kind).get(part)
+            kind = settings(kind).get(part)
         elif typing.get_origin(kind) is dict:
             kind = typing.get_args(kind)[1]
         elif typing.get_origin(kind) is list and part.isdigit():
@@ -157,12 +158,19 @@ def field_type(path: str) -> Any:
 
 def leaves(kind: Any, prefix: str = "") -> Iterable[str]:
     """Dotted paths of all fields below dataclass ``kind``."""
-    for field in fields(kind):
-        path = f"{prefix}{field.name}"
-        inner = _strip_none(typing.get_type_hints(kind)[field.name])
+    for name, inner in settings(kind).items():
+        path = f"{prefix}{name}"
+        inner = _strip_none(inner)
         yield path
         if is_dataclass(inner):
             yield from leaves(inner, f"{path}.")
+
+
+def settings(kind: Any) -> dict[str, Any]:
+    """Names and types of the fields of dataclass ``kind``; of ``ModelConfig`` those of every registered model."""
+    kinds = [kind, *(spec.config for spec in MODELS)] if kind is ModelConfig else [kind]
+    hints = {name: hint for each in reversed(kinds) for name, hint in typing.get_type_hints(each).items()}
+    return {field.name: hints[field.name] for each in kinds for field in fields(each)}
 
 
 def describe(kind: Any) -> str:
@@ -200,6 +208,9 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
+    refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
+    if refused and key.startswith("model."):
+        return _about_model(key, refused[1])
     kind = field_type(key)
     if kind is None:
         near = nearest(key)
@@ -220,6 +231,21 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
     text = f"[{text}]" if "list of lists" in describe(kind) and not text.startswith("[") else text
     listed = f"{key}=[{text}]" if given and "list" in describe(kind) else ""
     return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
+
+
+def _about_model(key: str, owner: str) -> ConfigError:
+    """A setting that the chosen model, whose dataclass is called ``owner``, does not have."""
+    spec = next((spec for spec in MODELS if spec.config.__name__ == owner), None)
+    if spec is None:
+        return ConfigError(
+            f"{key} is a setting of one model, and the file does not say which one it builds on",
+            hint=f"the line 'defaults: [{MODELS.names()[0]}, _self_]' at the top of the file",
+        )
+    names = [field.name for field in fields(spec.config)]
+    near = difflib.get_close_matches(key.removeprefix("model."), names, 1, 0.5) or names[-1:]
+    return ConfigError(
+        f"{key} is unknown to model {spec.name!r}; did you mean model.{near[0]}?", hint=f"model.{near[0]}=<value>"
+    )
 
 
 def _about_group(key: str, value: str) -> ConfigError:
@@ -266,7 +292,7 @@ def _is_mapping(override: Override) -> bool:
 
 def _children(path: str) -> list[str]:
     kind = _strip_none(field_type(path)) if path else Config
-    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    return list(settings(kind)) if is_dataclass(kind) else []
 
 
 def _strip_none(kind: Any) -> Any:

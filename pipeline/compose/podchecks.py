@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from pipeline.config import STAGES, Config
+from pipeline.config import STAGES, Config, PodConfig
 from pipeline.errors import ConfigError
-from pipeline.launchconfig import PodConfig
 
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123

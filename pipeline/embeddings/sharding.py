@@ -27,7 +27,7 @@ from torchrec.distributed.types import (
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.collection import has_state
-from pipeline.embeddings.optimizer import make_dense_optimizer
+from pipeline.embeddings.learning import make_dense_optimizer
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels

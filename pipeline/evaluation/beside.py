@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from statistics import NormalDist
 from typing import Any
 
+from pipeline.config import GateConfig
 from pipeline.evaluation.check import WHEN, Check, not_worse, percent, place
 from pipeline.evaluation.power import Power, error_of
-from pipeline.gateconfig import GateConfig
 
 TOO_FEW = "too few rows to tell"
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.config import GateConfig
 from pipeline.evaluation.bootstrap import (
     FIGURES,
     Resampled,
@@ -29,7 +30,6 @@ from pipeline.evaluation.shift import (
     kolmogorov_smirnov,
     population_stability,
 )
-from pipeline.gateconfig import GateConfig
 
 OTHERS = "all others"
 Floats = NDArray[np.floating]

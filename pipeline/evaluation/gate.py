@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.config import GateConfig
 from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
 from pipeline.evaluation.check import WHEN, Check, above, calibration, not_worse, percent, place
-from pipeline.gateconfig import GateConfig
 
 PASS, HOLD = "PASS", "HOLD"
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through

@@ -17,17 +17,17 @@ import polars as pl
 
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ArtifactError, DataError
-from pipeline.ingest import days, declared, synthetic
+from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.fit import Fit
-from pipeline.ingest.learned import require_same_rows
 from pipeline.ingest.output import PartWriter, Quarantine, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
+from pipeline.ingest.sharing import require_same_rows
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
@@ -48,7 +48,7 @@ def raw_fingerprint(config: Config, store: Store | None = None) -> str:
     if config.data.format == "synthetic":
         return synthetic.VERSION
     if config.data.format == "tables":
-        return declared.VERSION
+        return table_specs.VERSION
     path = config.data.path or ""
     try:
         with answering(config, store):
@@ -69,7 +69,7 @@ def ingest(config: Config, draft: Draft, progress: Progress) -> dict[str, Any]:
     that contradicts itself.
     """
     if config.data.format == "tables":
-        return declared.write(config.data, draft)
+        return table_specs.write(config.data, draft)
     started = time.monotonic()
     spec = data_spec(config.data)
     with answering(config, None):

@@ -18,13 +18,13 @@ from pipeline.config import SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.fit import Partial
-from pipeline.ingest.learned import Probe, Sharing, probe, shared_rows
-from pipeline.ingest.mapping import FREED, IDS, Mapping, empty, updated
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
+from pipeline.ingest.sharing import Probe, Sharing, probe, shared_rows
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, SparseTransform, State, binned, with_vocabulary
 from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.ingest.vocabulary import FREED, IDS, Mapping, empty, updated
 from pipeline.records import RESERVED_ROWS, DatasetSchema, SparseColumn
 from pipeline.store import Artifact, Draft, Store
 

@@ -2,7 +2,7 @@
 
 A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs).
 The pairs are a few drawn ones, or all within planted blocks of features (``data.synthetic.blocks``).
-Days (``data.day``) are drawn from a world that changes from one to the next, each from seeds of its own.
+Days (``data.day``) are drawn from a truth that changes from one to the next, each from its own seeds.
 Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
 into blocks. It holds strings, as a log does, and takes the same path as a real one.
 """
@@ -23,7 +23,7 @@ from pipeline.ingest.hours import SECONDS_PER_HOUR
 from pipeline.ingest.parse import SECONDS_PER_DAY
 from pipeline.ingest.sources import RawBlock, WholePart
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
-from pipeline.ingest.world import DENSE, SPARSE, Truth, aged, planted_truth
+from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth
 from pipeline.records import TRUE_PROBABILITY
 
 VERSION = "synthetic-1"
@@ -121,7 +121,7 @@ def _frame(truth: Truth, chunk: _Chunk, label: np.ndarray, probability: np.ndarr
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
-    """Which day of the changing world ``day`` is; ConfigError for one before it begins, or a first one that is none."""
+    """Which day of the changing truth ``day`` is; ConfigError for one before it begins, or a first one that is none."""
     try:
         number = (day - date.fromisoformat(config.first_day)).days
     except ValueError:
@@ -140,7 +140,7 @@ def days_after_first(config: SyntheticConfig, day: date) -> int:
 def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Iterator[pl.DataFrame]:
     """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day``, ``time`` (s), ``true_probability``.
 
-    Of one ``day`` of the changing world, where it is given; both then count from 1970-01-01, else from 0.
+    Of one ``day`` of the changing truth, where it is given; both then count from 1970-01-01, else from 0.
     """
     truth, number, first_day = planted_truth(config, seed), None, 0
     if day is not None:

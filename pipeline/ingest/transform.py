@@ -14,10 +14,10 @@ from pipeline.ingest.coded import Coded
 from pipeline.ingest.counts import hash_rows_of, second_rows_of
 from pipeline.ingest.fit import flat_hashes, prepared
 from pipeline.ingest.ids import as_lists, of_bits
-from pipeline.ingest.mapping import Mapping
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX
+from pipeline.ingest.vocabulary import Mapping
 from pipeline.records import (
     LABEL,
     MISSING_ROW,

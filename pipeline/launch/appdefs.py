@@ -6,9 +6,8 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.config import Config, PodResources
 from pipeline.cpus import available_cpus
-from pipeline.launchconfig import PodResources
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.planning.bars import TIERS, slowest_rank
 from pipeline.planning.report import stored_bytes, table_ranks
 from pipeline.planning.stored import StoredPlan
+from pipeline.planning.text_bars import TIERS
 from pipeline.records import ShardPlan, TablePlan
 
 PINS = "plan.tables."
@@ -155,7 +155,7 @@ def _phases(first: StoredPlan, second: StoredPlan) -> dict[str, list[float]]:
     """Milliseconds of each phase on the slowest rank of either plan."""
     if not (first.plan.phases and second.plan.phases):
         return {}
-    old, new = (stored.plan.phases[slowest_rank(stored.plan)] for stored in (first, second))
+    old, new = (stored.plan.phases[stored.plan.slowest_rank] for stored in (first, second))
     return {name: [old.get(name, 0.0), new.get(name, 0.0)] for name in dict.fromkeys([*old, *new])}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Sequence
 
-from pipeline.planning.bars import memory_lines, phase_lines
 from pipeline.planning.hardware import size_text
+from pipeline.planning.text_bars import memory_lines, phase_lines
 from pipeline.records import Plan, TablePlan
 
 GIB = 2**30

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning.bars import TIERS, reserved_bytes, slowest_rank
+from pipeline.planning.text_bars import TIERS, reserved_bytes
 from pipeline.records import DatasetSchema, Plan, Profile
 
 Planner = Callable[[Config, DatasetSchema, Profile], Plan]
@@ -93,7 +93,7 @@ def _outcome(plan: Plan) -> dict[str, Any]:
         "tables": _tables_by_tier(plan),
     }  # fmt: skip
     if plan.phases:
-        phases = plan.phases[slowest_rank(plan)]
+        phases = plan.phases[plan.slowest_rank]
         worst = max(phases, key=lambda name: phases[name])
         record |= {"bottleneck": worst, "bottleneck_ms": phases[worst], "phases": phases}
     return record

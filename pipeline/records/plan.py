@@ -110,6 +110,21 @@ class Plan:
     figures: dict[str, float] = field(default_factory=dict)
     profile_key: str = ""
 
+    @property
+    def slowest_rank(self) -> int:
+        """The rank whose phases add up to the most ms, the first of equals."""
+        return max(range(len(self.phases)), key=lambda rank: (sum(self.phases[rank].values()), -rank))
+
+    @property
+    def mean_phases(self) -> dict[str, float]:
+        """Predicted ms by phase, the mean of all ranks."""
+        names = dict.fromkeys(name for rank in self.phases for name in rank)
+        return {name: sum(rank.get(name, 0.0) for rank in self.phases) / len(self.phases) for name in names}
+
+    def capacity_bytes(self, tier: str) -> float:
+        """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
+        return self.figures.get(f"{tier}_gib", 0.0) * 2**30
+
     def resident_bytes(self, rank: int) -> int | None:
         """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from pipeline.report import units
-from pipeline.report.tables import head_cells, number, scroll_table, section
+from pipeline.report.page import Table, with_meter
 from pipeline.store import Artifact, Store
 
 QUALITY, PROFILE = "quality.json", "profile.json"
@@ -23,19 +22,10 @@ def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
     return {**found, "bytes": sum(entry.bytes for entry in dataset.files.values())}
 
 
-def data_section(part: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """The dataset of a run; ``part``: ``ingest`` of ``result.json``, ``data``: as ``read_data`` gives it."""
-    if not data or not part:
-        return ""
-    quality = data[QUALITY]
-    warnings = "".join(f"<li>{escape(line)}</li>" for line in quality["checks"]["warnings"])
-    said = f'<p class="muted small">{escape(_words(part, data))}</p>' + (f"<ul>{warnings}</ul>" if warnings else "")
-    return section("Data", said + _quarantine(quality["quarantine"]) + _features(data))
-
-
-def _words(part: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def data_words(part: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """A line about a run's dataset; ``part``: ``ingest`` of ``result.json``, ``data``: as ``read_data`` gives it."""
     against = data[QUALITY]["checks"]["against"]
-    said = [
+    parts = [
         f"{units.count(part.get('rows_train'))} train and {units.count(part.get('rows_test'))} test rows, "
         f"{units.size(data['bytes'])} written",
         f"day {part['day']}" if part.get("day") else "",
@@ -46,42 +36,32 @@ def _words(part: Mapping[str, Any], data: Mapping[str, Any]) -> str:
         "split by file and row number" if part.get("split_by_place") else "",
         f"compared with {against}" if against else "no day before to compare with",
     ]
-    return "; ".join(text for text in said if text) + "."
+    return "; ".join(text for text in parts if text) + "."
 
 
-def _quarantine(found: Mapping[str, Any]) -> str:
-    """Reasons and their rows, the most common first; nothing where every row was good."""
-    reasons = list(found["reasons"].items())
-    rows = [
-        f"<tr><td>{escape(reason)}</td>{number(units.count(count))}{number(units.percent(count / found['rows']))}</tr>"
-        for reason, count in reasons[:MOST_REASONS]
-    ]
-    more = f'<p class="muted small">and {len(reasons) - MOST_REASONS} more</p>' if len(reasons) > MOST_REASONS else ""
-    return scroll_table(head_cells(("Quarantined because", "Rows*", "Share*")), rows) + more if rows else ""
+def quarantine_table(quarantine: Mapping[str, Any]) -> Table:
+    """Reasons and their rows, the most common first."""
+    reasons = list(quarantine["reasons"].items())
+    rows = [(reason, units.count(n), units.percent(n / quarantine["rows"])) for reason, n in reasons[:MOST_REASONS]]
+    return Table(("Quarantined because", "Rows*", "Share*"), rows)
 
 
-def _features(data: Mapping[str, Any]) -> str:
+def features_table(data: Mapping[str, Any]) -> Table:
     """A row a feature, the one that moved furthest first."""
     profile, drift = data.get(PROFILE, {}), data[QUALITY]["checks"]["drift"]
     kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
     order = sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]
     rows = [_feature(name, kinds[name], profile[kinds[name]][name], data) for name in order]
-    head = head_cells(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Moved (PSI)*"))
-    return scroll_table(head, rows) if rows else ""
+    return Table(("Feature", "Kind", "Missing*", "Mean*", "Distinct*", "Table rows*", "Moved (PSI)*"), rows)
 
 
-def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
     moved = data[QUALITY]["checks"]["drift"].get(name, {}).get("psi")
-    distinct = data[QUALITY]["distribution"]["features"].get(name, {}).get("distinct")
-    meter = (
-        '<svg class="meter" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{min(100 * (moved or 0) / FULL_METER, 100):.1f}" height="8"/></svg>'
-    )
+    shown = units.decimal(moved, 3)
     return (
-        f"<tr><td>{escape(name)}</td><td>{kind}</td>"
-        + number(units.percent(profile["missing_share"]))
-        + number(units.short(profile.get("mean")) if kind == "dense" else units.ABSENT)
-        + number(units.count(distinct))
-        + number(units.count(profile.get("rows")))
-        + f'<td class="number">{units.decimal(moved, 3)}{meter if moved is not None else ""}</td></tr>'
-    )
+        name, kind, units.percent(profile["missing_share"]),
+        units.short(profile.get("mean")) if kind == "dense" else units.ABSENT,
+        units.count(data[QUALITY]["distribution"]["features"].get(name, {}).get("distinct")),
+        units.count(profile.get("rows")),
+        with_meter(shown, moved / FULL_METER, least=0.0) if moved is not None else shown,
+    )  # fmt: skip

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from pipeline.report import units
-from pipeline.report.gateplots import plots
-from pipeline.report.page import cards, document
-from pipeline.report.tables import facts, head_cells, number, scroll_table, section
+from pipeline.report.gateplots import gate_figures
+from pipeline.report.page import Table, from_template, items, pill
 
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
@@ -21,36 +19,14 @@ _ANSWERS = (("failed", "**no**", "no"), ("skipped", "warned", "warned"), ("done"
 
 def gate_page(record: Mapping[str, Any]) -> str:
     """The page of a verdict; everything that comes from data is escaped, parts that are not known are left out."""
-    parts = [
-        _header(record),
-        _reasons(record),
-        _warnings(record),
-        _cards(record),
-        section(_title(record), _figures_table(record)) if "candidate" in record else "",
-        plots(record),
-        section("Questions", _checks_table(_checks(record))),
-        section("Slices", _slices_table(record["slices"])) if record.get("slices") else "",
-        _coverage(record),
-    ]
-    return document(f"Gate: {record.get('verdict', '')} {_model(record)}", parts, "gate.json")
-
-
-def gate_section(gate: Mapping[str, Any], model: Mapping[str, Any], page: str) -> str:
-    """The run report's part about the gate: verdict, reasons, what is published; ``page``: relative URL of its own."""
-    if not gate:
-        return ""
-    verdict = str(gate.get("verdict", ""))
-    against = gate.get("incumbent")
-    said = f"{gate.get('version', '')} beside {against}" if against else f"{gate.get('version', '')}, no incumbent"
-    where = f"; published at {model['uri']}" if model.get("uri") else "; not published" if verdict == "HOLD" else ""
-    link = f' <a href="{escape(page)}">Figures, slices and questions: the gate\'s own page.</a>' if page else ""
-    said_of = [*gate.get("reasons", ()), *(f"warning: {words}" for words in gate.get("warnings", ()))]
-    reasons = "".join(f"<li>{escape(str(each))}</li>" for each in said_of)
-    return section(
-        "Gate",
-        f'<p><span class="pill {escape(verdict)}">{escape(verdict)}</span> {escape(said + where)}.{link}</p>'
-        + (f"<ul>{reasons}</ul>" if reasons else ""),
-    )
+    verdict = str(record.get("verdict", ""))
+    return from_template(
+        "gate.html", title=f"Gate: {verdict} {_model(record)}", files="gate.json", heading=_model(record) or "Gate",
+        about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == "HOLD",
+        reasons=items(record, "reasons"), warnings=items(record, "warnings"), summary=_cards(record),
+        compared=_compared_models(record), plots=gate_figures(record), questions=_questions(_checks(record)),
+        slices=_slices(record.get("slices", ())), coverage=_coverage(record),
+    )  # fmt: skip
 
 
 def gate_markdown(record: Mapping[str, Any]) -> str:
@@ -83,52 +59,25 @@ def _sentence(record: Mapping[str, Any]) -> str:
     return f"{_model(record) or 'candidate'} on {units.count(record.get('rows'))} held-out rows, {beside}"
 
 
-def _title(record: Mapping[str, Any]) -> str:
-    return "Candidate and incumbent on the same rows" if "incumbent" in record else "The candidate on held-out rows"
-
-
-def _header(record: Mapping[str, Any]) -> str:
-    verdict = str(record.get("verdict", ""))
-    return (
-        f'<header><h1>{escape(_model(record) or "Gate")}</h1><span class="pill {escape(verdict)}">{escape(verdict)}'
-        f"</span><p>{escape(_sentence(record))}</p></header>"
-    )
-
-
-def _reasons(record: Mapping[str, Any]) -> str:
-    reasons = record.get("reasons", ())
-    if not reasons:
-        return ""
-    held = record.get("verdict") == "HOLD"
-    title = "Why it is held" if held else "What was overridden"
-    items = "".join(f"<li>{escape(str(reason))}</li>" for reason in reasons)
-    return f'<section class="{"error" if held else ""}"><h2>{title}</h2><ul>{items}</ul></section>'
-
-
-def _warnings(record: Mapping[str, Any]) -> str:
-    items = "".join(f"<li>{escape(str(words))}</li>" for words in record.get("warnings", ()))
-    return f"<section><h2>Worth a look</h2><ul>{items}</ul></section>" if items else ""
-
-
-def _cards(record: Mapping[str, Any]) -> str:
+def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    figures: list[tuple[str, str, str]] = []
     if "candidate" not in record:
-        return ""
-    found = []
+        return figures
     for name, title in FIGURES:
         _, ours, *others = _figure_cells(record, name, title)
         under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
-        found.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
+        figures.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
     if power := record.get("power"):
-        found.append(("Rows can tell", f"{power['resolved']:+.2%}", _rows_that_tell(record["rows"], power)))
+        figures.append(("Rows can tell", f"{power['resolved']:+.2%}", _rows_that_tell(record["rows"], power)))
     if shift := record.get("shift"):
-        found.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
+        figures.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
     if coverage := record.get("coverage"):
         mean = sum(coverage.values()) / len(coverage)
-        found.append(("Coverage of ids", units.percent(mean), "lookups served by trained rows"))
+        figures.append(("Coverage of ids", units.percent(mean), "lookups served by trained rows"))
     if serving := record.get("serving"):
         said = f"served over trained; largest {units.decimal(serving['largest_difference'])}"
-        found.append(("Serving gap", f"{100 * serving['gap']:+.3f}%", said))
-    return cards(found)
+        figures.append(("Serving gap", f"{100 * serving['gap']:+.3f}%", said))
+    return figures
 
 
 def _rows_that_tell(rows: int, power: Mapping[str, Any]) -> str:
@@ -156,17 +105,20 @@ def _figure_cells(record: Mapping[str, Any], name: str, title: str) -> list[str]
     return [*cells, _interval(record["incumbent"][name]), change]
 
 
-def _figures_table(record: Mapping[str, Any]) -> str:
-    rows = [
-        f"<tr><td>{escape(cells[0])}</td>{''.join(number(cell) for cell in cells[1:])}</tr>"
-        for cells in (_figure_cells(record, *each) for each in FIGURES)
-    ]
+def _compared_models(record: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The candidate's figures, beside those of the incumbent and of other models where there are any."""
+    if "candidate" not in record:
+        return None
     compared = "incumbent" in record
-    paired = ", paired: both models, the same draws of rows" if compared else ""
-    confidence = units.percent(record.get("confidence"), 0)
-    note = f'<p class="muted small">In brackets {confidence} intervals{paired}.</p>'
     head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
-    return scroll_table(head_cells(head), rows) + _others_table(record) + note
+    paired = ", paired: both models, the same draws of rows" if compared else ""
+    title = "Candidate and incumbent on the same rows" if compared else "The candidate on held-out rows"
+    return {
+        "title": title,
+        "models": Table(head, [_figure_cells(record, *each) for each in FIGURES]),
+        "others": Table(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
+        "text": f"In brackets {units.percent(record.get('confidence'), 0)} intervals{paired}.",
+    }
 
 
 def _other_models(record: Mapping[str, Any]) -> list[list[str]]:
@@ -174,14 +126,6 @@ def _other_models(record: Mapping[str, Any]) -> list[list[str]]:
     best, simple = record.get("best") or {}, record.get("baseline") or {}
     named = ((f"best of the last versions: {best.get('version')}", best), ("logistic regression", simple))
     return [[name, _interval(each["ne"]), _interval(each["change"], "%")] for name, each in named if "change" in each]
-
-
-def _others_table(record: Mapping[str, Any]) -> str:
-    rows = [
-        f"<tr><td>{escape(name)}</td>{''.join(number(cell) for cell in cells)}</tr>"
-        for name, *cells in _other_models(record)
-    ]
-    return scroll_table(head_cells(("Other model", "NE*", "Change of NE to the candidate*")), rows) if rows else ""
 
 
 def _answer(check: Mapping[str, Any]) -> int:
@@ -195,15 +139,10 @@ def _checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return sorted(found, key=_answer)
 
 
-def _checks_table(checks: Sequence[Mapping[str, Any]]) -> str:
-    rows = []
-    for check in checks:
-        pill, _, word = _ANSWERS[_answer(check)]
-        rows.append(
-            f'<tr><td><span class="pill {pill}">{word}</span></td>'
-            f"<td>{escape(check['name'])}</td><td>{escape(check['words'])}</td></tr>"
-        )
-    return scroll_table(head_cells(("Passed", "Question", "Answer")), rows)
+def _questions(checks: Sequence[Mapping[str, Any]]) -> Table:
+    answers = [_ANSWERS[_answer(check)] for check in checks]
+    rows = [(pill(a[0], a[2]), check["name"], check["words"]) for a, check in zip(answers, checks, strict=True)]
+    return Table(("Passed", "Question", "Answer"), rows)
 
 
 def _compared(slices: Sequence[Mapping[str, Any]]) -> bool:
@@ -219,16 +158,13 @@ def _slice_cells(each: Mapping[str, Any], compared: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _slices_table(slices: Sequence[Mapping[str, Any]]) -> str:
-    rows, compared = [], _compared(slices)
-    for each in slices:
-        cells = _slice_cells(each, compared)
-        rows.append(f"<tr><td>{escape(cells[0])}</td>{''.join(number(cell) for cell in cells[1:])}</tr>")
-    head = head_cells(("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*"))
-    return scroll_table(head, rows) + '<p class="muted small">The intervals of all slices hold together.</p>'
+def _slices(slices: Sequence[Mapping[str, Any]]) -> Table:
+    compared = _compared(slices)
+    head = ("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*")
+    return Table(head, [_slice_cells(each, compared) for each in slices])
 
 
-def _coverage(record: Mapping[str, Any]) -> str:
+def _coverage(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     coverage: Mapping[str, float] = record.get("coverage", {})
     before: Mapping[str, float] = (record.get("former") or {}).get("coverage", {})
     pairs = []
@@ -236,7 +172,7 @@ def _coverage(record: Mapping[str, Any]) -> str:
         then = before.get(name)
         moved = then is not None and abs(then - share) >= LEAST_CHANGE
         pairs.append((name, units.percent(share) + (f" ({units.percent(then)} before)" if moved else "")))
-    return facts("Lookups served by trained rows", pairs)
+    return pairs
 
 
 def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.records import Plan
 from pipeline.report import units
-from pipeline.report.charts import plots_section
-from pipeline.report.data import data_section, read_data
-from pipeline.report.gate import GATE_PAGE, gate_section
-from pipeline.report.page import cards, document
-from pipeline.report.phases import phases_section
+from pipeline.report.charts import run_figures
+from pipeline.report.data import MOST_REASONS, QUALITY, data_words, features_table, quarantine_table, read_data
+from pipeline.report.gate import GATE_PAGE
+from pipeline.report.page import from_template, items, pill
+from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.summary import reachable_gain, shrunk_lines, total_seconds
-from pipeline.report.tables import config_section, facts, plan_section, stages_section
+from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.store import Store
 
@@ -66,7 +65,7 @@ def read_run(store: Store, run: str) -> ReportData:
     """Gather what is known about ``run``; ArtifactError where it has no ``result.json``."""
     result = store.read_json(f"runs/{run}/result.json")
     paths = {name: stage["artifact"] for name, stage in result.get("stages", {}).items() if stage.get("artifact")}
-    found = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
+    artifacts = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
     curve = f"{paths.get('evaluate')}/{RELIABILITY}"
     planned = paths.get("partition" if "towers" in result else "plan")
     plan, problem = _read_plan(store, planned)
@@ -85,7 +84,7 @@ def read_run(store: Store, run: str) -> ReportData:
         towers_page=_page(store, paths.get("partition"), TOWERS_PAGE),
         gate_page=_page(store, paths.get("publish"), GATE_PAGE),
         data=read_data(store, store.find(paths["ingest"]) if "ingest" in paths else None),
-        finished=max((artifact.created for artifact in found), default=None),
+        finished=max((artifact.created for artifact in artifacts), default=None),
     )
 
 
@@ -110,78 +109,106 @@ def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
 
 def render(data: ReportData) -> str:
     """The page as text; everything that comes from the run is escaped."""
-    result = data.result
-    parts = [
-        _header(data),
-        _error(result),
-        _figures(result),
-        gate_section(result.get("gate", {}), result.get("model", {}), data.gate_page),
-        stages_section(result.get("stages", {})),
-        data_section(result.get("ingest", {}), data.data),
-        plots_section(data.records, result.get("eval", {}), data.reliability),
-        phases_section(result.get("train", {})),
-        _details(result),
-        plan_section(result.get("plan", {}), data.plan, data.plan_page, data.plan_problem, data.towers_page),
-        config_section(data.config),
-    ]
-    return document(f"Nightjar run {result.get('run', '')}", parts, "result.json and metrics.jsonl")
+    result, status = data.result, str(data.result.get("status", "unknown"))
+    stages, train, scores = (result.get(name, {}) for name in ("stages", "train", "eval"))
+    return from_template(
+        "report.html", title=f"Nightjar run {result.get('run', '')}", files="result.json and metrics.jsonl",
+        run=result.get("run", ""), status=pill(status, status), about=_about(data, status), error=_error(result),
+        summary=_figures(result), gate=_gate(result, data.gate_page), stages=stages_table(stages),
+        stages_bar=stages_bar(stages), data=_data(result.get("ingest", {}), data.data),
+        plots=run_figures(data.records, scores, data.reliability), phases=phases_table(train),
+        has_phases=bool(train.get("phases")), details=_details(result), plan=_plan(result.get("plan", {}), data),
+        config=config_excerpt(data.config),
+    )  # fmt: skip
 
 
-def _header(data: ReportData) -> str:
-    status = str(data.result.get("status", "unknown"))
-    said = []
+def _about(data: ReportData, status: str) -> str:
+    parts = ["Nightjar run report"]
     dataset = str(data.result.get("stages", {}).get("ingest", {}).get("artifact") or "").split("/")
     if len(dataset) == 3:
-        said.append(f"data {dataset[1]}")
+        parts.append(f"data {dataset[1]}")
     if data.plan is not None:
-        said.append(f"{data.plan.world_size} {data.plan.device} rank{'s' * (data.plan.world_size != 1)}")
+        parts.append(units.plural(data.plan.world_size, f"{data.plan.device} rank"))
     if data.finished is not None:
         verb = "finished" if status == "done" else "last artifact"
-        said.append(f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.gmtime(data.finished))} UTC")
-    return (
-        f'<header><h1>{escape(str(data.result.get("run", "")))}</h1><span class="pill {escape(status)}">'
-        f"{escape(status)}</span><p>{escape(' · '.join(['Nightjar run report', *said]))}</p></header>"
-    )
+        parts.append(f"{verb} {time.strftime('%Y-%m-%d %H:%M', time.gmtime(data.finished))} UTC")
+    return " · ".join(parts)
 
 
-def _error(result: Mapping[str, Any]) -> str:
+def _error(result: Mapping[str, Any]) -> dict[str, str] | None:
     error = result.get("error")
     if not error:
-        return ""
+        return None
     text = f"{error.get('message', '')} (exit code {error.get('exit_code', units.ABSENT)})"
-    hint = f"<p>What to do: {escape(str(error['hint']))}</p>" if error.get("hint") else ""
-    return f'<section class="error"><h2>What stopped the run</h2>{escape(text)}{hint}</section>'
+    return {"text": text, "hint": str(error.get("hint", ""))}
 
 
-def _figures(result: Mapping[str, Any]) -> str:
+def _gate(result: Mapping[str, Any], page: str) -> dict[str, Any] | None:
+    """Verdict, reasons and what is published; ``page``: relative URL of the gate's own page."""
+    gate, uri = result.get("gate"), result.get("model", {}).get("uri")
+    if not gate:
+        return None
+    verdict, against = str(gate.get("verdict", "")), gate.get("incumbent")
+    beside = f" beside {against}" if against else ", no incumbent"
+    where = f"; published at {uri}" if uri else "; not published" if verdict == "HOLD" else ""
+    reasons = [*items(gate, "reasons"), *(f"warning: {line}" for line in items(gate, "warnings"))]
+    text = f"{gate.get('version', '')}{beside}{where}"
+    return {"verdict": pill(verdict, verdict), "text": text, "reasons": reasons, "page": page}
+
+
+def _data(part: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The dataset; ``part``: ``ingest`` of ``result.json``, ``data``: as ``read_data`` gives it."""
+    if not data or not part:
+        return None
+    quality = data[QUALITY]
+    more = len(quality["quarantine"]["reasons"]) - MOST_REASONS
+    return {
+        "text": data_words(part, data), "warnings": quality["checks"]["warnings"],
+        "quarantine": quarantine_table(quality["quarantine"]), "more": f"and {more} more" if more > 0 else "",
+        "features": features_table(data),
+    }  # fmt: skip
+
+
+def _plan(part: Mapping[str, Any], data: ReportData) -> dict[str, Any] | None:
+    tables = part.get("tables")
+    if not tables:
+        return None
+    return {
+        "text": plan_words(part, data.plan), "table": plan_table(tables, data.plan), "problem": data.plan_problem,
+        "page": data.plan_page, "towers": data.towers_page,
+    }  # fmt: skip
+
+
+def _figures(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """The cards at the top: what a glance should take away."""
     scores, train, rows = (result.get(name, {}) for name in ("eval", "train", "ingest"))
-    gain, found = reachable_gain(scores), []
+    gain = reachable_gain(scores)
+    figures: list[tuple[str, str, str]] = []
     if scores:
         best = units.decimal(scores.get("bayes_ne"))
-        found.append(("NE", units.decimal(scores.get("ne")), "normalised entropy, 1 is the base rate"))
+        figures.append(("NE", units.decimal(scores.get("ne")), "normalised entropy, 1 is the base rate"))
         if gain is not None:
-            found.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
-        found.append(("AUC", units.decimal(scores.get("auc")), f"log loss {units.decimal(scores.get('logloss'))}"))
-        found.append(("Calibration", units.decimal(scores.get("calibration"), 3), "predicted / observed clicks"))
+            figures.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
+        figures.append(("AUC", units.decimal(scores.get("auc")), f"log loss {units.decimal(scores.get('logloss'))}"))
+        figures.append(("Calibration", units.decimal(scores.get("calibration"), 3), "predicted / observed clicks"))
     if train:
         wait = f"{units.percent(train.get('data_wait_share'))} waiting for data"
-        found.append(("Samples/s", units.count(train.get("samples_per_s")), wait))
+        figures.append(("Samples/s", units.count(train.get("samples_per_s")), wait))
     if rows:
-        found.append(
+        figures.append(
             ("Rows", units.count(rows.get("rows")), f"{units.count(rows.get('rows_quarantined'))} in quarantine")
         )
     stages = result.get("stages", {})
     done = sum(stage.get("status") == "done" for stage in stages.values())
-    found.append(("Duration", units.duration(total_seconds(result)), f"{done} of {len(stages)} stages ran"))
-    return cards(found)
+    figures.append(("Duration", units.duration(total_seconds(result)), f"{done} of {len(stages)} stages ran"))
+    return figures
 
 
-def _details(result: Mapping[str, Any]) -> str:
+def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The remaining figures of ``result.json``, two or three columns of name and value."""
     rows, train, saved, scores = (result.get(name, {}) for name in ("ingest", "train", "checkpoint", "eval"))
     sent = train.get("bytes_per_sample", {})
-    found = [
+    figures = [
         ("Raw bytes read", units.size(rows.get("bytes_in"))),
         ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
         ("Training steps", units.count(train.get("steps"))),
@@ -202,4 +229,4 @@ def _details(result: Mapping[str, Any]) -> str:
         ("Checkpoints failed", units.count(saved.get("failed") or None)),
         ("Held-out rows", units.count(scores.get("samples"))),
     ]
-    return facts("Details", [(name, value) for name, value in found if value != units.ABSENT])
+    return [(name, value) for name, value in figures if value != units.ABSENT]

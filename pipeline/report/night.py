@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.report import units
-from pipeline.report.page import cards, document
-from pipeline.report.tables import section, stages_section
+from pipeline.report.page import from_template, items, pill
+from pipeline.report.tables import stages_bar, stages_table
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
 SKIPPED = "Missed days that were skipped: this night learns nothing from them"
@@ -18,17 +17,16 @@ _PILL = {"published": "PASS", "held": "HOLD"}
 
 def night_page(record: Mapping[str, Any]) -> str:
     """The page; everything that comes from data is escaped, parts that are not known are left out."""
-    parts = [
-        _header(record),
-        _reasons(record),
-        section("Worth a look", _items(record["warnings"])) if record.get("warnings") else "",
-        cards(_cards(record)),
-        section(SKIPPED, _items(record["skipped"])) if record.get("skipped") else "",
-        section("What changed", _items(record["changed"])) if record.get("changed") else "",
-        stages_section(record.get("stages", {})),
-        section("Where to look", _linked(_links(record))),
-    ]
-    return document(f"Night {record['date']}: {record['outcome']}", parts, "nightly.json and result.json")
+    outcome, stages = str(record["outcome"]), record.get("stages", {})
+    why = {"published": "What was overridden", "held": "Why it is held"}.get(outcome, "What stopped it")
+    return from_template(
+        "night.html", title=f"Night {record['date']}: {outcome}", files="nightly.json and result.json",
+        heading=f"{record['model']}, night of {record['date']}", outcome=pill(_PILL.get(outcome, "failed"), outcome),
+        about=_sentence(record), why=why, reasons=_why(record), stopped=outcome != "published",
+        hint=record.get("hint"), warnings=items(record, "warnings"), summary=_cards(record), skipped_title=SKIPPED,
+        skipped=items(record, "skipped"), changed=items(record, "changed"), stages=stages_table(stages),
+        stages_bar=stages_bar(stages), links=_links(record),
+    )  # fmt: skip
 
 
 def night_markdown(record: Mapping[str, Any]) -> str:
@@ -64,29 +62,6 @@ def _sentence(record: Mapping[str, Any]) -> str:
     return f"{serving} · exit code {record['exit_code']} · finished {when} UTC"
 
 
-def _header(record: Mapping[str, Any]) -> str:
-    pill, outcome = _PILL.get(record["outcome"], "failed"), str(record["outcome"])
-    title = f"{record['model']}, night of {record['date']}"
-    return (
-        f'<header><h1>{escape(title)}</h1><span class="pill {pill}">{escape(outcome)}</span>'
-        f"<p>{escape(_sentence(record))}</p></header>"
-    )
-
-
-def _reasons(record: Mapping[str, Any]) -> str:
-    why = _why(record)
-    if not why:
-        return ""
-    title = {"published": "What was overridden", "held": "Why it is held"}.get(record["outcome"], "What stopped it")
-    kind = "" if record["outcome"] == "published" else "error"
-    hint = f"<p>What to do: {escape(str(record['hint']))}</p>" if record.get("hint") else ""
-    return f'<section class="{kind}"><h2>{title}</h2>{_items(why)}{hint}</section>'
-
-
-def _items(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
-
-
 def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Name, value, a few words."""
     found = []
@@ -106,18 +81,6 @@ def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     if record.get("seconds_waited"):
         found.append(("Waited", units.duration(record["seconds_waited"]), "for the day's logs"))
     return found
-
-
-def _linked(links: Sequence[tuple[str, str]]) -> str:
-    """Pages of the store can be opened from here: this one lies in the run's folder, two below the store."""
-    items = []
-    for name, path in links:
-        shown = f"<code>{escape(path)}</code>"
-        page = path.endswith(".html")
-        items.append(
-            f"<li>{escape(name)}: " + (f'<a href="../../{escape(path)}">{shown}</a>' if page else shown) + "</li>"
-        )
-    return f"<ul>{''.join(items)}</ul>"
 
 
 def _links(record: Mapping[str, Any]) -> list[tuple[str, str]]:

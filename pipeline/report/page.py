@@ -1,30 +1,76 @@
-"""The frame of an HTML page, and the cards at its top: one file, inline CSS, no script, nothing fetched."""
+"""The HTML pages: what ``templates/`` makes of figures. One file a page, inline CSS and SVG, no script."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from html import escape
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
-from pipeline.report.theme import CSS
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
+from pipeline.report.svg import tag
 
-def document(title: str, body: Iterable[str], files: str) -> str:
-    """The whole page; ``body``: its parts as HTML, empty ones left out; ``files``: where programs find the figures."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
-        + "\n".join(part for part in body if part)
-        + f"\n<footer>Written by Nightjar. The same figures for programs: {escape(files)} beside this page."
-        "</footer>\n</main>\n</body>\n</html>\n"
-    )
+COLOURS = 7  # series that the style sheet tells apart: classes c0 to c6
 
 
-def cards(figures: Iterable[tuple[str, str, str]]) -> str:
-    """What a glance should take away: name, value and a few words under it."""
-    items = (
-        f'<div><dt>{escape(name)}</dt><dd><div class="value">{escape(value)}</div>'
-        f'<div class="under">{escape(under)}</div></dd></div>'
-        for name, value, under in figures
-    )
-    return f'<dl class="figures">{"".join(items)}</dl>'
+class Table(NamedTuple):
+    """``head``: ``*`` marks a column of numbers, ``~`` one of prose; ``rows``: cells; ``titles``: a tooltip by row."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    titles: Sequence[str] = ()
+
+
+class Figure(NamedTuple):
+    """A drawing under its title, with the unit of its values."""
+
+    title: str
+    unit: str
+    svg: Markup
+
+
+def from_template(template: str, **values: object) -> str:
+    """The page or part that ``templates/<template>`` makes of ``values``; every text that is no Markup is escaped."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("pipeline.report"), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+
+
+def with_meter(text: str, share: float, least: float = 1.0) -> Markup:
+    """``text`` beside a bar that is full at a ``share`` of 1 and never below ``least`` per cent."""
+    filled = tag("rect", width=f"{min(max(100 * share, least), 100):.1f}", height=8)
+    hidden = {"preserveAspectRatio": "none", "aria-hidden": "true"}
+    return text + tag("svg", filled, class_="meter", viewBox="0 0 100 8", **hidden)
+
+
+def with_swatch(colour: int, text: object) -> Markup:
+    """``text`` behind a square of its colour."""
+    square = tag("rect", class_=f"c{colour}", width=11, height=11)
+    return tag("svg", square, class_="swatch", aria_hidden="true") + str(text)
+
+
+def pill(kind: str, text: str) -> Markup:
+    """A word in the colour of its ``kind``."""
+    return tag("span", text, class_=f"pill {kind}")
+
+
+def two_lines(first: str, second: str) -> Markup:
+    """A cell of two lines."""
+    return tag("div", first, tag("br"), second, class_="word")
+
+
+def items(record: Mapping[str, Any], key: str) -> list[str]:
+    """The lines of a list in ``record``, none where it has no such list."""
+    return [str(line) for line in record.get(key, ())]
+
+
+def words(name: object) -> str:
+    """``table_wise`` as people write it."""
+    return str(name).replace("_", " ")

@@ -5,14 +5,15 @@ One self-contained page from a Plan alone: inline CSS and SVG, no script, nothin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
+from typing import Any
 
 from pipeline.records import PHASES, Plan, TablePlan
 from pipeline.report import units
-from pipeline.report.page import cards, document
-from pipeline.report.stacks import Series, Stacks, legend, milliseconds, stacked
-from pipeline.report.tables import facts, head_cells, number, rank_words, scroll_table, section, table_bytes
+from pipeline.report.page import COLOURS, Table, from_template, two_lines, with_meter, words
+from pipeline.report.stacked_bars import Series, StackedBars, milliseconds
+from pipeline.report.svg import tag
+from pipeline.report.tables import rank_words
 
 PLAN_PAGE = "plan.html"
 GIB = 2**30
@@ -22,43 +23,34 @@ MOST_TABLES = 2_000
 MOST_WORDS = 24
 TABLE_COLOUR = 0
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)  # grey for the overhead
-COLOURS = 7
 COLOUR_OF = {"margin": COLOURS}  # no use of the memory, only kept free: faint
 
 
 def plan_page(plan: Plan) -> str:
     """The page as text; everything that comes from the plan is escaped."""
-    parts = [_header(plan), cards(_figures(plan)), _memory(plan), _cost(plan), _by_tier(plan), _tables(plan)]
-    figures = [(name, f"{value:,.10g}") for name, value in plan.figures.items()]
-    return document(f"Nightjar plan for {plan.hardware}", [*parts, facts("Hardware, a rank", figures)], "plan.json")
-
-
-def slowest_rank(plan: Plan) -> int:
-    """The rank whose phases add up to the most ms, the first of equals."""
-    return max(range(len(plan.phases)), key=lambda rank: (sum(plan.phases[rank].values()), -rank))
-
-
-def _header(plan: Plan) -> str:
-    hosts = plan.world_size // plan.ranks_per_host
-    said = f"Nightjar plan · {hosts} × {plan.ranks_per_host} {plan.device} ranks · global batch "
-    return (
-        f"<header><h1>Plan for {escape(plan.hardware)}</h1>"
-        f"<p>{escape(said + units.count(plan.global_batch))}</p></header>"
-    )
+    hosts, tables = plan.world_size // plan.ranks_per_host, len(plan.tables)
+    batch = units.count(plan.global_batch)
+    return from_template(
+        "plan.html", title=f"Nightjar plan for {plan.hardware}", files="plan.json", heading=f"Plan for {plan.hardware}",
+        about=f"Nightjar plan · {hosts} × {plan.ranks_per_host} {plan.device} ranks · global batch {batch}",
+        summary=_figures(plan), memory=_memory(plan), cost=_cost(plan), by_tier=_by_tier(plan), tables=_tables(plan),
+        cut=f" The {units.count(MOST_TABLES)} largest are shown." if tables > MOST_TABLES else "",
+        hardware=[(name, f"{value:,.10g}") for name, value in plan.figures.items()],
+    )  # fmt: skip
 
 
 def _figures(plan: Plan) -> list[tuple[str, str, str]]:
     """The cards: step, bottleneck, fullest memory, tables, quality of the tier assignment."""
-    stored = sum(table_bytes(table) for table in plan.tables.values())
+    stored = sum(table.bytes for table in plan.tables.values())
     found = []
     if plan.phases:
-        slowest = slowest_rank(plan)
+        slowest = plan.slowest_rank
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
         found.append(("Predicted step", milliseconds(plan.predicted_step_ms), f"of the slowest, rank {slowest}"))
         found.append(
-            ("Bottleneck", _words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work")
+            ("Bottleneck", words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work")
         )
     else:
         found.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
@@ -76,18 +68,13 @@ def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
     shares = [
         (sum(part) / room, tier, rank)
         for tier in TIERS
-        if (room := _capacity(plan, tier))
+        if (room := plan.capacity_bytes(tier))
         for rank, part in enumerate(zip(*(series.values for series in _series(plan, tier)), strict=True))
     ]
     if not shares:
         return []
     share, tier, rank = max(shares, key=lambda found: (found[0], -found[2]))
     return [("Fullest memory", units.percent(share, 0), f"{tier.upper()} of rank {rank}, reservations included")]
-
-
-def _capacity(plan: Plan, tier: str) -> float:
-    """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
-    return plan.figures.get(f"{tier}_gib", 0.0) * GIB
 
 
 def _series(plan: Plan, tier: str) -> list[Series]:
@@ -97,157 +84,123 @@ def _series(plan: Plan, tier: str) -> list[Series]:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
         for index, name in enumerate(purposes):
             values = [rank.get(name, 0) for rank in plan.reserved]
-            found.append(
-                Series(name=_words(name), values=values, colour=COLOUR_OF.get(name, 1 + index % (COLOURS - 1)))
-            )
+            found.append(Series(name=words(name), values=values, colour=COLOUR_OF.get(name, 1 + index % (COLOURS - 1))))
     return found
 
 
-def _memory(plan: Plan) -> str:
+def _memory(plan: Plan) -> dict[str, Any] | None:
     if not plan.memory:
-        return ""
+        return None
     drawn, unused = [], []
     for tier in TIERS:
-        series, room = _series(plan, tier), _capacity(plan, tier)
+        series, room = _series(plan, tier), plan.capacity_bytes(tier)
         if any(any(one.values) for one in series):
-            drawn.append(
-                Stacks(
-                    title=tier.upper(),
-                    unit="GiB a rank",
-                    series=series,
-                    show=units.size,
-                    limit=room,
-                    limit_name="capacity",
-                    scale=GIB,
-                )  # fmt: skip
-            )
+            limit: dict[str, Any] = {"limit": room, "limit_name": "capacity", "scale": GIB}
+            bars = StackedBars(title=tier.upper(), unit="GiB a rank", series=series, show=units.size, **limit)
+            drawn.append(bars)
         elif room and (tier != "hbm" or plan.device == "cuda"):
             unused.append(f"{tier.upper()} ({units.size(room)})")
-    kept = max((stacks.series for stacks in drawn), key=len, default=[])
-    said = f"Nothing lies in {', '.join(unused)} of a rank. " if unused else ""
-    note = f'<p class="muted small">{escape(said + _reserved_words(kept))}</p>'
-    plots = f'<div class="plots">{"".join(stacked(stacks) for stacks in drawn)}</div>'
-    return section("Memory of each rank", legend(kept) + plots + note)
+    kept = max((bars.series for bars in drawn), key=len, default=[])
+    empty = f"Nothing lies in {', '.join(unused)} of a rank. " if unused else ""
+    return {"legend": kept, "figures": [bars.figure() for bars in drawn], "text": empty + _reserved_text(kept)}
 
 
-def _reserved_words(series: Sequence[Series]) -> str:
+def _reserved_text(series: Sequence[Series]) -> str:
     """What is kept free of tables, by purpose; the most of any rank."""
     kept = [f"{one.name} {units.size(max(one.values))}" for one in series if one.colour != TABLE_COLOUR]
     return f"Kept free of tables a rank: {', '.join(kept)}." if kept else ""
 
 
-def _cost(plan: Plan) -> str:
+def _cost(plan: Plan) -> dict[str, Any] | None:
     if not plan.phases:
-        return ""
+        return None
     names = [*PHASES, *sorted({name for rank in plan.phases for name in rank} - set(PHASES))]
     series = [
-        Series(name=_words(name), values=[rank.get(name, 0.0) for rank in plan.phases], colour=colour)
+        Series(name=words(name), values=[rank.get(name, 0.0) for rank in plan.phases], colour=colour)
         for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False)
     ]
-    stacks = Stacks(title="Step", unit="ms a rank", series=series, show=milliseconds)
-    total, figure = sum(plan.phases[slowest_rank(plan)].values()), stacked(stacks)
+    total = sum(plan.phases[plan.slowest_rank].values())
     overlap = total - plan.predicted_step_ms
-    said = f"The phases of the slowest rank add up to {milliseconds(total)}"
-    said += f", {milliseconds(overlap)} of which overlap." if overlap > 5e-4 else "."
-    note = f'<p class="muted small">{escape(said)}</p>'
-    body = f'<div class="plots">{figure}<div>{_phase_table(plan, names)}{note}</div></div>'
-    return section("Predicted cost of each rank", legend([one for one in series if any(one.values)]) + body)
+    text = f"The phases of the slowest rank add up to {milliseconds(total)}"
+    return {
+        "legend": [one for one in series if any(one.values)],
+        "figure": StackedBars(title="Step", unit="ms a rank", series=series, show=milliseconds).figure(),
+        "table": _phase_table(plan, names),
+        "text": text + (f", {milliseconds(overlap)} of which overlap." if overlap > 5e-4 else "."),
+    }
 
 
-def _phase_table(plan: Plan, names: Sequence[str]) -> str:
+def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
     """Milliseconds by phase: of the slowest rank, and where there are several of the mean one."""
-    slowest, mean, many = plan.phases[slowest_rank(plan)], _mean(plan.phases), len(plan.phases) > 1
+    slowest, mean, many = plan.phases[plan.slowest_rank], plan.mean_phases, len(plan.phases) > 1
     total = sum(slowest.values())
-
-    def row(name: str, spent: float, share: str, of_all: float) -> str:
-        last = number(units.decimal(of_all, 3)) if many else ""
-        return f"<tr><td>{escape(name)}</td>{number(units.decimal(spent, 3))}{number(share)}{last}</tr>"
-
     rows = []
     for name in names:
         spent = slowest.get(name, 0.0)
-        rows.append(row(_words(name), spent, units.percent(spent / max(total, 1e-12), 0), mean.get(name, 0.0)))
-    rows.append(row("sum", total, "", sum(mean.values())))
-    head = ("Phase", "Slowest, ms*", "Share*", "Mean, ms*") if many else ("Phase", "ms*", "Share*")
-    return scroll_table(head_cells(head), rows)
+        share = units.percent(spent / max(total, 1e-12), 0)
+        rows.append((words(name), units.decimal(spent, 3), share, units.decimal(mean.get(name, 0.0), 3)))
+    rows.append(("sum", units.decimal(total, 3), "", units.decimal(sum(mean.values()), 3)))
+    if many:
+        return Table(("Phase", "Slowest, ms*", "Share*", "Mean, ms*"), rows)
+    return Table(("Phase", "ms*", "Share*"), [row[:3] for row in rows])
 
 
-def _mean(ranks: list[dict[str, float]]) -> Mapping[str, float]:
-    names = dict.fromkeys(name for rank in ranks for name in rank)
-    return {name: sum(rank.get(name, 0.0) for rank in ranks) / len(ranks) for name in names}
-
-
-def _by_tier(plan: Plan) -> str:
+def _by_tier(plan: Plan) -> Table:
     """Tables, bytes and lookups by tier, kernel and sharding type: what many tables come to."""
     groups: dict[tuple[str, str, str], list[TablePlan]] = {}
     for table in plan.tables.values():
         groups.setdefault((table.tier, table.kernel, table.sharding), []).append(table)
     lookups = sum(table.pooling for table in plan.tables.values()) or 1.0
     rows = []
-    for (tier, kernel, sharding), tables in sorted(groups.items(), key=lambda item: -sum(map(table_bytes, item[1]))):
-        rows.append(
-            f"<tr><td>{escape(SHOWN_TIER.get(tier, tier))}</td><td><code>{escape(kernel)}</code></td>"
-            f"<td>{escape(_words(sharding))}</td>"
-            + number(units.count(len(tables)))
-            + number(units.size(sum(map(table_bytes, tables))))
-            + number(units.percent(sum(table.pooling for table in tables) / lookups))
-            + "</tr>"
-        )
-    head = head_cells(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Of the lookups*"))
-    return section("Where the tables are", scroll_table(head, rows))
+    for (tier, kernel, sharding), tables in sorted(groups.items(), key=lambda group: -_bytes(group[1])):
+        share = units.percent(sum(table.pooling for table in tables) / lookups)
+        kind = (SHOWN_TIER.get(tier, tier), tag("code", kernel), words(sharding))
+        rows.append((*kind, units.count(len(tables)), units.size(_bytes(tables)), share))
+    return Table(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Of the lookups*"), rows)
 
 
-def _tables(plan: Plan) -> str:
-    order = sorted(plan.tables, key=lambda name: (-table_bytes(plan.tables[name]), name))
-    largest = max((table_bytes(table) for table in plan.tables.values()), default=1) or 1
+def _bytes(tables: Sequence[TablePlan]) -> int:
+    return sum(table.bytes for table in tables)
+
+
+def _tables(plan: Plan) -> Table:
+    order = sorted(plan.tables, key=lambda name: (-plan.tables[name].bytes, name))[:MOST_TABLES]
+    largest = plan.tables[order[0]].bytes if order else 1
     cached = any(table.cache_rows for table in plan.tables.values())
-    rows = [_table_row(plan, name, largest, cached) for name in order[:MOST_TABLES]]
-    names = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
-    head = head_cells([*names, *(["Cached rows, hits*"] if cached else []), "ms*", "Why"])
-    cut = f" The {units.count(MOST_TABLES)} largest are shown." if len(order) > MOST_TABLES else ""
-    note = (
-        f'<p class="muted small">Largest first; a size counts the optimizer state, ms is the busiest rank\'s.{cut}</p>'
-    )
-    return section("Tables", note + scroll_table(head, rows))
+    head = ["Table", "Rows × dim*", "Size*", "Tier, kernel", "Sharding, shards"]
+    head += [*(["Cached rows, hits*"] if cached else []), "ms*", "Why~"]
+    return Table(head, [_table_row(plan, name, largest or 1, cached) for name in order])
 
 
-def _table_row(plan: Plan, name: str, largest: int, cached: bool) -> str:
+def _table_row(plan: Plan, name: str, largest: int, cached: bool) -> tuple[str, ...]:
     table = plan.tables[name]
-    share = 100 * table_bytes(table) / largest
-    meter = (
-        '<svg class="meter" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">'
-        f'<rect width="{max(share, 1):.1f}" height="8"/></svg>'
-    )
-    tier = escape(SHOWN_TIER.get(table.tier, table.tier))
+    shards = tag("span", _shards(plan, table), class_="muted small")
     return (
-        f"<tr><td>{escape(name)}</td>{number(f'{units.count(table.rows)} × {table.dim}')}"
-        f'<td class="number">{units.size(table_bytes(table))}{meter}</td>'
-        f'<td class="word">{tier}<br><code>{escape(table.kernel)}</code></td>'
-        f'<td class="word">{escape(_words(table.sharding))}<br><span class="muted small">'
-        f"{escape(_shards(plan, table))}</span></td>"
-        + (_cache_cell(table) if cached else "")
-        + number(units.decimal(table.cost_ms, 3))
-        + f'<td class="why">{escape(table.reason)}</td></tr>'
+        name,
+        f"{units.count(table.rows)} × {table.dim}",
+        with_meter(units.size(table.bytes), table.bytes / largest),
+        two_lines(SHOWN_TIER.get(table.tier, table.tier), tag("code", table.kernel)),
+        two_lines(words(table.sharding), shards),
+        *([_cached(table)] if cached else []),
+        units.decimal(table.cost_ms, 3),
+        table.reason,
     )
 
 
 def _shards(plan: Plan, table: TablePlan) -> str:
     """``rank 3``, or ``16 shards, ranks 0-7``; a long list of single ranks by its number."""
     ranks = {shard.rank for shard in table.shards}
-    words = rank_words(ranks, plan.world_size)
+    shown = rank_words(ranks, plan.world_size)
     if len(table.shards) == 1:
-        return f"rank {words}"
-    if words == f"all {len(ranks)}":
-        return f"{len(table.shards)} shards, {words} ranks"
-    return f"{len(table.shards)} shards, " + (f"ranks {words}" if len(words) <= MOST_WORDS else f"{len(ranks)} ranks")
+        return f"rank {shown}"
+    if shown == f"all {len(ranks)}":
+        return f"{len(table.shards)} shards, {shown} ranks"
+    return f"{len(table.shards)} shards, " + (f"ranks {shown}" if len(shown) <= MOST_WORDS else f"{len(ranks)} ranks")
 
 
-def _cache_cell(table: TablePlan) -> str:
+def _cached(table: TablePlan) -> str:
     if not table.cache_rows:
-        return number(units.ABSENT)
-    hits = f'<span class="muted small">{units.percent(table.hit_rate)} hits</span>'
-    return f'<td class="number">{units.count(table.cache_rows)}<br>{hits}</td>'
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+        return units.ABSENT
+    return two_lines(
+        units.count(table.cache_rows), tag("span", f"{units.percent(table.hit_rate)} hits", class_="muted small")
+    )

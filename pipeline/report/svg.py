@@ -1,7 +1,6 @@
 """Small line and scatter plots as inline SVG: axes, ticks, units, and nothing but text coming out.
 
-Colours and fonts come from CSS classes (``theme.py``), so that one plot serves light and dark pages. All text is
-escaped here.
+Colours and fonts come from CSS classes (``templates/style.css``), so that one plot serves light and dark pages.
 """
 
 from __future__ import annotations
@@ -9,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from html import escape
+
+from markupsafe import Markup, escape
 
 from pipeline.report import units
 
@@ -20,6 +20,16 @@ MOST_HOVERS = 120
 NOTE_HEIGHT = 12
 
 Point = tuple[float, float]
+
+
+def tag(name: str, *inside: object, **attributes: object) -> Markup:
+    """An element; text ``inside`` that is no Markup is escaped. ``class_``, ``aria_label``: class, aria-label."""
+    written = Markup("").join(
+        Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
+    )
+    if not inside:
+        return Markup("<{}{}/>").format(name, written)
+    return Markup("<{0}{1}>{2}</{0}>").format(name, written, Markup("").join(map(escape, inside)))
 
 
 @dataclass(frozen=True)
@@ -40,20 +50,19 @@ class Axis:
     show: Callable[[float, float], str] = field(default=units.short)
 
 
-def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str) -> str:
+def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str) -> Markup:
     """A curve through ``points`` (finite, rising x). ``label`` is what a screen reader says. "" without points."""
     if not points:
-        return ""
+        return Markup("")
     shown = thin(points)
     frame = Frame.around([*shown, *((shown[0][0], line.y) for line in references)], x, y)
-    path = " ".join(f"{'L' if index else 'M'}{frame.place(point)}" for index, point in enumerate(shown))
+    path = frame.path(shown)
     area = f"{path} L{frame.x(shown[-1][0]):.1f} {frame.bottom:.1f} L{frame.x(shown[0][0]):.1f} {frame.bottom:.1f} Z"
-    single = f'<circle class="dot" cx="{frame.x(shown[0][0]):.1f}" cy="{frame.y(shown[0][1]):.1f}" r="3.5"/>'
     body = [
         *frame.grid(),
-        *([f'<path class="area" d="{area}"/>'] if y.from_zero else []),
+        *([tag("path", class_="area", d=area)] if y.from_zero else []),
         *reference_lines(frame, references),
-        f'<path class="curve" d="{path}"/>' if len(shown) > 1 else single,
+        tag("path", class_="curve", d=path) if len(shown) > 1 else frame.dot(shown[0]),
         *_hovers(frame, shown),
     ]
     return drawing(body, label)
@@ -61,23 +70,19 @@ def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence
 
 def reliability_plot(
     predicted: Sequence[float], observed: Sequence[float], rows: Sequence[int], *, x: Axis, y: Axis, label: str
-) -> str:
+) -> Markup:
     """Observed against predicted rate by bin, with 95 % intervals and the diagonal a calibrated model lies on."""
     if not predicted:
-        return ""
+        return Markup("")
     spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
     top = max([*predicted, *(min(high, 1.0) for _, high in spans)])
     frame = Frame.around([(0.0, 0.0), (top, top)], x, y)
     end = min(frame.x_high, frame.y_high)
-    body = [*frame.grid(), f'<path class="reference" d="M{frame.place((0, 0))} L{frame.place((end, end))}"/>']
-    for (low, high), p in zip(spans, predicted, strict=True):
-        body.append(f'<path class="whisker" d="M{frame.place((p, low))} L{frame.place((p, high))}"/>')
+    body = [*frame.grid(), tag("path", class_="reference", d=frame.path([(0, 0), (end, end)]))]
+    body += [frame.whisker(p, low, high) for (low, high), p in zip(spans, predicted, strict=True)]
     for p, rate, number in zip(predicted, observed, rows, strict=True):
         text = f"predicted {units.decimal(p)}, observed {units.decimal(rate)}, {units.count(number)} rows"
-        body.append(
-            f'<circle class="dot" cx="{frame.x(p):.1f}" cy="{frame.y(rate):.1f}" r="3.5">'
-            f"<title>{escape(text)}</title></circle>"
-        )
+        body.append(frame.dot((p, rate), text))
     return drawing(body, label)
 
 
@@ -119,7 +124,7 @@ def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[
 
 @dataclass(frozen=True)
 class Frame:
-    """The box of a plot: ticks on both axes and the way from values to pixels."""
+    """The box of a plot: ticks on both axes, the way from values to pixels, and marks at values."""
 
     x_axis: Axis
     y_axis: Axis
@@ -166,28 +171,41 @@ class Frame:
         """``point`` as SVG coordinates."""
         return f"{self.x(point[0]):.1f} {self.y(point[1]):.1f}"
 
-    def grid(self) -> list[str]:
+    def path(self, points: Sequence[Point]) -> str:
+        """The line through ``points`` as the ``d`` of an SVG path."""
+        return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
+
+    def dot(self, point: Point, text: str = "") -> Markup:
+        """A spot at ``point`` that shows ``text`` when pointed at."""
+        x, y = self.place(point).split()
+        return tag("circle", *([tag("title", text)] if text else []), class_="dot", cx=x, cy=y, r=3.5)
+
+    def whisker(self, x: float, low: float, high: float) -> Markup:
+        """The interval from ``low`` to ``high`` at ``x``."""
+        return tag("path", class_="whisker", d=self.path([(x, low), (x, high)]))
+
+    def grid(self) -> list[Markup]:
         """Grid lines, tick labels and axis titles."""
         out = []
         for tick in self.y_ticks:
             row = self.y(tick)
-            out.append(f'<path class="grid" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
-            out.append(_text(LEFT - 7, row + 3.5, self._label(self.y_axis, tick, self.y_ticks), "end"))
+            out.append(tag("path", class_="grid", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
+            out.append(text_at(LEFT - 7, row + 3.5, self._label(self.y_axis, tick, self.y_ticks), "end"))
         for tick in self.x_ticks:
             column = self.x(tick)
-            out.append(f'<path class="tick" d="M{column:.1f} {self.bottom} v4"/>')
-            out.append(_text(column, self.bottom + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
-        out.append(f'<path class="axis" d="M{LEFT} {self.bottom} H{WIDTH - RIGHT}"/>')
-        out.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, self.x_axis.title, "middle", "title"))
+            out.append(tag("path", class_="tick", d=f"M{column:.1f} {self.bottom} v4"))
+            out.append(text_at(column, self.bottom + 15, self._label(self.x_axis, tick, self.x_ticks), "middle"))
+        out.append(tag("path", class_="axis", d=f"M{LEFT} {self.bottom} H{WIDTH - RIGHT}"))
+        out.append(text_at((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 4, self.x_axis.title, "middle", "title"))
         return out
 
     def _label(self, axis: Axis, tick: float, all_ticks: list[float]) -> str:
         return axis.show(tick, all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick))
 
 
-def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[str]:
+def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
     """Dashed lines, labelled at the left, where a falling curve leaves room; close ones above and below."""
-    out: list[str] = []
+    out: list[Markup] = []
     last = -math.inf
     for line in sorted(lines, key=lambda line: -line.y):
         row = frame.y(line.y)
@@ -195,29 +213,28 @@ def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[str]:
         fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
         baseline = above if fits else max(row + 11, last + NOTE_HEIGHT)
         last = baseline
-        out.append(f'<path class="reference" d="M{LEFT} {row:.1f} H{WIDTH - RIGHT}"/>')
-        out.append(_text(LEFT + 4, baseline, line.label, "start", "note"))
+        out.append(tag("path", class_="reference", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
+        out.append(text_at(LEFT + 4, baseline, line.label, "start", "note"))
     return out
 
 
-def _hovers(frame: Frame, points: Sequence[Point]) -> list[str]:
+def _hovers(frame: Frame, points: Sequence[Point]) -> list[Markup]:
     """Invisible spots that show their values when pointed at."""
     every = max(1, math.ceil(len(points) / MOST_HOVERS))
     out = []
     for x, y in points[::every]:
         text = f"{frame.x_axis.title} {units.count(x)}: {frame.y_axis.show(y, abs(y) / 1000 or 1.0)}"
-        out.append(
-            f'<circle class="hover" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="6"><title>{escape(text)}</title>'
-            "</circle>"
-        )
+        place = {"cx": f"{frame.x(x):.1f}", "cy": f"{frame.y(y):.1f}"}
+        out.append(tag("circle", tag("title", text), class_="hover", **place, r=6))
     return out
 
 
-def _text(x: float, y: float, content: str, anchor: str, kind: str = "label") -> str:
-    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(content)}</text>'
+def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") -> Markup:
+    """``content`` with its baseline at ``y``; ``anchor``: which end of it is at ``x``; ``kind``: its CSS class."""
+    return tag("text", content, class_=kind, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
-def drawing(body: Sequence[str], label: str) -> str:
-    """The picture around ``body``; ``label`` is what a screen reader says."""
-    head = f'<svg class="plot" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">'
-    return f"{head}{''.join(body)}</svg>"
+def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
+    """The picture around ``body``; ``label`` is what a screen reader says, ``box`` left, top, width and height."""
+    attributes = {"viewBox": " ".join(f"{edge:g}" for edge in box), "role": "img", "aria-label": label}
+    return tag("svg", *body, class_="plot", **attributes)

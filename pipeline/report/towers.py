@@ -8,14 +8,13 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
 from pipeline.records import Plan, TowerEvidence, Towers
 from pipeline.report import units
-from pipeline.report.page import cards, document
-from pipeline.report.tables import head_cells, number, rank_words, scroll_table, section
-from pipeline.report.towermap import COLOURS, heat_map, tower_map
+from pipeline.report.page import COLOURS, Figure, Table, from_template, with_swatch
+from pipeline.report.tables import rank_words
+from pipeline.report.towermap import heat_map, tower_map
 
 TOWERS_PAGE = "towers.html"
 MOST_FEATURES = 2_000
@@ -31,11 +30,14 @@ def towers_page(towers: Towers) -> str:
     """The page as text; everything that comes from the towers is escaped."""
     evidence = towers.evidence or TowerEvidence(strategy="")
     strategy = STRATEGIES.get(evidence.strategy, "")
-    said = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
-    count = f"{len(towers.towers)} towers" if len(towers.towers) != 1 else "1 tower"
-    header = f"<header><h1>{count} of features</h1><p>{escape(said)}</p></header>"
-    parts = [header, cards(_figures(towers, evidence)), _pictures(towers, evidence), _towers(towers, evidence)]
-    return document("Nightjar towers", [*parts, _features(towers, evidence)], "towers.json")
+    about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
+    even = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
+    return from_template(
+        "towers.html", title="Nightjar towers", files="towers.json", about=about, summary=_figures(towers, evidence),
+        heading=f"{units.plural(len(towers.towers), 'tower')} of features", pictures=_pictures(towers, evidence),
+        source=evidence.source, text=even if _known_loads(towers) else "", towers=_towers(towers),
+        features=_features(towers, evidence),
+    )  # fmt: skip
 
 
 def similarities(towers: Towers) -> tuple[float, float] | None:
@@ -84,62 +86,50 @@ def _figures(towers: Towers, evidence: TowerEvidence) -> list[tuple[str, str, st
     return found
 
 
-def _pictures(towers: Towers, evidence: TowerEvidence) -> str:
+def _pictures(towers: Towers, evidence: TowerEvidence) -> list[Figure]:
     if not evidence.similarity:
-        return ""
+        return []
     home = _homes(towers)
     places = [home[name] for name in evidence.features]
-    heat = heat_map(evidence.features, places, evidence.similarity)
-    drawn = tower_map(evidence.features, places, evidence.placement)
     near = "alike" if evidence.strategy == "coherent" else "unlike"
-    figures = (
-        f"<figure><figcaption>Similarity <span>mean |cosine| of centred embeddings</span></figcaption>{heat}</figure>"
-        f"<figure><figcaption>Tower map <span>near is {near}</span></figcaption>{drawn}</figure>"
-    )
-    note = f'<p class="muted small">Measured by {escape(evidence.source)}. Lines part the towers.</p>'
-    return section("What interacts", note + f'<div class="plots">{figures}</div>')
+    heat = heat_map(evidence.features, places, evidence.similarity)
+    return [
+        Figure("Similarity", "mean |cosine| of centred embeddings", heat),
+        Figure("Tower map", f"near is {near}", tower_map(evidence.features, places, evidence.placement)),
+    ]
+
+
+def _known_loads(towers: Towers) -> dict[str, list[float]]:
+    """Every tower's shares of the ms and of the bytes, as far as they are known."""
+    return {name: shares for name in ("ms", "bytes") if (shares := load_shares(towers, name))}
+
+
+def _towers(towers: Towers) -> Table:
+    loads = _known_loads(towers)
+    rows = []
+    for index, tower in enumerate(towers.towers):
+        shares = (units.percent(share[index]) for share in loads.values())
+        count = units.count(len(tower.features))
+        rows.append((_swatch(index), rank_words(set(tower.hosts), -1), count, *shares, ", ".join(tower.features)))
+    return Table(("Tower", "Hosts", "Features*", *(f"Of the {name}*" for name in loads), "Which~"), rows)
 
 
 def _swatch(tower: int) -> str:
-    return (
-        f'<svg class="swatch" aria-hidden="true"><rect class="c{tower % COLOURS}" width="11" height="11"/></svg>{tower}'
-    )
+    return with_swatch(tower % COLOURS, tower)
 
 
-def _towers(towers: Towers, evidence: TowerEvidence) -> str:
-    known = [name for name in ("ms", "bytes") if load_shares(towers, name)]
-    shares = [load_shares(towers, name) for name in known]
-    rows = []
-    for index, tower in enumerate(towers.towers):
-        loads = "".join(number(units.percent(share[index])) for share in shares)
-        rows.append(
-            f"<tr><td>{_swatch(index)}</td><td>{escape(rank_words(set(tower.hosts), -1))}</td>"
-            f"{number(units.count(len(tower.features)))}{loads}"
-            f'<td class="why">{escape(", ".join(tower.features))}</td></tr>'
-        )
-    shown = {"ms": "Of the ms*", "bytes": "Of the bytes*"}
-    head = head_cells(("Tower", "Hosts", "Features*", *(shown[name] for name in known), "Which"))
-    even = units.percent(1 / len(towers.towers))
-    note = f'<p class="muted small">An even share is {even}; cost and memory are the plan\'s.</p>' if known else ""
-    return section("Towers", note + scroll_table(head, rows))
-
-
-def _features(towers: Towers, evidence: TowerEvidence) -> str:
+def _features(towers: Towers, evidence: TowerEvidence) -> Table:
     home = _homes(towers)
     order = sorted(range(len(evidence.features)), key=lambda index: (home[evidence.features[index]], index))
     rows = [_feature_row(index, home[evidence.features[index]], evidence) for index in order[:MOST_FEATURES]]
-    if not rows:
-        return ""
-    return section("Features", scroll_table(head_cells(("Feature", "Tower", "ms*", "Memory*", "Why")), rows))
+    return Table(("Feature", "Tower", "ms*", "Memory*", "Why~"), rows)
 
 
-def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> str:
+def _feature_row(index: int, tower: int, evidence: TowerEvidence) -> tuple[str, ...]:
     name = evidence.features[index]
     loads = {key: values[index] for key, values in evidence.loads.items()}
-    return (
-        f"<tr><td>{escape(name)}</td><td>{_swatch(tower)}</td>{number(units.decimal(loads.get('ms'), 3))}"
-        f'{number(units.size(loads.get("bytes")))}<td class="why">{escape(evidence.reasons.get(name, ""))}</td></tr>'
-    )
+    shown = (units.decimal(loads.get("ms"), 3), units.size(loads.get("bytes")))
+    return name, _swatch(tower), *shown, evidence.reasons.get(name, "")
 
 
 def towers_text(towers: Towers) -> str:

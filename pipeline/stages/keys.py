@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.config import Config
@@ -79,7 +80,7 @@ def _auto_bits(config: Config) -> bool:
 class Use:
     """Settings ``names`` of ``group`` belong to ``keys`` where ``when`` holds; to none where ``keys`` is empty.
 
-    ``names``: dotted paths below the group, ``*`` for every entry of a dictionary. ``named``: not the value counts
+    ``names``: dotted paths below the group, ``*`` for every entry of a dictionary or every setting of a model. ``named``: not the value counts
     but what it names (a file, a checkpoint, a default), which ``steps.py`` puts into the key.
     """
 
@@ -93,6 +94,10 @@ class Use:
     def paths(self) -> tuple[str, ...]:
         """The settings' dotted paths."""
         return tuple(f"{self.group}.{name}" if self.group else name for name in self.names)
+
+    def holds(self, path: str) -> bool:
+        """Whether the setting at ``path`` is one of these."""
+        return any(fnmatchcase(path, pattern) for pattern in self.paths)
 
 
 def _use(group: str, names: str, *keys: str, when: Callable[[Config], bool] = _always, named: bool = False) -> Use:
@@ -142,7 +147,7 @@ SETTINGS: tuple[Use, ...] = (
     _use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s", PLAN),
     _use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms process_gib", PLAN),
     _use("hardware", "ssd_paths"),  # where scratch files lie
-    _use("model", "name embedding_dim bottom_mlp top_mlp", PLAN),
+    _use("model", "*", PLAN),
     _use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups", PLAN),
     # The towers: what compares features, and how they are divided.
     _use("partition", "name", PARTITION, CHECKPOINTS),
@@ -154,12 +159,12 @@ SETTINGS: tuple[Use, ...] = (
     _use("partition", "probe_steps", PARTITION, CHECKPOINTS, when=_probed),
     _use("partition", "exchange", CHECKPOINTS),
     _use("model", "name embedding_dim", PARTITION, when=_compared),
-    _use("model", "bottom_mlp top_mlp", PARTITION, when=_probed),
+    _use("model", "*", PARTITION, when=_probed),
     _use("train", "global_batch", PARTITION, when=_compared),
     _use("train", "lr sparse_lr dense_optimizer sparse_optimizer weight_decay", PARTITION, when=_probed),
     _use("train", "warmup_steps precision clip.dense_norm clip.table_value", PARTITION, when=_probed),
     # The training: what its numbers depend on, whatever the ranks, the threads and the kernels.
-    _use("model", "name embedding_dim bottom_mlp top_mlp", CHECKPOINTS),
+    _use("model", "*", CHECKPOINTS),
     _use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay", CHECKPOINTS),
     _use("train", "warmup_steps schedule precision shuffle shuffle_window_groups", CHECKPOINTS),
     _use("train.clip", "dense_norm table_value", CHECKPOINTS),
@@ -223,7 +228,8 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         yield [], node
         return
     head, *rest = parts
-    for name, below in node.items() if head == "*" else [(head, getattr(node, head))]:
+    entries = node if isinstance(node, dict) else vars(node)
+    for name, below in entries.items() if head == "*" else [(head, entries[head])]:
         for place, value in _values(below, rest):
             yield [name, *place], value
 

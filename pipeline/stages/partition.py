@@ -133,10 +133,8 @@ def _room(config: Config) -> float:
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:
     """Predicted ms and bytes of every feature's table."""
-    from pipeline.report.tables import table_bytes
-
     missing = [name for name in features if name not in plan.tables]
     if missing:
         raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
     tables = [plan.tables[name] for name in features]
-    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table_bytes(table)) for table in tables]}
+    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table.bytes) for table in tables]}

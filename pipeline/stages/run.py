@@ -124,7 +124,7 @@ def _partition(step: Step, config: Config, store: Store, inputs: dict[str, Artif
 
 def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact | None:
     from pipeline.checkpoint import committed
-    from pipeline.training import train
+    from pipeline.training.loop import train
 
     key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
     before = retried(lambda: committed(store, step.scratch[0]), f"listing {store.url_of(step.scratch[0])}")
@@ -147,7 +147,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
 
     from pipeline.evaluation import evaluate, reliability
     from pipeline.stages.judging import LOGITS
-    from pipeline.training import predict
+    from pipeline.training.predict import predict
 
     final = inputs["train"].summary.get("final")
     if not final:

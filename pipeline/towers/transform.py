@@ -21,7 +21,8 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings import TableRanks, pooled_stack, reordered
+from pipeline.embeddings.collection import pooled_stack, reordered
+from pipeline.embeddings.sharding import TableRanks
 from pipeline.towers.layout import Layout
 from pipeline.towers.modules import build_tower, joined
 

@@ -15,7 +15,9 @@ from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
-from pipeline.embeddings import RowAccess, TouchedRows, reset_rows
+from pipeline.embeddings.reset import reset_rows
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store

@@ -13,15 +13,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import Config
-from pipeline.embeddings import (
-    RowAccess,
-    SsdStore,
-    TableSpec,
-    apply_fused_optimizer,
-    build_collection,
-    pooled_stack,
-    shard_model,
-)
+from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.sharding import shard_model
+from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.config import Config
-from pipeline.embeddings import dense_parameters
+from pipeline.embeddings.tables import dense_parameters
 from pipeline.records import LABEL, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.training.checkpoints import load_weights

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from pipeline.checkpoint import committed
 from pipeline.checkpoint.ranks import exchange
 from pipeline.config import Config
-from pipeline.embeddings import SsdStore
-from pipeline.embeddings.ssd import FIGURES, named, pss_bytes, ssd_tables
+from pipeline.embeddings.ssd import FIGURES, SsdStore, named, pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records import Plan
 from pipeline.store import Store

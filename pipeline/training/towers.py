@@ -15,7 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.towers.transform import Sent, TowerEmbeddings
 from pipeline.training.data import Batch
 from pipeline.training.model import Output
-from pipeline.training.optimizers import Optimizers
+from pipeline.training.update import Optimizers
 
 
 class TowerPipeline:

@@ -10,14 +10,15 @@ import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from pipeline.config import Config
-from pipeline.embeddings import SsdStore, dense_parameters, dense_table_parameters
+from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
-from pipeline.training.optimizers import Optimizers
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.towers import TowerPipeline, gather_towers
+from pipeline.training.update import Optimizers
 
 
 class Trainer:

@@ -8,7 +8,8 @@ from safetensors.torch import save_file
 
 from pipeline.checkpoint import Checkpointer, Model, Phase, TrainState, ignore
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import TouchedRows, dense_parameters
+from pipeline.embeddings.tables import dense_parameters
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.store import Store
 from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for

@@ -10,7 +10,8 @@ from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
 from pipeline.checkpoint.state import flatten_optimizer
 from pipeline.checkpoint.writer import Job, write_checkpoint
-from pipeline.embeddings import LocalShard, TableSpec
+from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.tables import TableSpec
 
 
 def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):

@@ -7,7 +7,8 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, latest, restore
 from pipeline.config import CheckpointConfig
-from pipeline.embeddings import TouchedRows, dense_parameters
+from pipeline.embeddings.tables import dense_parameters
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from tests.embeddings.cases import ROWS, assemble, kjt_of, make, shards_to_tensors, train

@@ -8,17 +8,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings import (
-    RowAccess,
-    apply_fused_optimizer,
-    build_collection,
-    clip_table_gradients,
-    dense_parameters,
-    dense_table_optimizer,
-    pooled_stack,
-    set_sparse_lr,
-    shard_model,
-)
+from pipeline.embeddings.clipping import clip_table_gradients
+from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
+from pipeline.embeddings.learning import dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings.rows import RowAccess
+from pipeline.embeddings.sharding import shard_model
+from pipeline.embeddings.tables import dense_parameters
 from tests.embeddings.ranks import DIM, ROWS, plan_for, schema
 
 SEED, BATCH, STEPS, LR, EPS = 5, 12, 5, 0.1, 1e-8

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session.
-multiprocessing.set_forkserver_preload(["pipeline.training", "tests.embeddings.cases"])
+multiprocessing.set_forkserver_preload(["pipeline.training.loop", "tests.embeddings.cases"])
 
 ROWS = {"b": 23, "a": 10, "long": 41}
 DIM = 8

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from pipeline.compose.checks import TAKEN_NAMES
-from pipeline.embeddings import TableSpec, initial_rows, to_sharding_plan
+from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import PlanError
 from tests.embeddings.cases import DIM, ROWS, SEED, STEPS, assemble, reference, run_shardings
 from tests.embeddings.ranks import plan_for, spawn

@@ -9,10 +9,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.embeddings import RowValues, SsdStore, TableSpec, TouchedRows, initial_rows, to_sharding_plan
+from pipeline.embeddings.rows import RowValues, initial_rows
+from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.lazy import rows_at
 from pipeline.embeddings.ssd.shard import SsdShard
+from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ConfigError, PlanError
 from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train

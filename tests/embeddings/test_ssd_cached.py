@@ -10,13 +10,16 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.embeddings import SsdStore, TableSpec, TouchedRows, initial_rows, to_sharding_plan
+from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.sharding import to_sharding_plan
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.kernel import SlotKernel
 from pipeline.embeddings.ssd.slots import DeviceSlots, HostSlots
 from pipeline.embeddings.ssd.waiting import Line, check_room
-from pipeline.embeddings.tables import kernels
+from pipeline.embeddings.tables import TableSpec, kernels
+from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import GuardError, PlanError
 from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, make, shards_to_tensors, train

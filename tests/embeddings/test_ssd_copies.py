@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
-from pipeline.embeddings import SsdStore
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.errors import GuardError
 from tests.embeddings.cases import make

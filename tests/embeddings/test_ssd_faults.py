@@ -90,7 +90,9 @@ import sys
 import numpy as np, torch
 from tests.embeddings.refusing import refuse
 from tests.embeddings.ranks import on_tier, plan_for
-from pipeline.embeddings import SsdStore, TableSpec, initial_rows
+from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.ssd import SsdStore
+from pipeline.embeddings.tables import TableSpec
 refuse("io_setup", "setpriority", "direct")
 store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [sys.argv[1]], 0)
 kernel, table = torch.zeros({ROWS["long"]}, {DIM}), TableSpec("long", {ROWS["long"]}, {DIM})

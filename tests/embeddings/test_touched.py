@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.embeddings import TouchedRows, shard_key
+from pipeline.embeddings.touched import TouchedRows, shard_key
 from tests.embeddings.cases import ROWS, batch, make, train
 from tests.embeddings.ranks import plan_for, spawn
 

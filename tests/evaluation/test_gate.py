@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
 from pipeline.evaluation.shift import calibration_by_prediction, kolmogorov_smirnov, population_stability
-from pipeline.gateconfig import GateConfig
 
 SETTINGS = GateConfig(replicates=200, blocks=200)
 N = 20_000

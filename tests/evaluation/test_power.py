@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 import pytest
 
+from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, former_figures, judge, measure
-from pipeline.gateconfig import GateConfig
 
 SETTINGS = GateConfig(replicates=100, blocks=500)
 TRUTH, CENTRE, INCUMBENT = 1.3, -1.2, 0.3  # spread and mean of the true log odds; noise of the incumbent's

@@ -6,7 +6,7 @@ import pytest
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest import RecordTransform
-from pipeline.ingest.learned import cells, trust_in
+from pipeline.ingest.sharing import cells, trust_in
 
 from .conftest import csv_config
 from .test_days import Nights, config_of, write_day

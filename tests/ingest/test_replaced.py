@@ -10,11 +10,11 @@ from pipeline.compose.checks import check
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest import state
-from pipeline.ingest.mapping import COOLING, empty, updated
+from pipeline.ingest.vocabulary import COOLING, empty, updated
 
 from .conftest import csv_config
 from .test_days import Nights, config_of, write_day
-from .test_mapping import after, counted, feature, rows
+from .test_vocabulary import after, counted, feature, rows
 
 
 @pytest.fixture

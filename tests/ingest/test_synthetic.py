@@ -7,8 +7,9 @@ import pytest
 
 from pipeline.config import Config
 from pipeline.errors import DataError
-from pipeline.ingest import raw_fingerprint, synthetic, world
+from pipeline.ingest import raw_fingerprint, synthetic
 from pipeline.ingest.spec import CRITEO_COLUMNS
+from pipeline.ingest.truth import planted_blocks, planted_truth
 
 from .test_ingest import yaml_config
 
@@ -63,7 +64,7 @@ def test_a_dataset_of_it_keeps_probability_and_day(run_ingest):
 def test_drift_turns_the_effects_day_by_day():
     def slope(drift: float, day: int) -> np.ndarray:
         config = small(f"data.synthetic.drift={drift}").data.synthetic
-        truth = world.planted_truth(config, 1)
+        truth = planted_truth(config, 1)
         return truth.dense.at(drift * day)
 
     assert np.allclose(slope(0.0, 0), slope(0.0, 3))
@@ -99,14 +100,14 @@ def test_fingerprint_and_unknown_columns(run_ingest):
 
 def test_planted_blocks_hold_every_feature_once_and_all_pairs_within_interact():
     config = small("data.synthetic.blocks=4").data.synthetic
-    blocks = world.planted_blocks(config, 1)
+    blocks = planted_blocks(config, 1)
     assert sorted(len(block) for block in blocks) == [6, 6, 7, 7]
     assert sorted(sum(blocks, [])) == sorted(f"C{i + 1}" for i in range(26))
     home = {name: number for number, block in enumerate(blocks) for name in block}
-    pairs = [(f"C{a + 1}", f"C{b + 1}") for a, b, _, _ in world.planted_truth(config, 1).pairs]
+    pairs = [(f"C{a + 1}", f"C{b + 1}") for a, b, _, _ in planted_truth(config, 1).pairs]
     assert all(home[a] == home[b] for a, b in pairs)
     assert len(set(pairs)) == 2 * 21 + 2 * 15
-    assert world.planted_blocks(config, 2) != blocks
+    assert planted_blocks(config, 2) != blocks
 
 
 def test_the_pairs_of_blocks_add_the_asked_spread_to_the_log_odds():
@@ -114,7 +115,7 @@ def test_the_pairs_of_blocks_add_the_asked_spread_to_the_log_odds():
     config = small("data.synthetic.blocks=4", "data.synthetic.pairwise_effect=1.5", *settings).data.synthetic
     spreads = []
     for seed in range(3):
-        truth = world.planted_truth(config, seed)
+        truth = planted_truth(config, seed)
         chunk = synthetic._draw_chunk(truth, np.random.default_rng(seed), np.zeros(8192, int))
         spreads.append(synthetic._logits(truth, chunk, config).std())
     assert np.mean(spreads) == pytest.approx(1.5, rel=0.25)

@@ -82,8 +82,8 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: s
     for path in LEAVES:
         if path in DECIDING or (now := changed(config, path.split("."))) is None:
             continue
-        expected = {key for key in KEYS for use in uses(key, config) if path in use.paths and not use.named}
-        derived = {key for key in KEYS for use in uses(key, config) if path in use.paths and use.named}
+        expected = {key for key in KEYS for use in uses(key, config) if use.holds(path) and not use.named}
+        derived = {key for key in KEYS for use in uses(key, config) if use.holds(path) and use.named}
         moved = {key for key in KEYS if key_config(key, now) != before[key]}
         assert expected <= moved <= expected | derived | OTHERS.get(path, set()), path
         seen += 1

@@ -10,6 +10,7 @@ from pipeline.config import Config, HardwareConfig
 from pipeline.launch import memory
 from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, release
 from pipeline.launch.step import Step
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.store import Artifact, Store
 
 MIB = 2**20
@@ -38,7 +39,7 @@ def group():
 
 
 def config(ddr=0.25, ranks=2, held="auto"):
-    made = Config(run="r", hardware=HardwareConfig(name="t", ddr_gib=ddr, ranks_per_host=ranks))
+    made = Config(run="r", model=DlrmConfig(), hardware=HardwareConfig(name="t", ddr_gib=ddr, ranks_per_host=ranks))
     made.launch.hold_memory = held
     return made
 

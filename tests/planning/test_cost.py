@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models import build_model
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning.cost import ShardLoad, dense_ms, dense_shape, fixed_ms, shard_ms, step_ms
 from pipeline.planning.memory import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
@@ -30,7 +31,7 @@ def config(hardware=CPU, *, batch=1024, dim=16, **train):
     return Config(
         data=DataConfig(name="t", format="synthetic"),
         hardware=hardware,
-        model=ModelConfig(embedding_dim=dim, bottom_mlp=[8], top_mlp=[4]),
+        model=DlrmConfig(embedding_dim=dim, bottom_mlp=[8], top_mlp=[4]),
         train=TrainConfig(global_batch=batch, **train),
     )
 
@@ -113,7 +114,7 @@ def test_a_step_hides_the_exchange_of_ids_behind_the_rest():
 
 @pytest.mark.parametrize("dense", [0, 5])
 def test_the_shape_counts_the_parameters_of_the_model_that_is_built(dense):
-    model = ModelConfig(embedding_dim=8, bottom_mlp=[12, 6], top_mlp=[10, 4])
+    model = DlrmConfig(embedding_dim=8, bottom_mlp=[12, 6], top_mlp=[10, 4])
     built = sum(p.numel() for p in build_model(model, dense, 7).parameters())
     assert dense_shape(model, dense, 7).parameters == built
 

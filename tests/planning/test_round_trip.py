@@ -8,7 +8,7 @@ import pytest
 from plan_cases import configure, cpu, dataset
 
 from pipeline.config import TablePin
-from pipeline.embeddings import to_sharding_plan
+from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.errors import ArtifactError
 from pipeline.planning import make_plan
 from pipeline.records import Plan

@@ -34,7 +34,7 @@ def test_the_image_runs_as_a_numeric_user_from_the_locked_packages() -> None:
 
 
 def test_the_user_of_the_image_is_that_of_the_pods() -> None:
-    from pipeline.launchconfig import PodConfig
+    from pipeline.config import PodConfig
 
     assert f"USER {PodConfig().user}:{PodConfig().user}" in DOCKERFILE.read_text()
 

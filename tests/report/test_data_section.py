@@ -4,7 +4,8 @@ from made_up_run import make_result
 from test_html_report import checked
 
 from pipeline.report import summary
-from pipeline.report.data import PROFILE, QUALITY, data_section
+from pipeline.report.data import PROFILE, QUALITY
+from pipeline.report.html import ReportData, render
 
 PART = {
     "rows": 1000, "rows_train": 760, "rows_test": 200, "rows_quarantined": 40, "bytes_in": 4096, "rows_per_s": 1.0,
@@ -28,7 +29,7 @@ DATA = {
 
 
 def test_the_section_tells_rows_reasons_and_what_moved_most_first():
-    page = data_section(PART, DATA)
+    page = render(ReportData(result={"ingest": PART}, data=DATA))
     text = " ".join(checked(page).text)
     for expected in (
         "760 train and 200 test rows, 2.0 KiB written; day 2026-01-02; in the place of datasets/d/2026-01-02/000",
@@ -38,7 +39,8 @@ def test_the_section_tells_rows_reasons_and_what_moved_most_first():
     ):  # fmt: skip
         assert expected in text.replace("–", "-"), expected
     assert page.index(">user<") < page.index(">price<") < page.index(">new<")
-    assert data_section({}, DATA) == data_section(PART, {}) == ""
+    for part, data in (({}, DATA), (PART, {})):
+        assert "<h2>Data</h2>" not in render(ReportData(result={"ingest": part}, data=data))
 
 
 def test_the_table_tells_reasons_what_is_replaced_and_the_first_warnings():

@@ -55,9 +55,9 @@ def test_bars_stack_up_to_their_sum_and_end_under_the_limit():
     )
     page = plan_page(plan)
     assert checked(page).tags.count("figure") == 2
-    row = re.search(r'<svg class="stack".*?</svg>', page).group()
+    row = re.search(r'<svg class="stacked-bar".*?</svg>', page).group()
     assert '<rect class="c0" x="0.00" width="250.00"' in row and 'class="limit" x="996.00"' in row
-    steps = re.findall(r'<svg class="stack".*?</svg>', page)[-1]
+    steps = re.findall(r'<svg class="stacked-bar".*?</svg>', page)[-1]
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="16"', steps)]
     assert sum(widths) == pytest.approx(1000, abs=0.1)
     assert "Nothing lies in HBM (79.0 GiB), SSD (2.9 TiB) of a rank." in page

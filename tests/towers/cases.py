@@ -7,11 +7,14 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
-from pipeline.embeddings import SsdStore
+from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig, TrainConfig
+from pipeline.embeddings.ssd import SsdStore
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
-from pipeline.training import BatchReader, Order, SplitReader, Trainer
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.parquet import SplitReader
+from pipeline.training.trainer import Trainer
 from tests.embeddings.ranks import on_tier, plan_for, row_shards
 from tests.training.dataset import KEY, write_dataset
 
@@ -29,7 +32,7 @@ def config(hosts, ranks, **partition):
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
-        model=ModelConfig(embedding_dim=DIM, bottom_mlp=[16], top_mlp=[16]),
+        model=DlrmConfig(embedding_dim=DIM, bottom_mlp=[16], top_mlp=[16]),
         hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks),
         partition=PartitionConfig(**partition),
         train=TrainConfig(

@@ -13,7 +13,8 @@ from pipeline.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
 from pipeline.stages.partition import kept_towers
 from pipeline.store import Store
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import COLUMNS, DIM, config, data, tower_plan, towers_on
 

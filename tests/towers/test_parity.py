@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.config import ClipConfig
 from pipeline.records import TowerModuleSpec
-from pipeline.trainconfig import ClipConfig
 from tests.embeddings.ranks import spawn
 from tests.towers.cases import COLUMNS, DIM, STEPS, flat, with_towers, with_towers_on_ssd
 

@@ -8,10 +8,11 @@ import torch.distributed as dist
 from safetensors.torch import load
 
 from pipeline.config import CheckpointConfig
-from pipeline.models import log_odds
+from pipeline.models.layers import log_odds
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import tower_plan, towers_on
 from tests.training.dataset import KEY, write_dataset

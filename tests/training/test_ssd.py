@@ -17,7 +17,8 @@ from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.report.progress import plain_line
 from pipeline.store import Store
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
 from tests.embeddings.ranks import on_tier, plan_for, spawn

@@ -7,9 +7,11 @@ import json
 import pytest
 import torch.distributed as dist
 
-from pipeline.embeddings import SsdStore
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.store import Store
-from pipeline.training import predict, ssd, train
+from pipeline.training import ssd
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_ssd import COLUMNS, ROWS

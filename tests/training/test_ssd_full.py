@@ -10,7 +10,7 @@ from pipeline.checkpoint import Phase
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
-from pipeline.training import train
+from pipeline.training.loop import train
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config

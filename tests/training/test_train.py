@@ -12,18 +12,21 @@ from safetensors.torch import load
 
 from pipeline.config import (
     CheckpointConfig,
+    ClipConfig,
     Config,
     DataConfig,
     DebugConfig,
     EvaluateConfig,
+    GuardConfig,
     HardwareConfig,
-    ModelConfig,
+    TrainConfig,
 )
 from pipeline.errors import NightjarError
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
-from pipeline.trainconfig import ClipConfig, GuardConfig, TrainConfig
-from pipeline.training import predict, train
+from pipeline.training.loop import train
+from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
 
@@ -49,7 +52,7 @@ def config(world, **changes):
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
-        model=ModelConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
+        model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
         hardware=HardwareConfig(name="t", ranks_per_host=world),
         train=TrainConfig(**{**options, "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 4, **changes}),
         evaluate=EvaluateConfig(global_batch=130),

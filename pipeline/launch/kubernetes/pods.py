@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config import Config, PodResources
 from pipeline.launch.appdefs import DISTRIBUTED
-from pipeline.launchconfig import PodResources
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"

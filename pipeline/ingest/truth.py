@@ -1,7 +1,7 @@
-"""The world behind a synthetic log: which ids there are, how popular they are, and what they do to the label.
+"""The synthetic truth: which ids a synthetic log has, how popular they are, and what they do to the label.
 
-Effects turn with the days, ids give way to new ones: all of it drawn from seeds of its own, so that a day's world does
-not depend on what was drawn of the days before.
+Effects turn with the days and new ids replace old ones. Each day draws from its own seeds, so the truth of a day does
+not depend on what earlier days drew.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Effects:
 
 @dataclass(frozen=True)
 class Truth:
-    """The planted world. ``ids``: strings per feature; ``odds``: cumulative popularity by rank.
+    """The planted truth. ``ids``: strings per feature; ``odds``: cumulative popularity by rank.
 
     ``ranked``: which id has each rank; empty where they are in this order already.
     """
@@ -59,7 +59,7 @@ def _draw(rng: np.random.Generator, scale: float, *shape: int) -> Effects:
 
 
 def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
-    """The world that ``seed`` draws, as it is on its first day."""
+    """The truth that ``seed`` draws, as of the first day."""
     rng = np.random.default_rng([seed, 0])
     sizes = feature_sizes(config)
     ids, odds = [], []
@@ -118,7 +118,7 @@ def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[t
 
 
 def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
-    """The world ``days`` later: some ids have given way to new ones, some have changed places in popularity."""
+    """The truth ``days`` later: new ids have replaced some, others have changed places in popularity."""
     ids, ranked, added = [], [], []
     for feature, first in enumerate(truth.ids):
         size = len(first)

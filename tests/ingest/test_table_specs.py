@@ -9,13 +9,13 @@ from pipeline.compose import compose
 from pipeline.config import DataConfig, DeclaredTable, TableDefaults
 from pipeline.errors import ConfigError
 from pipeline.ingest import ingest, raw_fingerprint
-from pipeline.ingest.declared import harmonic, hit_curve
+from pipeline.ingest.table_specs import harmonic, hit_curve
 from pipeline.records import DatasetSchema, Profile
 from pipeline.stages import key_config
 from pipeline.store import Store
 
 
-def declared(tmp_path, **tables):
+def planned_for(tmp_path, **tables):
     config = compose(["experiment=dlrmv2"])
     config.data = DataConfig(name="d", format="tables", tables=tables, dense_features=2)
     store = Store(str(tmp_path))
@@ -25,7 +25,7 @@ def declared(tmp_path, **tables):
 
 
 def test_the_planner_gets_schema_and_profile(tmp_path):
-    artifact, schema, profile = declared(
+    artifact, schema, profile = planned_for(
         tmp_path, a=DeclaredTable(rows=100, pooling=3.0, zipf=0.0), b=DeclaredTable(rows=7, weighted=True)
     )
     schema, profile = DatasetSchema.from_json(schema), Profile.from_json(profile)
@@ -73,16 +73,16 @@ def test_one_row_is_a_table_too():
 )
 def test_figures_that_cannot_be_are_refused(tmp_path, table, words):
     with pytest.raises(ConfigError, match=words) as caught:
-        declared(tmp_path, t=table)
+        planned_for(tmp_path, t=table)
     assert "data.tables.t" in caught.value.hint
 
 
 def test_no_tables_and_bad_names_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="nothing to plan") as caught:
-        declared(tmp_path)
+        planned_for(tmp_path)
     assert "+data.tables.user=" in caught.value.hint
     with pytest.raises(ConfigError, match="'a.b'"):
-        declared(tmp_path, **{"a.b": DeclaredTable(rows=9)})
+        planned_for(tmp_path, **{"a.b": DeclaredTable(rows=9)})
 
 
 def test_the_key_covers_what_the_profile_depends_on():
@@ -95,7 +95,7 @@ def test_the_key_covers_what_the_profile_depends_on():
     assert json.dumps([key_config("ingest", config), raw_fingerprint(config)]) != key
 
 
-def test_logs_do_not_depend_on_declared_tables():
+def test_logs_do_not_depend_on_table_specs():
     covered = key_config("ingest", compose([]))["data"]
     assert not {"tables", "table_defaults", "dense_features"} & set(covered)
 

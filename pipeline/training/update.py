@@ -6,7 +6,9 @@ import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config import TrainConfig
-from pipeline.embeddings import clip_table_gradients, dense_parameters, dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings.clipping import clip_table_gradients
+from pipeline.embeddings.learning import dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings.tables import dense_parameters
 from pipeline.towers.transform import TowerEmbeddings
 from pipeline.training.clipping import DenseClip
 from pipeline.training.schedule import lr_factor

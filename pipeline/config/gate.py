@@ -1,4 +1,4 @@
-"""The settings of the gate, group ``gate`` of the configuration. docs/gate.md explains each question."""
+"""The ``gate`` group: what a model must satisfy to be published; docs/gate.md explains each question."""
 
 from __future__ import annotations
 

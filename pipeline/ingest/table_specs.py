@@ -25,7 +25,7 @@ MOST_SKEWED = 10.0
 
 
 def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
-    """Write schema and profile of the declared tables; returns the artifact's summary (tables, rows of all tables).
+    """Write schema and profile of the configured tables; returns the artifact's summary (tables, rows of all tables).
 
     Raises ConfigError for figures that cannot be.
     """
@@ -36,7 +36,7 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
 
 
 def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
-    """Schema and profile of the declared tables; ConfigError for figures that cannot be."""
+    """Schema and profile of the configured tables; ConfigError for figures that cannot be."""
     check(data)
     none: dict[str, list[Any]] = {"train": [], "test": []}
     columns, sparse = [], {}
@@ -95,7 +95,7 @@ def _check_curve(path: str, table: DeclaredTable) -> None:
 
 
 def hit_curve(table: DeclaredTable, default_zipf: float) -> tuple[list[int], list[float]]:
-    """Rows k, and the share of lookups that the k hottest rows serve: as declared, else Zipf's; the last share is 1."""
+    """Rows k, and the share of lookups that the k hottest rows serve: as given, else Zipf's; the last share is 1."""
     if table.hot_rows:
         end = [table.rows] if table.hot_rows[-1] < table.rows else []
         return [*table.hot_rows, *end], [*table.hot_share, *(1.0 for _ in end)]

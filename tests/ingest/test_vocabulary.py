@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.ingest.mapping import empty, updated
 from pipeline.ingest.spec import data_spec
+from pipeline.ingest.vocabulary import empty, updated
 
 from .conftest import csv_config
 from .test_days import Nights, config_of, write_day

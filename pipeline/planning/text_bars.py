@@ -33,29 +33,19 @@ def reserved_bytes(plan: Plan, rank: int) -> int:
     return sum(plan.reserved[rank].values()) if rank < len(plan.reserved) else 0
 
 
-def capacity_bytes(plan: Plan, tier: str) -> float:
-    """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
-    return plan.figures.get(f"{tier}_gib", 0.0) * GIB
-
-
 def fullness(plan: Plan, rank: int) -> float:
     """Share of its capacity that the rank's fullest tier uses; plain bytes where no capacity is known."""
     used = {tier: plan.memory[rank].get(tier, 0) for tier in TIERS}
     used[plan.reserved_tier] += reserved_bytes(plan, rank)
-    shares = [size / room for tier, size in used.items() if (room := capacity_bytes(plan, tier))]
+    shares = [size / room for tier, size in used.items() if (room := plan.capacity_bytes(tier))]
     return max(shares) if shares else float(sum(used.values()))
-
-
-def slowest_rank(plan: Plan) -> int:
-    """The rank whose phases add up to the most ms, the first of equals."""
-    return max(range(len(plan.phases)), key=lambda rank: (sum(plan.phases[rank].values()), -rank))
 
 
 def phase_lines(plan: Plan, width: int) -> list[str]:
     """Predicted ms of each phase: slowest rank, mean of all ranks, and a bar of the slowest's share."""
     if not plan.phases:
         return []
-    slowest, mean = slowest_rank(plan), _mean(plan.phases)
+    slowest, mean = plan.slowest_rank, plan.mean_phases
     many = len(plan.phases) > 1
     heads = [f"rank {slowest}, ms", f"mean of {len(plan.phases)}, ms"] if many else ["ms"]
     total = sum(plan.phases[slowest].values())
@@ -84,7 +74,7 @@ def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: floa
     lines: list[str] = []
     for tier in TIERS:
         tables, kept = used.get(tier, 0), reserved if tier == plan.reserved_tier else 0
-        room = capacity_bytes(plan, tier)
+        room = plan.capacity_bytes(tier)
         if tables or kept or (room and (tier != "hbm" or plan.device == "cuda")):
             lines.append(f"{'' if lines else label:<{LABEL}} {tier.upper()} {_bar(tables, kept, room)}")
     return lines or [f"{label:<{LABEL}} nothing"]
@@ -100,7 +90,7 @@ def _bar(tables: float, kept: float, room: float) -> str:
     return f"[{bar:.<{BAR}}] {said} of {room / GIB:,.4g} GiB, {(tables + kept) / room:.0%}"
 
 
-def _mean(ranks: list[dict[str, int]] | list[dict[str, float]]) -> dict[str, float]:
+def _mean(ranks: list[dict[str, int]]) -> dict[str, float]:
     names = dict.fromkeys(name for rank in ranks for name in rank)
     return {name: sum(rank.get(name, 0) for rank in ranks) / len(ranks) for name in names}
 

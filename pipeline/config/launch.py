@@ -1,10 +1,14 @@
-"""The part of the configuration schema that says how and where stages are started; see ``config.py``."""
+"""The ``launch`` group: how and where stages are started."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from omegaconf import MISSING
+
+STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
+# What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
+DEFAULT_STAGES = STAGES[:-1]
 
 
 @dataclass(kw_only=True)
@@ -101,22 +105,3 @@ class LaunchConfig:
     lease_seconds: int = 30
     keep_hours: float = 24.0
     pods: PodConfig = field(default_factory=PodConfig)
-
-
-@dataclass(kw_only=True)
-class ScheduleConfig:
-    """The CronJob that starts a launcher every night.
-
-    ``cron`` in ``time_zone``; a start that is ``start_within_minutes`` late is left out. ``retries``: of a launcher
-    that failed, each of which goes on where the last one stopped; ``deadline_hours``: of the whole night. ``keep``:
-    finished nights of each outcome that the cluster remembers.
-    """
-
-    name: str = "nightjar-nightly"
-    cron: str = "0 2 * * *"
-    time_zone: str = "Etc/UTC"
-    start_within_minutes: int = 60
-    retries: int = 2
-    deadline_hours: float = 20.0
-    keep: int = 7
-    suspended: bool = False

@@ -1,7 +1,4 @@
-"""The ``train`` group of the configuration: the training loop and the guards that stop it.
-
-Part of the schema in ``config.py``, which imports it; bounds and choices are in ``compose/checks.py``.
-"""
+"""The ``train`` group: the training loop and the guards that stop it."""
 
 from __future__ import annotations
 
