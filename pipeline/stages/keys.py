@@ -80,8 +80,8 @@ def _auto_bits(config: Config) -> bool:
 class Use:
     """Settings ``names`` of ``group`` belong to ``keys`` where ``when`` holds; to none where ``keys`` is empty.
 
-    ``names``: dotted paths below the group, ``*`` for every entry of a dictionary or every setting of a model. ``named``: not the value counts
-    but what it names (a file, a checkpoint, a default), which ``steps.py`` puts into the key.
+    ``names``: dotted paths below the group, ``*`` for every entry of a dictionary or every setting of a model. ``named``:
+    not the value counts but what it names (a file, a checkpoint, a default), which ``steps.py`` puts into the key.
     """
 
     group: str
@@ -228,8 +228,8 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         yield [], node
         return
     head, *rest = parts
-    entries = node if isinstance(node, dict) else vars(node)
-    for name, below in entries.items() if head == "*" else [(head, entries[head])]:
+    every = node.items() if isinstance(node, dict) else vars(node).items()
+    for name, below in every if head == "*" else [(head, getattr(node, head))]:
         for place, value in _values(below, rest):
             yield [name, *place], value
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from pipeline.compose import compose, config_hash
-from pipeline.config import Config
+from pipeline.config import Config, ModelConfig
 from pipeline.ingest import ingest
 from pipeline.planning import make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.stages import INPUTS, key_config
 from pipeline.stages.keys import CHECKPOINTS, KEYS, SETTINGS, TRAIN, uses
 from pipeline.store import Store
-from tests.setting_paths import LEAVES
+from tests.setting_paths import LEAVES, MODEL
 
 # Configurations between which every condition of the list holds and does not hold.
 BASES = {
@@ -153,12 +153,13 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
             continue
         yield kind, part
         kind = typing.get_type_hints(kind)[part]
+        kind = MODEL if kind is ModelConfig else kind
 
 
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:
     """Settings that ``read`` names, that no key of ``stage`` and of its inputs covers and that are not read only."""
     keys = {stage, *INPUTS[stage]}
-    known = {path for key in keys for use in uses(key, config) for path in use.paths} | READ_ONLY[stage]
+    known = {path for path in LEAVES for key in keys for use in uses(key, config) if use.holds(path)} | READ_ONLY[stage]
     by_field: dict[tuple[type, str], list[str]] = {}
     for path in LEAVES:
         by_field.setdefault(list(owners(path))[-1], []).append(path)
