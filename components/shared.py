@@ -20,7 +20,7 @@ def stage_component(stage: str, overrides: Sequence[str], nproc: int = 0) -> App
     from pipeline.compose import compose
     from pipeline.launch.appdefs import stage_app
     from pipeline.launch.status import clear_report
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
     from pipeline.stages import prepare
     from pipeline.store import Store
 

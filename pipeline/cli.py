@@ -297,7 +297,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _result(options: argparse.Namespace) -> int:
     from pipeline.errors import ArtifactError
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
     from pipeline.store import Store
 
     store = Store(options.store)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.checkpoint.checkpointer import Checkpointer, Model, latest
+    from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
     from pipeline.checkpoint.index import committed, restore_order
     from pipeline.checkpoint.naming import find_checkpoint
-    from pipeline.checkpoint.phases import OnPhase, Phase, ignore
     from pipeline.checkpoint.reader import Target, restore, restore_newest
     from pipeline.checkpoint.state import TrainState
     from pipeline.checkpoint.warm import warm_start
@@ -24,9 +24,9 @@ _HOMES = {
     "committed": "index",
     "restore_order": "index",
     "find_checkpoint": "naming",
-    "OnPhase": "phases",
-    "Phase": "phases",
-    "ignore": "phases",
+    "OnPoint": "fault_points",
+    "FaultPoint": "fault_points",
+    "ignore": "fault_points",
     "Target": "reader",
     "restore": "reader",
     "restore_newest": "reader",
@@ -37,8 +37,8 @@ _HOMES = {
 __all__ = [
     "Checkpointer",
     "Model",
-    "OnPhase",
-    "Phase",
+    "OnPoint",
+    "FaultPoint",
     "Target",
     "TrainState",
     "committed",

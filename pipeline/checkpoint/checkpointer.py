@@ -14,10 +14,11 @@ from torch import Tensor
 from pipeline.checkpoint.aside import set_aside, spared
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.compact import compact
+from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.flight import Flight, Landed, Limits
 from pipeline.checkpoint.index import (
     BASELINE,
-    DIFFERENCE,
+    DELTA,
     Entry,
     committed,
     entry_from,
@@ -27,7 +28,6 @@ from pipeline.checkpoint.index import (
     step_of,
     sweep,
 )
-from pipeline.checkpoint.phases import OnPhase, ignore
 from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.prune import Pruner
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
@@ -84,11 +84,11 @@ class Checkpointer:
     resolved: dict[str, Any]
     inputs: dict[str, str]
     say: Callable[[str], None]
-    on_phase: OnPhase = ignore
+    on_point: OnPoint = ignore
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:
-        self._flight = Flight(self.store, self.on_phase, self.limits)
+        self._flight = Flight(self.store, self.on_point, self.limits)
         self._pruner = self._new_pruner()
         # Takes the disk's space of tables on SSD too.
         self._buffers, values = HostBuffers(), full_values(self.model.rows)
@@ -102,19 +102,19 @@ class Checkpointer:
         self.restores = 0
 
     def _new_pruner(self) -> Pruner:
-        return Pruner(self.store, self.directory, self.config.keep_last, self.config.keep_every, self.on_phase)
+        return Pruner(self.store, self.directory, self.config.keep_last, self.config.keep_every, self.on_point)
 
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
         model, say = self.model, self.say if this_rank() == 0 else lambda text: None
-        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_phase=self.on_phase)
+        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
         patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None, say=say)
         damaged: dict[str, str] = {}
         found = restore_newest(self.store, self.directory, target, say, damaged)
         if found is None:
             return None
         artifact, state = found
-        # Differences after a damaged chain must not rest on it: all that is newer than the restored one is damaged,
+        # Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged,
         # or rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
         entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer), say=say)[0]
@@ -201,7 +201,7 @@ class Checkpointer:
         summary = {
             "step": state.step,
             "samples": state.samples,
-            "type": BASELINE if baseline else DIFFERENCE,
+            "type": BASELINE if baseline else DELTA,
             "parents": list(names),
             "policy": self.config.policy,
             "restores": self.restores,
@@ -220,7 +220,8 @@ class Checkpointer:
         """Copies of rows; GuardError on all ranks where one of them holds a weight that is not finite."""
         blocks: list[RowBlock] = []
         together(
-            "copying rows", lambda: blocks.extend(take_snapshot(self.model.rows, touched, self._buffers, self.on_phase))
+            "copying rows",
+            lambda: blocks.extend(take_snapshot(self.model.rows, touched, self._buffers, self.on_point)),
         )
         return blocks
 
@@ -229,10 +230,10 @@ class Checkpointer:
         return pruner.prune([*entries, entry_of(artifact)])
 
     def _compact(self, artifact: Artifact) -> Artifact:
-        return compact(self.store, artifact, self.on_phase)
+        return compact(self.store, artifact, self.on_point)
 
     def _mark_saved(self, baseline: bool) -> None:
-        """Clear what the next difference need not hold; kept aside in case this write fails."""
+        """Clear what the next delta need not hold; kept aside in case this write fails."""
         touched = self.model.touched
         self._pending = {key: touched.mask(key).clone() for key in touched.shards()}
         if baseline or self.config.policy == "consecutive":
@@ -294,7 +295,7 @@ class Checkpointer:
         self.figures.bytes_full_equivalent += landed.bytes_full
         self.figures.writing += landed.seconds
         if landed.error is not None:
-            self._mark_again()  # the next difference rests on the former baseline
+            self._mark_again()  # the next delta rests on the former baseline
             self._say(f"checkpoint {landed.path} is committed, but not compacted: {landed.error.message}")
         if landed.note:
             self._say(landed.note)

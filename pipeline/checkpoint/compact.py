@@ -1,9 +1,9 @@
-"""Compaction: a difference and what it rests on become one baseline of the same step, in the same place.
+"""Compaction: a delta and what it rests on become one baseline of the same step, in the same place.
 
 Rows keep their codes: each row is taken from the newest checkpoint of the chain that holds it and written again in
 the coding it has, so a restore gives the same bits as before and a 4-bit chain stays 4 bits. The new files lie beside
 the old ones under other names; the manifest, replaced atomically, is the swap. A process killed at any moment leaves
-the difference or the baseline, whole, and files that no manifest names, which ``gc`` removes.
+the delta or the baseline, whole, and files that no manifest names, which ``gc`` removes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.checkpoint.chunks import Chunk, RowBlock, TableCoding, open_chunk, write_block, write_part
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import BASELINE, damage_hint, in_store, restore_order
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.reader import read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
@@ -31,13 +31,13 @@ ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"
 def compact(
     store: Store,
     artifact: Artifact,
-    on_phase: OnPhase = ignore,
+    on_point: OnPoint = ignore,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Artifact:
-    """Turn the difference ``artifact`` into a baseline; a baseline is returned as it is.
+    """Turn the delta ``artifact`` into a baseline; a baseline is returned as it is.
 
     Memory: one chunk and a byte for each row of the largest table. ``progress`` gets files done and in all. What the
-    difference rested on stays: other checkpoints may rest on it too, ``gc`` decides.
+    delta rested on stays: other checkpoints may rest on it too, ``gc`` decides.
     Raises ArtifactError for a damaged chain (nothing is changed then) and where the checkpoint is removed meanwhile.
     """
     if artifact.summary["type"] == BASELINE:
@@ -46,13 +46,13 @@ def compact(
     indices = [read_index(store, each) for each in chain]
     draft = Draft(store, artifact.path, artifact.kind, artifact.key, artifact.config, artifact.inputs)
     _remove(store, f"{artifact.path}/{NEW_ROWS}")
-    merge = _Merge(store, chain, indices, draft, on_phase, progress)
+    merge = _Merge(store, chain, indices, draft, on_point, progress)
     extents = merge.run()
     tables = indices[-1]["tables"]
     draft.write_json(NEW_INDEX, {"format": FORMAT, "tables": tables, "files": extents})
-    on_phase(Phase.BEFORE_SWAP)
+    on_point(FaultPoint.BEFORE_SWAP)
     done = _swap(store, artifact, draft, extents, chain)
-    on_phase(Phase.AFTER_SWAP)
+    on_point(FaultPoint.AFTER_SWAP)
     _remove(store, f"{artifact.path}/{ROWS}")
     _remove(store, f"{artifact.path}/{INDEX}")
     return done
@@ -67,11 +67,11 @@ class _Merge:
         chain: list[Artifact],
         indices: list[dict[str, Any]],
         draft: Draft,
-        on_phase: OnPhase,
+        on_point: OnPoint,
         progress: Callable[[int, int], None],
     ) -> None:
         self.store, self.chain, self.indices, self.draft = store, chain, indices, draft
-        self.on_phase, self.progress = on_phase, progress
+        self.on_point, self.progress = on_point, progress
         self.extents: list[dict[str, Any]] = []
         self.read = 0
         self.total = sum(len(index["files"]) for index in indices)
@@ -119,7 +119,7 @@ class _Merge:
         if keep.any():
             with self.draft.open(self._name(chunk.table)) as sink:
                 write_part(sink, chunk, keep)
-                self.on_phase(Phase.COMPACT)
+                self.on_point(FaultPoint.COMPACT)
             self._note(chunk.table, ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
 
     def _write_columns(self, block: RowBlock, keep: NDArray[np.bool_], left: int, right: int) -> None:

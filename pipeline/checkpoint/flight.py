@@ -14,8 +14,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from pipeline.checkpoint.fault_points import OnPoint
 from pipeline.checkpoint.index import Entry, entry_from, entry_of
-from pipeline.checkpoint.phases import OnPhase
 from pipeline.checkpoint.ranks import exchange
 from pipeline.checkpoint.writer import Job, Outcome, Writer
 from pipeline.errors import NightjarError, PassingError
@@ -56,8 +56,8 @@ class Landed:
 class Flight:
     """One checkpoint at a time, written behind training by a thread on every rank. All methods are collective."""
 
-    def __init__(self, store: Store, on_phase: OnPhase, limits: Limits) -> None:
-        self._store, self._on_phase, self._limits = store, on_phase, limits
+    def __init__(self, store: Store, on_point: OnPoint, limits: Limits) -> None:
+        self._store, self._on_phase, self._limits = store, on_point, limits
         self._flying = False
         self._record: dict[str, Any] | None = None  # this rank's, where others were still writing
         self._renew()

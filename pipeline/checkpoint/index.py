@@ -1,7 +1,7 @@
 """The checkpoints of one training run: which are committed, what each rests on, which may be removed.
 
 A checkpoint is an artifact in ``<directory>/step-<8 digits or more>``; its summary names ``step``, ``type`` (baseline |
-difference) and ``parents`` (names of the checkpoints it is restored on top of, baseline first).
+difference, for a delta) and ``parents`` (names of the checkpoints it is restored on top of, baseline first).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import DamagedError
 from pipeline.store import MANIFEST, Artifact, Store, disk_errors
 
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
-DIFFERENCE = "difference"
+DELTA = "difference"  # as manifests have recorded it from the first release on
 
 
 def name_of(step: int) -> str:
@@ -49,7 +49,7 @@ class Entry:
     """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds.
 
     ``rested``: what a baseline that was compacted from a chain rested on before: a training that goes on may still
-    write differences on top of those.
+    write deltas on top of those.
     """
 
     name: str
@@ -108,7 +108,7 @@ def _check_summary(store: Store, artifact: Artifact) -> None:
     sound = (
         isinstance(step, int)
         and name == name_of(step)
-        and summary.get("type") in (BASELINE, DIFFERENCE)
+        and summary.get("type") in (BASELINE, DELTA)
         and isinstance(parents, list)
         and all(isinstance(p, str) and NAME.fullmatch(p) and step_of(p) < step for p in parents)
     )
@@ -143,7 +143,7 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
 
 
 def newest_chain(entries: list[Entry]) -> Chain | None:
-    """The chain that the next difference would extend: from the newest baseline on; None where there is none.
+    """The chain that the next delta would extend: from the newest baseline on; None where there is none.
 
     ``entries``: oldest step first.
     """
@@ -166,7 +166,7 @@ def kept(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: I
         for entry in entries:
             slots.setdefault(entry.step // keep_every, entry.name)
         wanted |= {name for slot, name in slots.items() if slot > 0}
-    # The next difference will rest on the newest baseline, whatever else is kept.
+    # The next delta will rest on the newest baseline, whatever else is kept.
     chain = newest_chain(entries)
     growing = set(chain.paths[:1]) if chain else set()
     growing |= set(entries[-1].rested) if entries else set()
@@ -211,21 +211,21 @@ def sweep(store: Store, directory: str, pinned: Iterable[str] = (), aside: Conta
     return lines
 
 
-def remove(store: Store, directory: str, entries: list[Entry], on_phase: OnPhase = ignore) -> None:
+def remove(store: Store, directory: str, entries: list[Entry], on_point: OnPoint = ignore) -> None:
     """Remove checkpoints, the ones that rest on others first; each stops existing before its files go.
 
     Raises ArtifactError where the store refuses it.
     """
     for entry in sorted(entries, key=lambda entry: -entry.step):
-        remove_folder(store, f"{directory}/{entry.name}", on_phase)
+        remove_folder(store, f"{directory}/{entry.name}", on_point)
 
 
-def remove_folder(store: Store, path: str, on_phase: OnPhase = ignore) -> None:
+def remove_folder(store: Store, path: str, on_point: OnPoint = ignore) -> None:
     """Remove the checkpoint at ``path``: it stops existing before its files go. ArtifactError if the store refuses."""
     with removing(path):
         if store.exists(f"{path}/{MANIFEST}"):
             store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
-        on_phase(Phase.PRUNE)
+        on_point(FaultPoint.PRUNE)
         if store.exists(path):
             store.fs.rm(store.full(path), recursive=True)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pipeline.checkpoint.fault_points import OnPoint
 from pipeline.checkpoint.index import Entry, kept, remove
-from pipeline.checkpoint.phases import OnPhase
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
@@ -22,7 +22,7 @@ class Pruner:
     directory: str
     keep_last: int
     keep_every: int | None
-    on_phase: OnPhase
+    on_point: OnPoint
     _late: list[Entry] = field(default_factory=list)  # should be gone, but the store refused it
 
     def prune(self, entries: list[Entry]) -> tuple[list[str], str]:
@@ -38,7 +38,7 @@ class Pruner:
         self._late += [entry for entry in entries if entry.name not in stay]
         going = [entry for entry in self._late if entry.name not in pins]
         try:
-            remove(self.store, self.directory, going, self.on_phase)
+            remove(self.store, self.directory, going, self.on_point)
             self._late = []
         except ArtifactError as error:
             return [name for name in names if name in stay], f"old checkpoints stay until the next one: {error.message}"

@@ -19,9 +19,9 @@ from torch import Tensor
 from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
@@ -50,7 +50,7 @@ class Report:
 class Target:
     """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
 
-    ``touched`` gets the rows of differences marked, so that the next difference holds them too.
+    ``touched`` gets the rows of deltas marked, so that the next delta holds them too.
     """
 
     rows: RowAccess
@@ -58,7 +58,7 @@ class Target:
     optimizer: torch.optim.Optimizer | None = None
     states: bool = True
     touched: TouchedRows | None = None
-    on_phase: OnPhase = ignore
+    on_point: OnPoint = ignore
 
 
 @torch.no_grad()
@@ -173,7 +173,7 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
                 touched = target.touched if artifact is not chain[0] else None
                 count = apply_block(block, shard, states=target.states, touched=touched)
                 report.rows[block.table] = report.rows.get(block.table, 0) + count
-            target.on_phase(Phase.RESTORE)
+            target.on_point(FaultPoint.RESTORE)
         report.checkpoints.append(artifact.path)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.touched import TouchedRows, shard_key
@@ -68,7 +68,7 @@ def full_values(access: RowAccess) -> int:
 
 @torch.no_grad()
 def take_snapshot(
-    access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_phase: OnPhase = ignore
+    access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_point: OnPoint = ignore
 ) -> list[RowBlock]:
     """Copies of this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
@@ -83,7 +83,7 @@ def take_snapshot(
     blocks = []
     for shard, rows in picked:
         blocks.append(_copy(shard, rows, buffers))
-        on_phase(Phase.STAGE)
+        on_point(FaultPoint.STAGE)
     return blocks
 
 

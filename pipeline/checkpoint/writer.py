@@ -24,7 +24,7 @@ from torch import Tensor
 from pipeline.checkpoint.aside import make_room
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
 from pipeline.checkpoint.container import write_tensors
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
@@ -87,12 +87,12 @@ class Outcome:
 class Writer:
     """Writes one job at a time behind the caller. ``group``: a process group used by nothing else (None: one rank).
 
-    ``on_phase`` is told where the writer stands.
+    ``on_point`` is told where the writer stands.
     """
 
     store: Store
     group: dist.ProcessGroup | None = None
-    on_phase: OnPhase = ignore
+    on_point: OnPoint = ignore
     _thread: threading.Thread | None = None
     _outcome: Outcome | None = None
 
@@ -140,7 +140,7 @@ class Writer:
         torch.set_num_threads(1)
         ready.set()
         try:
-            outcome.artifact = artifact = write_checkpoint(self.store, job, self.group, self.on_phase)
+            outcome.artifact = artifact = write_checkpoint(self.store, job, self.group, self.on_point)
             outcome.bytes = sum(file.bytes for file in artifact.files.values())
             if job.compact is not None:
                 outcome.artifact = compacted = self._compact(job.compact, artifact)
@@ -176,25 +176,27 @@ class Writer:
         return _artifact(artifact.path, together(f"compacting {artifact.path}", work, self.group)[0])
 
 
-def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_phase: OnPhase = ignore) -> Artifact:
+def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_point: OnPoint = ignore) -> Artifact:
     """Write ``job`` and commit it. Collective over ``group``; ArtifactError on all ranks if one of them fails."""
     draft = Draft(store, job.path, KIND, job.key, job.config, job.inputs)
     leader, last = this_rank() == 0, time.monotonic() + job.seconds
 
     def write() -> dict[str, Any]:
-        extents = _write_rows(draft, job, on_phase, last)
+        extents = _write_rows(draft, job, on_point, last)
         if leader:
-            _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_phase))
+            _retry(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
             _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
             _sync(draft, DENSE, STATE)
-        on_phase(Phase.WRITTEN)
+        on_point(FaultPoint.WRITTEN)
         return {"extents": extents, "files": {name: asdict(entry) for name, entry in draft.files.items()}}
 
     try:
         together(f"clearing {job.path}", lambda: _clear(draft) if leader else None, group)
         parts = together(f"writing {job.path}", write, group)
         committed = together(
-            f"committing {job.path}", lambda: _commit(draft, job, parts, on_phase).to_json() if leader else None, group
+            f"committing {job.path}",
+            lambda: _commit(draft, job, parts, on_point).to_json() if leader else None,
+            group,
         )[0]
     except BaseException:
         if leader:
@@ -214,7 +216,7 @@ def _artifact(path: str, record: dict[str, Any]) -> Artifact:
     return Artifact(path=path, files=files, **record)
 
 
-def _write_rows(draft: Draft, job: Job, on_phase: OnPhase, last: float) -> list[dict[str, Any]]:
+def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[dict[str, Any]]:
     """Write this rank's rows, down to the disk; the index entries of its files.
 
     PassingError past the time ``last`` (of ``time.monotonic``): the other ranks wait.
@@ -226,16 +228,16 @@ def _write_rows(draft: Draft, job: Job, on_phase: OnPhase, last: float) -> list[
                 for chunk in _chunks(block, rows, job.chunk_bytes):
                     if time.monotonic() > last:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=_SLOW)
-                    extents.append(_write_extent(draft, len(extents), chunk, coding, on_phase))
+                    extents.append(_write_extent(draft, len(extents), chunk, coding, on_point))
                     syncing.add(extents[-1]["file"])
     return extents
 
 
-def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_phase: OnPhase) -> dict[str, Any]:
+def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> dict[str, Any]:
     """Write one chunk; its entry of the index."""
     name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
-    on_phase(Phase.ENCODE)
-    _retry(draft, name, lambda: _write_chunk(draft, name, chunk, coding, on_phase))
+    on_point(FaultPoint.ENCODE)
+    _retry(draft, name, lambda: _write_chunk(draft, name, chunk, coding, on_point))
     return {
         "file": name, "table": chunk.table, "first": int(chunk.ids[0]), "last": int(chunk.ids[-1]),
         "rows": len(chunk.ids), "column": chunk.column, "columns": chunk.weight.shape[1],
@@ -283,10 +285,10 @@ def _sync(draft: Draft, *names: str) -> None:
             syncing.add(name)
 
 
-def _write_chunk(draft: Draft, name: str, chunk: RowBlock, coding: TableCoding, on_phase: OnPhase) -> None:
+def _write_chunk(draft: Draft, name: str, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> None:
     with draft.open(name) as sink:
         write_block(sink, chunk, coding)
-        on_phase(Phase.CHUNK)
+        on_point(FaultPoint.CHUNK)
 
 
 def _chunks(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
@@ -300,10 +302,10 @@ def _chunks(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlo
         yield RowBlock(block.table, ids, block.column, block.weight[part], state)
 
 
-def _write_dense(draft: Draft, dense: dict[str, Tensor], on_phase: OnPhase) -> None:
+def _write_dense(draft: Draft, dense: dict[str, Tensor], on_point: OnPoint) -> None:
     with draft.open(DENSE) as sink:
         write_tensors(sink, dense, {"format": f"nightjar-dense-{FORMAT}"})
-        on_phase(Phase.DENSE)
+        on_point(FaultPoint.DENSE)
 
 
 def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
@@ -329,21 +331,21 @@ def _retry(draft: Draft, name: str, write: Callable[[], None]) -> None:
         ) from error
 
 
-def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_phase: OnPhase) -> Artifact:
+def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_point: OnPoint) -> Artifact:
     """Gather all ranks' files into the index and the manifest: the moment the checkpoint begins to exist."""
     for part in parts:
         draft.files.update({name: FileEntry(**entry) for name, entry in part["files"].items()})
     extents = [extent for part in parts for extent in part["extents"]]
     _retry(draft, INDEX, lambda: draft.write_json(INDEX, {"format": FORMAT, "tables": job.tables, "files": extents}))
     _sync(draft, INDEX)
-    on_phase(Phase.BEFORE_COMMIT)
+    on_point(FaultPoint.BEFORE_COMMIT)
     size = sum(entry.bytes for entry in draft.files.values())
     rows = sum(extent["rows"] for extent in extents)
     codings = sorted({extent["coding"] for extent in extents})
     summary = {**job.summary, "bytes": size, "rows": rows, "codings": codings}
     made: list[Artifact] = []
     _retry(draft, MANIFEST, lambda: made.append(draft.commit(summary)))
-    on_phase(Phase.AFTER_COMMIT)
+    on_point(FaultPoint.AFTER_COMMIT)
     return made[0]
 
 

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff = _command(commands, "diff", _diff, "what changed from checkpoint A to B")
     diff.add_argument("first", metavar="A", help="checkpoint")
     diff.add_argument("second", metavar="B", help="checkpoint")
-    _named(_command(commands, "compact", _compact, "turn a difference and what it rests on into a baseline"))
+    _named(_command(commands, "compact", _compact, "turn a delta and what it rests on into a baseline"))
     gc = _command(commands, "gc", _gc, "remove what retention does not need, and remains of killed writers")
     gc.add_argument("run", nargs="?", help="only this run's")
     gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")

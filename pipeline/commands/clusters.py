@@ -66,7 +66,7 @@ def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
 def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
-    from pipeline.launch.step import run_directory
+    from pipeline.records.step import run_directory
     from pipeline.stages import steps, with_possible_stages
     from pipeline.store import Store
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from pipeline.config import Config, ModelConfig
 from pipeline.errors import ConfigError
@@ -24,7 +24,7 @@ def settings_class(name: str) -> type[ModelConfig]:
     return found
 
 
-def schema_for(tree: DictConfig) -> DictConfig:
+def schema_for(tree: DictConfig | ListConfig) -> DictConfig:
     """The schema of a whole configuration whose ``model`` has the settings of the one that ``tree`` names."""
     schema = OmegaConf.structured(Config)
     name = OmegaConf.select(tree, f"{GROUP}.name", default=None)
@@ -39,7 +39,7 @@ def check_settings(tree: DictConfig) -> None:
     A file of the user's own that names a model without its settings gets their defaults.
     """
     name = OmegaConf.select(tree, f"{GROUP}.name", throw_on_missing=True)
-    wanted, kind = settings_class(name), OmegaConf.get_type(tree, GROUP)
+    wanted, kind = settings_class(name), OmegaConf.get_type(tree, GROUP) or dict
     if kind is ModelConfig:
         tree.model = OmegaConf.merge(OmegaConf.structured(wanted), OmegaConf.to_container(tree.model))
     elif kind is not wanted:

@@ -168,7 +168,7 @@ def leaves(kind: Any, prefix: str = "") -> Iterable[str]:
 
 def settings(kind: Any) -> dict[str, Any]:
     """Names and types of the fields of dataclass ``kind``; of ``ModelConfig`` those of every registered model."""
-    kinds = [kind, *(spec.config for spec in MODELS)] if kind is ModelConfig else [kind]
+    kinds: list[Any] = [kind, *(spec.config for spec in MODELS)] if kind is ModelConfig else [kind]
     hints = {name: hint for each in reversed(kinds) for name, hint in typing.get_type_hints(each).items()}
     return {field.name: hints[field.name] for each in kinds for field in fields(each)}
 

@@ -13,8 +13,8 @@ class CheckpointConfig:
     one_shot | consecutive | full. ``quantise``: auto (bits by ``expected_restores``) | 2 | 3 | 4 | 8 | fp16 | fp32, by
     table in ``tables``; a run's last one is a baseline, all of it in ``final_quantise``. ``hot_share``: of a table's
     rows in a checkpoint, the hottest, that are kept in 8 bits where others have fewer. ``state``: fp32 | bf16 for the
-    tables' optimizer state. ``max_chain``: differences on one baseline. ``when_busy``: wait | skip, where the last one
-    is still being written. ``keep_every``: steps. ``compact_after``: differences on a baseline before the newest is
+    tables' optimizer state. ``max_chain``: deltas on one baseline. ``when_busy``: wait | skip, where the last one
+    is still being written. ``keep_every``: steps. ``compact_after``: deltas on a baseline before the newest is
     compacted into a new one (None: never).
 
     ``init_from``: a checkpoint that a new training starts from (a run's name, <run>/step-00000100 or a path in the

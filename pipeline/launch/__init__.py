@@ -1,9 +1,9 @@
 """Launching: stages as TorchX AppDefs, the runner adapter and the chain. Importing it is cheap: no torch, no TorchX."""
 
 from pipeline.launch.chain import Chain, Console, Interrupted, Outcome, StageError
-from pipeline.launch.holding import holding
+from pipeline.launch.runlock import run_lock
 from pipeline.launch.status import Report, read_report, write_report
-from pipeline.launch.step import Step, read_steps, write_steps
+from pipeline.launch.steps import read_steps, write_steps
 
 __all__ = [
     "Chain",
@@ -12,8 +12,7 @@ __all__ = [
     "Outcome",
     "Report",
     "StageError",
-    "Step",
-    "holding",
+    "run_lock",
     "read_report",
     "read_steps",
     "write_report",

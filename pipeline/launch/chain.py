@@ -31,7 +31,8 @@ from pipeline.launch.shrink import NoRoomError, Shrunk, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
-from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.launch.steps import write_steps
+from pipeline.records.step import Step, run_directory
 from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.retrying import explained
 

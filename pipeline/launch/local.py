@@ -8,7 +8,7 @@ from pipeline.config import Config
 from pipeline.launch.appdefs import stage_app
 from pipeline.launch.logs import Tail, cause_of, collect, killed_rank
 from pipeline.launch.runner import LocalRunner
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 
 class LocalStages:

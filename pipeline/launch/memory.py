@@ -15,7 +15,7 @@ from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.errors import GuardError
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
 
 _MOUNTS = Path("/proc/self/mounts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from pipeline.config import Config
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 
 class StageJob(Protocol):

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import STAGES
 from pipeline.errors import GateHeldError, NightjarError, exit_code_of
 from pipeline.launch.shrink import Shrunk
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.store import Artifact, Store
 
 # stage -> part of result.json -> its keys; None: the whole summary is that part.

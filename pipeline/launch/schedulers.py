@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pipeline.config import Config
-from pipeline.launch.holding import holding
 from pipeline.launch.protocol import StageRunner
+from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
 
 
@@ -39,7 +39,7 @@ def only_launcher(config: Config, store: Store, say: Callable[[str], None]) -> I
 
     On a cluster LaunchError, before anything is written, where it is out of reach, clocks differ or a right is missing.
     """
-    with holding(store, str(config.run)):
+    with run_lock(store, str(config.run)):
         if config.launch.name == "local":
             yield
             return

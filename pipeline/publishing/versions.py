@@ -19,6 +19,7 @@ from typing import Any
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError, UnreachableError
 from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.conditional import Seen, SwappedError, look, swap
+from pipeline.store.refusals import taken
 from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"
@@ -294,9 +295,8 @@ def _held(store: Store, model: str) -> AbstractContextManager[None]:
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
         return nullcontext()  # no such model: whoever asks says so
-    busy = LaunchError(
-        f"model {model!r} is being changed by another process, which holds {path}",
-        hint="the same command again in a moment",
+    busy = taken(
+        f"model {model!r} is being changed already", "another process", path, "the same command again in a moment"
     )
     return store.locked(model_path(model), busy)
 

@@ -36,13 +36,18 @@ def _parents(record: Mapping[str, Any]) -> str:
     return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in record["parents"]) or units.ABSENT
 
 
+def _type(record: Mapping[str, Any]) -> str:
+    """The type as people say it; manifests call a delta a difference."""
+    return "delta" if record["type"] == "difference" else str(record["type"])
+
+
 def listing(records: Sequence[Mapping[str, Any]]) -> str:
     """``nightjar ckpt ls``."""
     if not records:
         return "no checkpoints"
     rows = [
         [
-            f"{r['run']}/{r['name']}", units.count(r["step"]), r["type"], _parents(r), "+".join(r["codings"]),
+            f"{r['run']}/{r['name']}", units.count(r["step"]), _type(r), _parents(r), "+".join(r["codings"]),
             units.count(r["rows"]), units.size(r["bytes"]), units.percent(r["share"]),
             units.duration(r["age_seconds"]), _rests(r),
         ]
@@ -62,7 +67,7 @@ def details(record: Mapping[str, Any]) -> str:
         "checkpoint": record["path"],
         "step": f"{units.count(record['step'])}, {units.count(position.get('samples'))} samples",
         "position": f"epoch {position.get('epoch')}, next global batch {units.count(position.get('next_batch'))}",
-        "type": record["type"] + (f" on {', '.join(record['parents'])}" if record["parents"] else ""),
+        "type": _type(record) + (f" on {', '.join(record['parents'])}" if record["parents"] else ""),
         "size": f"{units.size(record['bytes'])}, {units.percent(record['share'])} of a full fp32 checkpoint",
         "restores": str(record["summary"].get("restores", 0)),
         "key": record["key"],

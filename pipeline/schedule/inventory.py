@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.checkpoint.retention import age
 from pipeline.errors import ArtifactError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import HELD, PUBLISHED, RECORD
 from pipeline.schedule.references import read_known, unknown
 from pipeline.store import MANIFEST, Store, reachable

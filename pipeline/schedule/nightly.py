@@ -19,7 +19,7 @@ from pipeline.config import Config
 from pipeline.errors import SIGNALLED, ArtifactError, GateHeldError, NightjarError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.schedule.base import Base, find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
 from pipeline.schedule.watermark import wait_for

@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.checkpoint.naming import PATH, run_of
 from pipeline.errors import ArtifactError
-from pipeline.launch.step import run_directory
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.nightly import RECORD
 from pipeline.store import MANIFEST, Artifact, Store
 

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import removing
-from pipeline.checkpoint.phases import OnPhase, Phase, ignore
 from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
-from pipeline.launch.holding import holding
-from pipeline.launch.step import run_directory
+from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
+from pipeline.records.step import run_directory
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held
 from pipeline.schedule.references import run_names
@@ -54,18 +54,18 @@ def _is_held(store: Store, run: str) -> bool:
     if not store.fs.isdir(store.full(run_directory(run))):
         return False
     try:
-        with holding(store, run):
+        with run_lock(store, run):
             return False
     except LaunchError:
         return True
 
 
 def remove(
-    store: Store, going: list[Entry], since: float, on_phase: OnPhase = ignore
+    store: Store, going: list[Entry], since: float, on_point: OnPoint = ignore
 ) -> tuple[list[Entry], list[Entry]]:
     """Remove what ``may_go`` found; what went, and what stays after all, for somebody uses it by now.
 
-    ``since``: when the store was looked at, seconds since 1970. Of every artifact the manifest goes first, ``on_phase``
+    ``since``: when the store was looked at, seconds since 1970. Of every artifact the manifest goes first, ``on_point``
     is told, then its folder: half of one never looks whole. ArtifactError where the store refuses it.
     """
     gone, left, used, looked = [], [], set[str](), -math.inf
@@ -73,7 +73,7 @@ def remove(
         if store.is_local or time.monotonic() - looked > LOOK_SECONDS:
             used, looked = _used(store, since), time.monotonic()
         try:
-            _remove(store, entry, used, on_phase)
+            _remove(store, entry, used, on_point)
         except LaunchError:
             left.append(replace(entry, reason="in use by now", told=True))
         else:
@@ -98,21 +98,21 @@ def _begun(store: Store, run: str) -> float:
     return time.time() - age(store, store.full(path)) if store.exists(path) else 0.0
 
 
-def _remove(store: Store, entry: Entry, used: set[str], on_phase: OnPhase) -> None:
+def _remove(store: Store, entry: Entry, used: set[str], on_point: OnPoint) -> None:
     """Remove one; LaunchError where it is ``used``, or another process holds it."""
     busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
     if entry.path.rpartition("/")[2] in used:
         raise busy
     if store.fs.isdir(full := store.full(entry.path)):
         with store.locked(entry.path, busy):
-            _remove_folder(store, entry.path, on_phase)
+            _remove_folder(store, entry.path, on_point)
         return
     with removing(entry.path):
         if store.fs.exists(full):
             store.fs.rm_file(full)
 
 
-def _remove_folder(store: Store, path: str, on_phase: OnPhase) -> None:
+def _remove_folder(store: Store, path: str, on_point: OnPoint) -> None:
     """Manifests first: of a run's stages, then of its checkpoints, those that rest on others before those.
 
     The folder of a dataset's day goes with its last dataset.
@@ -122,7 +122,7 @@ def _remove_folder(store: Store, path: str, on_phase: OnPhase) -> None:
         manifests = [each for each in store.fs.find(store.full(path)) if each.rpartition("/")[2] == MANIFEST]
         for each in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
             store.fs.rm_file(each)
-        on_phase(Phase.PRUNE)
+        on_point(FaultPoint.PRUNE)
         if store.fs.exists(store.full(path)):
             store.fs.rm(store.full(path), recursive=True)
         parent = path.rpartition("/")[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.checkpoint.commands import config_changes
 from pipeline.errors import ArtifactError, NightjarError
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import shrunk_lines
 from pipeline.report.units import decimal, plural

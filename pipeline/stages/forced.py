@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 from pipeline.store import MANIFEST, Store
 
 Clear = Callable[[Store, str, dict[str, str]], list[str]]

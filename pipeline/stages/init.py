@@ -6,7 +6,8 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, NightjarError
-from pipeline.launch.step import Step, read_steps, run_directory
+from pipeline.launch.steps import read_steps
+from pipeline.records.step import Step, run_directory
 from pipeline.store import Artifact, Store
 
 INIT_FROM = "checkpoint.init_from="  # as it is typed

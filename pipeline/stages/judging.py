@@ -12,10 +12,10 @@ import numpy as np
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
-from pipeline.launch.step import Step
 from pipeline.publishing import versions
 from pipeline.publishing.line import GATE, better_by_record
 from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW
+from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
 
 LOGITS = "logits.npy"

@@ -80,8 +80,8 @@ def _auto_bits(config: Config) -> bool:
 class Use:
     """Settings ``names`` of ``group`` belong to ``keys`` where ``when`` holds; to none where ``keys`` is empty.
 
-    ``names``: dotted paths below the group, ``*`` for every entry of a dictionary or every setting of a model. ``named``:
-    not the value counts but what it names (a file, a checkpoint, a default), which ``steps.py`` puts into the key.
+    ``names``: dotted paths below the group, ``*`` for every entry of a dictionary or setting of a model. ``named``: not
+    the value counts but what it names (a file, a checkpoint, a default), which ``steps.py`` puts into the key.
     """
 
     group: str

@@ -12,11 +12,11 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.launch.step import Step
 from pipeline.publishing import versions
 from pipeline.publishing.line import GATE
 from pipeline.publishing.translate import TRANSFORMS
 from pipeline.records import Towers
+from pipeline.records.step import Step
 from pipeline.stages.judging import Written, judged
 from pipeline.store import Artifact, Draft, Store
 

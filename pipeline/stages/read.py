@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pipeline.config import STAGES, Config
 from pipeline.errors import ArtifactError
 from pipeline.records import DatasetSchema, Plan, Profile, Towers
-from pipeline.stages.partition import kept_towers, refine_plan
+from pipeline.stages.assigning import kept_towers, refine_plan
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, DamagedError
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
+from pipeline.stages.assigning import assign, refine_plan
 from pipeline.stages.batch import with_batch, with_former_batch
 from pipeline.stages.init import init_artifact
-from pipeline.stages.partition import assign, refine_plan
 from pipeline.stages.read import is_first_rank, read_dataset, read_plan, read_towers
 from pipeline.stages.steps import continuation_key
 from pipeline.store import Artifact, Draft, Store
@@ -26,13 +26,13 @@ from pipeline.store.retrying import retried
 class StageIO:
     """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line.
 
-    ``on_phase``: learns of every named point that training passes (``checkpoint.Phase``).
+    ``on_point``: learns of every named point that training passes (``checkpoint.FaultPoint``).
     """
 
     say: Callable[[str], None]
     interval: Callable[[dict[str, Any]], None]
     close: Callable[[], None]
-    on_phase: Callable[[str], None] = lambda phase: None
+    on_point: Callable[[str], None] = lambda point: None
 
 
 def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact | None:
@@ -131,7 +131,7 @@ def _train(step: Step, config: Config, store: Store, inputs: dict[str, Artifact]
     plan, towers = read_towers(config, store, inputs, before, io.say)
     init = init_artifact(step, config, store)
     summary = train(
-        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_phase,
+        config, store, inputs["ingest"], plan, step.scratch[0], key, io.interval, io.say, init, io.on_point,
         plan_key=inputs["plan"].key, towers=towers,
     )  # fmt: skip
     if not is_first_rank():

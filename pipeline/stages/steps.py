@@ -11,13 +11,14 @@ from typing import Any
 
 from pipeline.config import STAGES, Config
 from pipeline.errors import DataError
-from pipeline.launch.step import Step, run_directory, write_steps
+from pipeline.launch.steps import write_steps
 from pipeline.records import Towers, dataset_path
+from pipeline.records.step import Step, run_directory
+from pipeline.stages.assigning import covered_probe
 from pipeline.stages.batch import with_former_batch
 from pipeline.stages.forced import current_directory
 from pipeline.stages.init import covered_init
 from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
-from pipeline.stages.partition import covered_probe
 from pipeline.store import Store, artifact_key
 
 INPUTS: dict[str, tuple[str, ...]] = {

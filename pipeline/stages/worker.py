@@ -23,7 +23,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
 from pipeline.launch.memory import hold, is_held, plan_of
-from pipeline.launch.step import run_directory
+from pipeline.records.step import run_directory
 from pipeline.stages import StageIO, run_stage
 from pipeline.store import Store
 from pipeline.store.retrying import explained
@@ -74,8 +74,8 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
             minutes = config.launch.first_step_minutes if stage == "train" and config.launch.name != "local" else None
             with first_step_in_time(
                 minutes, lambda error: _fail(store, run, stage, Report.of(error, rank))
-            ) as on_phase:
-                run_stage(step, config, store, dataclasses.replace(io, on_phase=on_phase))
+            ) as on_point:
+                run_stage(step, config, store, dataclasses.replace(io, on_point=on_point))
     except Exception as error:
         _fail(store, run, stage, Report.of(_plain(error, stage), rank))
     if rank == 0:
@@ -87,8 +87,8 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
 def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None]) -> Iterator[Callable[[str], None]]:
     """Within: ``fail`` is called where training has taken no step after ``minutes`` (None: it may take for ever).
 
-    Gives the hook that learns of named points (``checkpoint.Phase``): with the second batch one step is done. Until
-    then ranks may hang without an error, in a collective, where the network lets some of them connect and others not.
+    Gives the hook that learns of named points (``checkpoint.FaultPoint``): with the second batch one step is done.
+    Until then ranks may hang in a collective without an error, where the network lets only some of them connect.
     """
     batches = 0
     error = LaunchError(
@@ -100,16 +100,16 @@ def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None
     timer = threading.Timer(60 * (minutes or 0), fail, (error,))
     timer.daemon = True
 
-    def on_phase(phase: str) -> None:
+    def on_point(point: str) -> None:
         nonlocal batches
-        batches += phase == "batch"
+        batches += point == "batch"
         if batches == 2:
             timer.cancel()
 
     if minutes is not None:
         timer.start()
     try:
-        yield on_phase
+        yield on_point
     finally:
         timer.cancel()
 

@@ -22,7 +22,7 @@ import xxhash
 from pipeline.errors import ArtifactError, DamagedError, LaunchError, UnreachableError
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntry, parsed, sealed
-from pipeline.store.refusals import disk_errors
+from pipeline.store.refusals import disk_errors, taken
 from pipeline.store.retrying import retried
 
 _READS = 4  # of a file whose bytes are wrong: two that agree are proof
@@ -202,7 +202,7 @@ class Store(Files):
         """
         draft = Draft(self, path, kind, key, config, inputs)
         hint = "the same command again once that one has ended: it takes what was made"
-        with self.locked(path, LaunchError(f"{path} is being written by another process", hint=hint)):
+        with self.locked(path, taken(f"{path} is being written already", "another process", self.full(path), hint)):
             draft.clear()
             try:
                 with disk_errors(path, self.option):

@@ -1,4 +1,4 @@
-"""A disk's and a store's own errors in the user's words."""
+"""Why a store cannot be written, read or used now, as errors with a hint."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipeline.errors import ArtifactError, NightjarError, UnreachableError
+from pipeline.errors import ArtifactError, LaunchError, NightjarError, UnreachableError
 
 _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
@@ -32,6 +32,11 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
             hint = f"{option}<an fsspec URL you may write to>" if option else other
             raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
         raise
+
+
+def taken(what: str, holder: str, where: str, hint: str) -> LaunchError:
+    """The error for what another process holds: ``what`` is going on already, for ``holder`` holds ``where``."""
+    return LaunchError(f"{what}: {holder} holds {where}", hint=hint)
 
 
 @contextmanager

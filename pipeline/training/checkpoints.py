@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from pipeline.checkpoint import Checkpointer, Model, OnPhase, Target, TrainState, ignore, restore, warm_start
+from pipeline.checkpoint import Checkpointer, Model, OnPoint, Target, TrainState, ignore, restore, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
@@ -50,12 +50,12 @@ class Checkpoints:
         trainer: Trainer,
         meter: Meter,
         say: Callable[[str], None],
-        on_phase: OnPhase = ignore,
+        on_point: OnPoint = ignore,
     ) -> None:
         self.config, self.trainer, self.meter, self.say = config, trainer, meter, say
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
         self.saver = Checkpointer(
-            store, directory, config.checkpoint, model, key, asdict(config), inputs, say, on_phase=on_phase
+            store, directory, config.checkpoint, model, key, asdict(config), inputs, say, on_point=on_point
         )
         self._last = time.monotonic()
 

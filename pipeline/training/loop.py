@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import OnPhase, Phase, ignore
+from pipeline.checkpoint import FaultPoint, OnPoint, ignore
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds
@@ -46,7 +46,7 @@ def train(
     on_interval: OnInterval,
     say: Callable[[str], None] = lambda line: None,
     init: Artifact | None = None,
-    on_phase: OnPhase = ignore,
+    on_point: OnPoint = ignore,
     plan_key: str = "",
     towers: Towers | None = None,
 ) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def train(
 
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
-    ``on_phase`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
+    ``on_point`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
     ``towers``: what the partition stage made (None: flat), to whose sites ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps; predicted beside measured), and the path of the last checkpoint. ``resumed`` of "train", where the session
@@ -76,7 +76,7 @@ def train(
             trainer.head.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_phase)
+        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_point)
         saver.resume(init, total, split.rows)
         for line in planned_text(config.train, split.rows) if dist.get_rank() == 0 else ():
             say(line)
@@ -85,7 +85,7 @@ def train(
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
         budget = MemoryBudget(config, plan, say)
-        run = _Run(config, trainer, saver, meter, order, split, total, on_interval, on_phase, budget)
+        run = _Run(config, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             try:
@@ -111,7 +111,7 @@ class _Run:
     split: SplitReader
     total: int
     on_interval: OnInterval
-    on_phase: OnPhase
+    on_point: OnPoint
     budget: MemoryBudget
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
@@ -142,7 +142,7 @@ class _Run:
         self.began, self.reader = time.perf_counter(), reader
         batches = self.trainer.clock.between(itertools.islice(reader, self.total - self.first))
         while self.trainer.steps < self.total:
-            self.on_phase(Phase.BATCH)
+            self.on_point(FaultPoint.BATCH)
             self.meter.add(self.trainer.step(batches))
             after_step()
             step = self.trainer.steps

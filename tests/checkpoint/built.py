@@ -91,7 +91,7 @@ def new_store(folder):
 
 
 def quantised_chain(folder):
-    """A store with a baseline in 8 bits and two differences to it in 4."""
+    """A store with a baseline in 8 bits and two deltas to it in 4."""
     store = new_store(folder)
     put(store, 1, coding=CODINGS["q8"])
     put(store, 2, [1], 0.2, CODINGS["q4"])

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.checkpoint import Checkpointer, Model, Phase, TrainState, ignore
+from pipeline.checkpoint import Checkpointer, FaultPoint, Model, TrainState, ignore
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.touched import TouchedRows
@@ -17,7 +17,7 @@ from tests.embeddings.ranks import plan_for
 LAST = 6
 
 
-def checkpointer(folder, dmp, access, on_phase=ignore, limits=None, **settings):
+def checkpointer(folder, dmp, access, on_point=ignore, limits=None, **settings):
     dense = dense_parameters(dmp)
     model = Model(access, TouchedRows(dmp), dense, None)
     config = CheckpointConfig(**{"quantise": "fp32", "chunk_mib": 0.001, "keep_last": 50, **settings})
@@ -25,7 +25,7 @@ def checkpointer(folder, dmp, access, on_phase=ignore, limits=None, **settings):
     store = Store(str(folder / "store"))
     more = {} if limits is None else {"limits": limits}
     saver = Checkpointer(
-        store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append, on_phase=on_phase, **more
+        store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append, on_point=on_point, **more
     )
     return saver, said
 
@@ -67,7 +67,7 @@ def resume(folder, kinds, name, settings, expected):
 
 
 def compact_behind(folder):
-    """Chains that are compacted behind training restore bit for bit, and the next differences hold enough."""
+    """Chains that are compacted behind training restore bit for bit, and the next deltas hold enough."""
     kinds = ["row_wise", "data_parallel", "table_wise"]
     for policy in ("one_shot", "consecutive"):
         place = folder / policy
@@ -87,7 +87,7 @@ def skip_while_busy(folder):
     go_on = threading.Event()
     if dist.get_rank() == 0:
         go_on.set()  # it has nothing to wait for but the other rank
-    hold = lambda phase: go_on.wait() if phase == Phase.WRITTEN else None  # noqa: E731
+    hold = lambda phase: go_on.wait() if phase == FaultPoint.WRITTEN else None  # noqa: E731
     saver, said = checkpointer(folder, dmp, access, hold, when_busy="skip", policy="one_shot")
     train(dmp, 0, 1)
     assert saver.save(TrainState(step=1))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeline.checkpoint import Phase
+from pipeline.checkpoint import FaultPoint
 from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import SparseColumn
@@ -40,9 +40,9 @@ LIMIT = 60  # seconds an attempt may take
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill ``rank`` at its ``count``-th pass of ``phase``; with ``after``, once the file of that name is there."""
+    """Kill ``rank`` at its ``count``-th pass of ``point``; with ``after``, once the file of that name is there."""
 
-    phase: Phase
+    point: FaultPoint
     rank: int
     count: int
     after: str = ""
@@ -84,17 +84,17 @@ def settings(world, checkpoint):
 
 
 class Hook:
-    """The ``on_phase`` of a rank that may have to die."""
+    """The ``on_point`` of a rank that may have to die."""
 
     def __init__(self, folder, kill):
         self.folder, self.kill, self.seen = folder, kill, Counter()
 
-    def __call__(self, phase):
-        self.seen[phase] += 1
-        if phase == Phase.WRITTEN:
-            (self.folder / f"written-{self.seen[phase]}-rank{dist.get_rank()}").touch()
+    def __call__(self, point):
+        self.seen[point] += 1
+        if point == FaultPoint.WRITTEN:
+            (self.folder / f"written-{self.seen[point]}-rank{dist.get_rank()}").touch()
         kill = self.kill
-        if kill is None or (kill.phase, kill.rank, kill.count) != (phase, dist.get_rank(), self.seen[phase]):
+        if kill is None or (kill.point, kill.rank, kill.count) != (point, dist.get_rank(), self.seen[point]):
             return
         while kill.after and not (self.folder / kill.after).exists():
             pass
@@ -130,7 +130,7 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr"):
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     train(
         settings(world, checkpoint), store, dataset, plan, DIRECTORY, "key", lambda record: None, said.append,
-        on_phase=Hook(folder, kill),
+        on_point=Hook(folder, kill),
     )  # fmt: skip
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))
     dist.destroy_process_group()

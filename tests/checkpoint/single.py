@@ -38,7 +38,7 @@ class Picked:
 
 
 def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=None, parents=(), picked=None, chunk=160):
-    """A job as the checkpointer makes it; a difference of the rows ``picked`` where it has ``parents``."""
+    """A job as the checkpointer makes it; a delta of the rows ``picked`` where it has ``parents``."""
     rows, dense, state = rows or access(shard()), dense or {}, state or TrainState(step=int(path[-8:]))
     tensors = {f"param/{name}": value.detach() for name, value in dense.items()}
     record = {"train": state.to_json(), "optimizer": None}
@@ -58,8 +58,8 @@ def job(path="c/step-00000001", rows=None, dense=None, optimizer=None, state=Non
     )  # fmt: skip
 
 
-def write(store, *args, on_phase=ignore, **more):
-    return write_checkpoint(store, job(*args, **more), None, on_phase)
+def write(store, *args, on_point=ignore, **more):
+    return write_checkpoint(store, job(*args, **more), None, on_point)
 
 
 def read(store, artifact, rows, dense=None, optimizer=None, **more):

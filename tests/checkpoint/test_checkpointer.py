@@ -1,4 +1,4 @@
-"""Chains of differences restore bit for bit into other world sizes and shardings; a damaged one falls back."""
+"""Chains of deltas restore bit for bit into other world sizes and shardings; a damaged one falls back."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_two_ranks_restore_into_other_world_sizes(tmp_path, world, kinds):
         same(tables(tmp_path, "a-end", 2), tables(tmp_path, "b-again", world), rtol=0, atol=1e-6)
 
 
-def test_a_damaged_difference_falls_back_to_the_one_before_it_and_says_so(tmp_path):
+def test_a_damaged_delta_falls_back_to_the_one_before_it_and_says_so(tmp_path):
     settings = {"policy": "one_shot"}
     spawn(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], settings)
     file = sorted((tmp_path / "store/ck/step-00000003/rows/a").iterdir())[0]
@@ -73,13 +73,13 @@ def test_a_damaged_difference_falls_back_to_the_one_before_it_and_says_so(tmp_pa
     same(tables(tmp_path, "a-end", 1), tables(tmp_path, "b-again", 1))
 
 
-def test_quantised_differences_hold_only_touched_rows_and_stay_close(tmp_path):
+def test_quantised_deltas_hold_only_touched_rows_and_stay_close(tmp_path):
     settings = {"policy": "one_shot", "quantise": "8", "state": "bf16"}
     spawn(write, 1, tmp_path, "table_wise", "a", [1, 2], settings)
-    base, difference = committed(Store(str(tmp_path / "store")), "ck")
-    assert (base.summary["type"], difference.summary["type"]) == ("baseline", "difference")
-    assert difference.summary["parents"] == ["step-00000001"]
-    assert difference.summary["rows"] < base.summary["rows"] == sum(ROWS.values())
+    base, delta = committed(Store(str(tmp_path / "store")), "ck")
+    assert (base.summary["type"], delta.summary["type"]) == ("baseline", "difference")
+    assert delta.summary["parents"] == ["step-00000001"]
+    assert delta.summary["rows"] < base.summary["rows"] == sum(ROWS.values())
     store = Store(str(tmp_path / "store"))
     assert all(store.read_json("ck/step-00000002/index.json")["tables"][n]["rows"] == r for n, r in ROWS.items())
 
@@ -92,13 +92,13 @@ def test_the_final_checkpoint_is_in_final_quantise_whatever_single_tables_are_ke
     assert final.summary["codings"] == ["fp32"]
 
 
-def test_compaction_behind_training_changes_no_bit_and_later_differences_rest_on_its_baseline(tmp_path):
+def test_compaction_behind_training_changes_no_bit_and_later_deltas_rest_on_its_baseline(tmp_path):
     spawn(compact_behind, 2, tmp_path)
     for policy in ("one_shot", "consecutive"):
         place = tmp_path / policy
         same(tables(place, "a-saved", 2), tables(place, "b-restored", 2))
         same(tables(place, "a-end", 2), tables(place, "b-again", 2))
-        # Steps 3 and 5 were the second difference on their baseline.
+        # Steps 3 and 5 were the second delta on their baseline.
         left = committed(Store(str(place / "store")), "ck")
         types = {each.summary["step"]: each.summary["type"] for each in left}
         assert types[5] == "baseline"

@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.checkpoint.compact import compact
+from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed, entry_of, kept
-from pipeline.checkpoint.phases import Phase
 from pipeline.checkpoint.retention import collect, sweep
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.errors import ArtifactError
@@ -67,29 +67,33 @@ class Killed(BaseException):
     pass
 
 
-def killer(phase, after):
+def killer(point, after):
     count = [0]
 
-    def on_phase(name):
-        count[0] += name == phase
-        if name == phase and count[0] > after:
+    def on_point(name):
+        count[0] += name == point
+        if name == point and count[0] > after:
             raise Killed
 
-    return on_phase
+    return on_point
 
 
 @pytest.mark.parametrize(
-    ("phase", "after", "kind"),
-    [(Phase.COMPACT, 0, "difference"), (Phase.COMPACT, 5, "difference"), (Phase.BEFORE_SWAP, 0, "difference"),
-     (Phase.AFTER_SWAP, 0, "baseline")],
-)  # fmt: skip
-def test_a_killed_compaction_leaves_a_whole_checkpoint_and_gc_clears_up(tmp_path, phase, after, kind):
+    ("point", "after", "kind"),
+    [
+        (FaultPoint.COMPACT, 0, "difference"),
+        (FaultPoint.COMPACT, 5, "difference"),
+        (FaultPoint.BEFORE_SWAP, 0, "difference"),
+        (FaultPoint.AFTER_SWAP, 0, "baseline"),
+    ],
+)
+def test_a_killed_compaction_leaves_a_whole_checkpoint_and_gc_clears_up(tmp_path, point, after, kind):
     store = new_store(tmp_path)
     put(store, 1)
     last = put(store, 2, [1], 0.3)
     before = restored(store, last)
     with pytest.raises(Killed):
-        compact(store, last, killer(phase, after))
+        compact(store, last, killer(point, after))
     found = store.get(last.path, "train")
     assert found.summary["type"] == kind
     same(before, restored(store, found))
@@ -107,8 +111,8 @@ def test_a_checkpoint_removed_while_it_is_compacted_stays_removed(tmp_path):
     put(store, 1)
     last = put(store, 2, [1], 0.3)
 
-    def prune(phase):
-        if phase == Phase.BEFORE_SWAP:
+    def prune(point):
+        if point == FaultPoint.BEFORE_SWAP:
             store.fs.rm(store.full(last.path), recursive=True)
 
     with pytest.raises(ArtifactError, match="was removed or replaced while it was compacted"):
@@ -150,7 +154,7 @@ def test_compaction_and_clearing_up_work_on_a_store_without_rename():
     last = put(store, 2, [1], 0.3)
     before = restored(store, last)
     with pytest.raises(Killed):
-        compact(store, last, killer(Phase.BEFORE_SWAP, 0))
+        compact(store, last, killer(FaultPoint.BEFORE_SWAP, 0))
     done = compact(store, last)
     same(before, restored(store, done))
     store.write_bytes(f"{DIRECTORY}/step-00000007/rows/a/x", b"1")

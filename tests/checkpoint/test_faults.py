@@ -27,7 +27,7 @@ def model(fill=None):
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory):
-    """The bytes of all files of a baseline and two consecutive differences, and each one's table."""
+    """The bytes of all files of a baseline and two consecutive deltas, and each one's table."""
     root = tmp_path_factory.mktemp("chain")
     store, tables = Store(str(root)), {}
     table = shard()

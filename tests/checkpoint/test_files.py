@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 
-from pipeline.checkpoint import Phase, TrainState, committed, latest
+from pipeline.checkpoint import FaultPoint, TrainState, committed, latest
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.reader import apply_block
 from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
@@ -150,16 +150,18 @@ def test_only_committed_ones_count_on_stores_without_rename_too():
     assert latest(store, "c") == artifact
 
 
-@pytest.mark.parametrize("phase", [Phase.ENCODE, Phase.CHUNK, Phase.DENSE, Phase.WRITTEN, Phase.BEFORE_COMMIT])
-def test_a_write_that_fails_before_the_commit_leaves_nothing(store, phase):
+@pytest.mark.parametrize(
+    "point", [FaultPoint.ENCODE, FaultPoint.CHUNK, FaultPoint.DENSE, FaultPoint.WRITTEN, FaultPoint.BEFORE_COMMIT]
+)
+def test_a_write_that_fails_before_the_commit_leaves_nothing(store, point):
     before = write(store)
 
     def fail(now):
-        if now == phase:
+        if now == point:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(ArtifactError, match="No space left|no space left"):
-        write(store, "c/step-00000002", on_phase=fail)
+        write(store, "c/step-00000002", on_point=fail)
     assert [a.path for a in committed(store, "c")] == [before.path]
     assert store.names("c") == ["step-00000001"]
     store.verify(before)
@@ -169,11 +171,11 @@ def test_a_failure_after_the_commit_does_not_undo_it(store):
     """As when another rank dies after the manifest was written and before it could be told."""
 
     def fail(now):
-        if now == Phase.AFTER_COMMIT:
+        if now == FaultPoint.AFTER_COMMIT:
             raise RuntimeError("connection closed by peer")
 
     with pytest.raises(ArtifactError, match="connection closed"):
-        write(store, on_phase=fail)
+        write(store, on_point=fail)
     store.verify(latest(store, "c"))
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.checkpoint import Phase, TrainState, committed
+from pipeline.checkpoint import FaultPoint, TrainState, committed
 from pipeline.checkpoint.flight import Limits
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.errors import DamagedError
@@ -35,9 +35,9 @@ def slow_rank(folder, name):
     limits, slow, told = SLOW[name]
     seen = Counter()
 
-    def hook(phase):
-        seen[phase] += 1
-        if phase == Phase.CHUNK and seen[phase] == 1 and dist.get_rank() == 1:
+    def hook(point):
+        seen[point] += 1
+        if point == FaultPoint.CHUNK and seen[point] == 1 and dist.get_rank() == 1:
             time.sleep(slow)  # the disk
 
     dmp, rows = make(plan_for(KINDS, 2))
@@ -89,8 +89,8 @@ def prune_slowly(folder):
     """Removing waits until training has gone on, which it does while the store removes."""
     went_on, threads = threading.Event(), []
 
-    def hook(phase):
-        if phase == Phase.PRUNE:
+    def hook(point):
+        if point == FaultPoint.PRUNE:
             threads.append(threading.current_thread().name)
             assert went_on.wait(60)
 

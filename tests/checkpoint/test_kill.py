@@ -7,29 +7,29 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.checkpoint import Phase
+from pipeline.checkpoint import FaultPoint
 from tests.checkpoint.killing import DIRECTORY, EPOCHS, ROWS, STEPS, Kill, attempt, ledger, make_dataset
 
-# Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones differences. A baseline has several
+# Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones deltas. A baseline has several
 # chunks on every rank, so the counts below fall into the second checkpoint or later.
 KILLS = {
-    "batch": [Kill(Phase.BATCH, 1, 8)],
-    "first batch, before any checkpoint": [Kill(Phase.BATCH, 0, 1)],
-    "staging": [Kill(Phase.STAGE, 1, 5)],
-    "quantising": [Kill(Phase.ENCODE, 0, 9)],
-    "mid shard": [Kill(Phase.CHUNK, 1, 9)],
-    "mid shard of the first checkpoint": [Kill(Phase.CHUNK, 0, 2)],
-    "dense": [Kill(Phase.DENSE, 0, 2)],
-    "one rank has written, the other not": [Kill(Phase.ENCODE, 1, 9, after="written-2-rank0")],
-    "before commit": [Kill(Phase.BEFORE_COMMIT, 0, 2)],
-    "after commit": [Kill(Phase.AFTER_COMMIT, 0, 2)],
-    "prune": [Kill(Phase.PRUNE, 0, 1)],
-    "compaction": [Kill(Phase.COMPACT, 0, 3)],
-    "before the compacted one is named": [Kill(Phase.BEFORE_SWAP, 0, 1)],
-    "after the compacted one is named": [Kill(Phase.AFTER_SWAP, 0, 1)],
-    "the final checkpoint": [Kill(Phase.BEFORE_COMMIT, 0, STEPS // 2)],
-    "restore": [Kill(Phase.BATCH, 1, 8), Kill(Phase.RESTORE, 0, 3)],
-    "three times": [Kill(Phase.BEFORE_COMMIT, 0, 2), Kill(Phase.RESTORE, 0, 2), Kill(Phase.CHUNK, 0, 4)],
+    "batch": [Kill(FaultPoint.BATCH, 1, 8)],
+    "first batch, before any checkpoint": [Kill(FaultPoint.BATCH, 0, 1)],
+    "staging": [Kill(FaultPoint.STAGE, 1, 5)],
+    "quantising": [Kill(FaultPoint.ENCODE, 0, 9)],
+    "mid shard": [Kill(FaultPoint.CHUNK, 1, 9)],
+    "mid shard of the first checkpoint": [Kill(FaultPoint.CHUNK, 0, 2)],
+    "dense": [Kill(FaultPoint.DENSE, 0, 2)],
+    "one rank has written, the other not": [Kill(FaultPoint.ENCODE, 1, 9, after="written-2-rank0")],
+    "before commit": [Kill(FaultPoint.BEFORE_COMMIT, 0, 2)],
+    "after commit": [Kill(FaultPoint.AFTER_COMMIT, 0, 2)],
+    "prune": [Kill(FaultPoint.PRUNE, 0, 1)],
+    "compaction": [Kill(FaultPoint.COMPACT, 0, 3)],
+    "before the compacted one is named": [Kill(FaultPoint.BEFORE_SWAP, 0, 1)],
+    "after the compacted one is named": [Kill(FaultPoint.AFTER_SWAP, 0, 1)],
+    "the final checkpoint": [Kill(FaultPoint.BEFORE_COMMIT, 0, STEPS // 2)],
+    "restore": [Kill(FaultPoint.BATCH, 1, 8), Kill(FaultPoint.RESTORE, 0, 3)],
+    "three times": [Kill(FaultPoint.BEFORE_COMMIT, 0, 2), Kill(FaultPoint.RESTORE, 0, 2), Kill(FaultPoint.CHUNK, 0, 4)],
 }
 COMPACTING = {"compact_after": 2, "policy": "consecutive"}
 

@@ -1,4 +1,4 @@
-"""Which checkpoint is a baseline, and what a difference rests on."""
+"""Which checkpoint is a baseline, and what a delta rests on."""
 
 import pytest
 

@@ -133,12 +133,12 @@ def test_what_another_process_wrote_since_a_folder_was_listed_is_there(store):
 def test_a_committed_checkpoint_survives_a_dying_store(store, endpoint):
     """Every request fails once the manifest is there: the checkpoint is whole all the same."""
 
-    def fail(phase):
-        if phase == "after commit":
+    def fail(point):
+        if point == "after commit":
             endpoint.fault = Fault(500, "DELETE")
 
     put(store, 1)
-    put(store, 2, on_phase=fail)
+    put(store, 2, on_point=fail)
     endpoint.fault = None
     assert newest(store) == (2, [])
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from pipeline import cli, compose
-from pipeline.checkpoint import Checkpointer, Model, Phase, Target, TrainState, restore_newest
+from pipeline.checkpoint import Checkpointer, FaultPoint, Model, Target, TrainState, restore_newest
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.publishing import versions
@@ -94,10 +94,10 @@ def at_step(table, dense, step):
 
 
 class Taking:
-    """A training takes checkpoints 3 and 4, a difference and one that is compacted; 1 and 2 are committed."""
+    """A training takes checkpoints 3 and 4, a delta and one that is compacted; 1 and 2 are committed."""
 
     name = "checkpoint"
-    phases = tuple(phase for phase in Phase if phase not in (Phase.BATCH, Phase.RESTORE))
+    phases = tuple(phase for phase in FaultPoint if phase not in (FaultPoint.BATCH, FaultPoint.RESTORE))
     directory = "runs/r/checkpoints/0123456789"
 
     def __init__(self, store: Store):
@@ -113,7 +113,7 @@ class Taking:
         config.final_quantise = "fp32"
         self.saver = Checkpointer(
             self.store, self.directory, config, Model(rows, Marks(self.table.rows), self.dense, None), "k" * 32, {}, {},
-            self.said.append, on_phase=lambda phase: self.hook(phase),
+            self.said.append, on_point=lambda phase: self.hook(phase),
         )  # fmt: skip
         for step in (1, 2):
             self.save(step)
@@ -154,10 +154,10 @@ class Taking:
 
 
 class Restoring(Taking):
-    """A training starts from checkpoints 1 (a baseline), 2 and 3 (differences)."""
+    """A training starts from checkpoints 1 (a baseline), 2 and 3 (deltas)."""
 
     name = "restore"
-    phases = ("begin", Phase.RESTORE)
+    phases = ("begin", FaultPoint.RESTORE)
     made = False
 
     def reset(self):
@@ -177,7 +177,7 @@ class Restoring(Taking):
         config = CheckpointConfig(policy="one_shot", keep_last=2)
         model = Model(rows, Marks(self.table.rows), self.dense, None)
         saver = Checkpointer(
-            self.store, self.directory, config, model, "k" * 32, {}, {}, self.said.append, on_phase=reached
+            self.store, self.directory, config, model, "k" * 32, {}, {}, self.said.append, on_point=reached
         )
         reached("begin")
         state = saver.resume()

@@ -11,9 +11,10 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import DEFAULT_STAGES, Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
-from pipeline.launch import Chain, Console, Interrupted, Step
+from pipeline.launch import Chain, Console, Interrupted
 from pipeline.launch.signals import deadline
 from pipeline.launch.status import Report, write_report
+from pipeline.records.step import Step
 from pipeline.stages import INPUTS
 from pipeline.store import Artifact, Store
 

@@ -17,7 +17,6 @@ from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
-from pipeline.launch import Step
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.batch import IndexedRunner
 from pipeline.launch.kubernetes.jobs import ClusterJob
@@ -25,6 +24,7 @@ from pipeline.launch.kubernetes.lease import held
 from pipeline.launch.kubernetes.render import stage_objects
 from pipeline.launch.kubernetes.rights import allowed, check_rights, rights
 from pipeline.launch.kubernetes.volcano import VolcanoRunner
+from pipeline.records.step import Step
 from pipeline.schedule.cluster import apply, collection, delete, status, suspend
 from pipeline.schedule.manifests import cron_job, schedule_objects
 from pipeline.store import Store

@@ -9,7 +9,7 @@ import pytest
 from pipeline.checkpoint import committed
 from pipeline.checkpoint.retention import clear, pinned_paths
 from pipeline.errors import DamagedError
-from pipeline.launch import Step
+from pipeline.records.step import Step
 from pipeline.stages import discard
 from pipeline.stages.forced import current_directory
 from pipeline.store import Store

@@ -9,8 +9,8 @@ import pytest
 from pipeline.config import Config, HardwareConfig
 from pipeline.launch import memory
 from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, release
-from pipeline.launch.step import Step
 from pipeline.models.dlrm import DlrmConfig
+from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
 
 MIB = 2**20

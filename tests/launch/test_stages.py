@@ -7,8 +7,9 @@ import pytest
 from pipeline.compose import compose, from_yaml
 from pipeline.config import DEFAULT_STAGES, STAGES
 from pipeline.errors import ArtifactError, DataError
-from pipeline.launch import Step, read_steps
+from pipeline.launch import read_steps
 from pipeline.publishing import versions
+from pipeline.records.step import Step
 from pipeline.stages import INPUTS, StageIO, prepare, run_stage, steps
 from pipeline.store import Store
 

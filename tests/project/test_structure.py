@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "cpus": set(),
     "specs": set(),
     "ingest": set(),
-    "planning": set(),
+    "planning": {"models"},
     "embeddings": set(),
     "models": set(),
     "evaluation": set(),

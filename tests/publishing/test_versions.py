@@ -190,7 +190,10 @@ def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> No
 
 def test_two_writers_at_once_is_a_message(store: Store) -> None:
     promote(store, A)
-    with versions._held(store, "m"), pytest.raises(LaunchError, match="is being changed by another process"):
+    with (
+        versions._held(store, "m"),
+        pytest.raises(LaunchError, match="is being changed already: another process holds"),
+    ):
         promote(store, B)
 
 

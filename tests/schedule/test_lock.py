@@ -5,14 +5,15 @@ import signal
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.errors import ArtifactError, LaunchError
-from pipeline.launch.lease import Lease
 from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import held, lease_path
 from pipeline.store import Store
+from pipeline.store.lease import Lease
 
 SECONDS = 0.6
 
@@ -62,7 +63,7 @@ def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Pa
         assert time.monotonic() - started >= SECONDS  # its own time, not the new one's
         assert json.loads((tmp_path / lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
     assert "host far, process 7 (night 2026-01-05)" in said[0]
-    assert "did not renew its lock for 0.6 s: it is taken over" in said[1]
+    assert "did not renew its lease for 0.6 s: it is taken over" in said[1]
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{"])
@@ -136,7 +137,7 @@ class Hanging(Lease):
 
 
 def test_a_renewal_that_hangs_ends_the_launcher_before_another_one_may_take_its_lease() -> None:
-    lease, began = Hanging("a lease", 2.0), time.monotonic()
+    lease, began = Hanging(SimpleNamespace(name="a lease"), 2.0, ignore), time.monotonic()
     with pytest.raises(Interrupted), handled(), lease.held():
         threading.Event().wait(10)
     lease.answered.set()

@@ -56,7 +56,7 @@ def test_of_two_that_take_a_dead_launchers_lease_the_first_one_has_it(store: Sto
 
 @pytest.mark.parametrize(("act", "method"), [("renew", "PUT"), ("release", "DELETE")])
 def test_what_another_one_took_is_neither_renewed_nor_removed(store: Store, endpoint, act: str, method: str) -> None:
-    lease = lock._StoreLease(store, "clicks", LONG, "x", ignore)
+    lease = lock.model_lease(store, "clicks", LONG, "x", ignore)
     lease.acquire()
     endpoint.fault = Between(method, "lease.json", lambda: others(store))
     assert not getattr(lease, act)()
@@ -66,7 +66,7 @@ def test_what_another_one_took_is_neither_renewed_nor_removed(store: Store, endp
 
 @pytest.mark.parametrize("act", ["acquire", "renew", "release"])
 def test_an_answer_that_is_lost_is_not_another_launcher(store: Store, endpoint, act: str) -> None:
-    lease = lock._StoreLease(store, "clicks", LONG, "x", ignore)
+    lease = lock.model_lease(store, "clicks", LONG, "x", ignore)
     if act != "acquire":
         lease.acquire()
     endpoint.fault = Fault("lost", "DELETE" if act == "release" else "PUT", "lease.json", count=1)
@@ -81,7 +81,7 @@ def test_an_answer_that_is_lost_is_not_another_launcher(store: Store, endpoint, 
 
 def test_a_renewal_that_gave_up_although_it_was_done_is_not_another_launcher(store: Store, endpoint) -> None:
     """The write is done, then the store answers nothing for as long as the renewal tries."""
-    lease = lock._StoreLease(store, "clicks", LONG, "x", ignore)
+    lease = lock.model_lease(store, "clicks", LONG, "x", ignore)
     lease.acquire()
     former = lease.seen
     assert lease.renew()

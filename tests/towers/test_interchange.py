@@ -11,7 +11,7 @@ from pipeline.checkpoint import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
 from pipeline.errors import ArtifactError
 from pipeline.records import TowerModuleSpec
-from pipeline.stages.partition import kept_towers
+from pipeline.stages.assigning import kept_towers
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import predict

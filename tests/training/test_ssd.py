@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import Phase
+from pipeline.checkpoint import FaultPoint
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
@@ -80,7 +80,7 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
 
     def look(phase):
         passed.append(phase)
-        if phase == Phase.BATCH and passed.count(phase) == cut and rank == world - 1:
+        if phase == FaultPoint.BATCH and passed.count(phase) == cut and rank == world - 1:
             cut_files(root)
 
     try:
@@ -90,7 +90,7 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
             current.hardware.ssd_paths = [str(root / path) for path in paths or ()]
             dataset = store.get(f"datasets/t/{KEY}", "ingest")
             directory = "runs/r/checkpoints/k"
-            summary = train(current, store, dataset, plan, directory, "key", records.append, on_phase=look)
+            summary = train(current, store, dataset, plan, directory, "key", records.append, on_point=look)
         predictions = predict(current, store, dataset, plan, summary["final"])
     except NightjarError as error:
         return {"error": type(error).__name__, "message": str(error)}
@@ -154,7 +154,7 @@ def test_a_killed_run_leaves_no_file_and_resumes_to_the_same_bytes(tmp_path):
     for root in (whole, killed):
         make_dataset(root)
     assert attempt(whole, whole / "a", 2, {}).codes == [0, 0]
-    for number, kill in enumerate([Kill(Phase.STAGE, 1, 5), Kill(Phase.BATCH, 0, 3)]):
+    for number, kill in enumerate([Kill(FaultPoint.STAGE, 1, 5), Kill(FaultPoint.BATCH, 0, 3)]):
         assert attempt(killed, killed / f"a{number}", 2, {}, kill, tier="ssd").codes[kill.rank] == -9
         assert list((killed / "scratch").iterdir()) == []
     assert attempt(killed, killed / "last", 2, {}, tier="ssd").codes == [0, 0]

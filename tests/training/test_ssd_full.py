@@ -6,7 +6,7 @@ import resource
 
 import torch.distributed as dist
 
-from pipeline.checkpoint import Phase
+from pipeline.checkpoint import FaultPoint
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
@@ -33,12 +33,12 @@ def run(root):
 
     def look(phase):
         passed.append(phase)
-        if passed.count(Phase.BATCH) == 3 and rank == 1:
+        if passed.count(FaultPoint.BATCH) == 3 and rank == 1:
             resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, resource.RLIM_INFINITY))  # EFBIG for what comes behind it
 
     try:
         train(current, store, store.get(f"datasets/t/{KEY}", "ingest"), plan, "runs/r/checkpoints/k", "key",
-              lambda record: None, on_phase=look)  # fmt: skip
+              lambda record: None, on_point=look)  # fmt: skip
         said = None
     except NightjarError as error:
         said = {"error": type(error).__name__, "message": error.message, "hint": error.hint}

@@ -6,7 +6,7 @@ from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
 from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import indexed_job, pod_service
 from pipeline.launch.kubernetes.pods import Object
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 
 class IndexedRunner(ClusterRunner):

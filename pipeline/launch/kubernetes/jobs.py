@@ -15,7 +15,7 @@ from pipeline.launch.kubernetes.diagnosis import Problem, death, job_problem, pe
 from pipeline.launch.kubernetes.names import ATTEMPT_LABEL, job_name, selector
 from pipeline.launch.kubernetes.podlogs import PodLogs
 from pipeline.launch.shrink import NoRoomError, patience
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 OUTAGE_SECONDS = 600.0  # that the API server may be silent while a stage runs
 MOST_ATTEMPTS = 999

@@ -10,7 +10,7 @@ from pipeline.config import Config
 from pipeline.launch.appdefs import hosts_of, seconds_to_end
 from pipeline.launch.kubernetes.names import job_labels
 from pipeline.launch.kubernetes.pods import CONTAINER, Object, pod_template
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
 # One lost pod ends the job: the others would wait for it, and the launcher submits the next attempt.

@@ -6,7 +6,7 @@ import hashlib
 import re
 
 from pipeline.config import Config
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 LONGEST = 63  # of a DNS label, which a pod's host name is
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"

@@ -10,7 +10,7 @@ from pipeline.launch.kubernetes.api import Api
 from pipeline.launch.kubernetes.jobs import ClusterRunner
 from pipeline.launch.kubernetes.manifest import volcano_job
 from pipeline.launch.runner import VolcanoAdapter
-from pipeline.launch.step import Step
+from pipeline.records.step import Step
 
 
 class VolcanoRunner(ClusterRunner):

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from pipeline import cli
-from pipeline.launch import holding
+from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
 
 
@@ -16,7 +16,7 @@ def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Pat
         "data.synthetic.ids_per_feature=50",
         f"store={tmp_path}",
     ]
-    with holding(store, "busy"):
+    with run_lock(store, "busy"):
         assert cli.main([*run, "run=busy"]) == 8
         said = capsys.readouterr().err
         assert f"run 'busy' is running already: another launcher holds {tmp_path}/runs/busy" in said
@@ -28,5 +28,5 @@ def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Pat
 
 def test_an_object_store_has_no_lock() -> None:
     store = Store("memory://held")
-    with holding(store, "r"), holding(store, "r"):
+    with run_lock(store, "r"), run_lock(store, "r"):
         assert store.names("runs") == []

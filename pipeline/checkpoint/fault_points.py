@@ -1,4 +1,4 @@
-"""The named points that a run with checkpoints passes: what ``on_phase`` hooks are told, on the rank that is there."""
+"""The named points that a run with checkpoints passes: what ``on_point`` hooks learn, on the rank that is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 
-class Phase(StrEnum):
+class FaultPoint(StrEnum):
     """Where a rank stands. A process may die at any of them without loss of a committed checkpoint; tests prove it."""
 
     BATCH = "batch"  # training loop: a step is about to be taken
@@ -24,8 +24,8 @@ class Phase(StrEnum):
     RESTORE = "restore"  # a block of rows was put into the tables
 
 
-OnPhase = Callable[[Phase], None]
+OnPoint = Callable[[FaultPoint], None]
 
 
-def ignore(phase: Phase) -> None:
+def ignore(point: FaultPoint) -> None:
     """The hook that does nothing."""

@@ -1,0 +1,62 @@
+"""A lease's record as a small file of the store: owner, host, process, when it was renewed and for how long."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pipeline.errors import ArtifactError
+from pipeline.store.conditional import Seen, is_conditional, look, swap
+from pipeline.store.files import Files
+from pipeline.store.lease import Holder
+
+SETTLE_SECONDS = 1.0  # on a store without conditions, until what two wrote at once is one of the two for both
+_FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
+
+
+@dataclass
+class LeaseFile:
+    """The lease of ``name`` at ``path``; ``doing``: what its holder works on, for others. A ``Place``."""
+
+    store: Files
+    path: str
+    name: str
+    taken: str
+    hint: str
+    doing: str
+    seconds: float
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.where = self.store.url_of(self.path)
+        self.settle = 0.0 if is_conditional(self.store) else SETTLE_SECONDS
+
+    def look(self) -> Seen:
+        """The file as it is now."""
+        return look(self.store, self.path)
+
+    def holder(self, seen: Seen) -> Holder | None:
+        """Who holds the lease as it was ``seen``. ArtifactError where the file does not parse."""
+        if seen.data is None:
+            return None
+        with suppress(ValueError):
+            record = json.loads(seen.data)
+            if isinstance(record, dict) and record.keys() >= _FIELDS:
+                text = f"host {record['host']}, process {record['pid']} ({record['doing']})"
+                ahead = float(record["renewed"]) - time.time()
+                return Holder(str(record["owner"]), text, float(record["seconds"]), ahead)
+        raise ArtifactError(f"{self.where} does not say who holds {self.name}", hint="remove that file, if nobody does")
+
+    def put(self, seen: Seen, *, free: bool = False) -> Seen:
+        """Write the record of this process, or with ``free`` remove the file; SwappedError unless it is as ``seen``."""
+        return swap(self.store, self.path, seen, None if free else self._record())
+
+    def _record(self) -> bytes:
+        me = {"owner": self.id, "host": socket.gethostname(), "pid": os.getpid(), "doing": self.doing}
+        record = {**me, "renewed": time.time(), "seconds": self.seconds}
+        return (json.dumps(record, indent=1) + "\n").encode()

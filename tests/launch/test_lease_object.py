@@ -1,0 +1,113 @@
+"""The lease as an object of the cluster, against an API server made up of one object and its resource version."""
+
+import copy
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from pipeline.errors import LaunchError
+from pipeline.launch.kubernetes.api import RefusedError
+from pipeline.launch.kubernetes.lease import LeaseObject, held
+from pipeline.store.lease import Lease
+
+NAME = "nightjar-r"
+
+
+class OneObject:
+    """The part of ``Api`` that a lease asks: create, find and replace, on a condition."""
+
+    def __init__(self) -> None:
+        self.record: dict[str, Any] | None = None
+        self.version, self.lock = 0, threading.Lock()
+
+    def find(self, path: str) -> dict[str, Any] | None:
+        return copy.deepcopy(self.record)
+
+    def create(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        with self.lock:
+            if self.record is not None:
+                raise RefusedError(409, "AlreadyExists")
+            return self._put(body)
+
+    def replace(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        with self.lock:
+            if self.record is None:
+                raise RefusedError(404, "NotFound")
+            if body["metadata"]["resourceVersion"] != str(self.version):
+                raise RefusedError(409, "Conflict")
+            return self._put(body)
+
+    def _put(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.record = copy.deepcopy(body)
+        self.record["metadata"]["resourceVersion"] = str(self.version)
+        return copy.deepcopy(self.record)
+
+    def holder(self) -> str:
+        assert self.record is not None
+        return str(self.record["spec"]["holderIdentity"])
+
+
+def lease(api: Any, seconds: int = 60) -> Lease:
+    return Lease(LeaseObject(api, "training", NAME, seconds), seconds, lambda line: None)
+
+
+def test_a_second_launcher_ends_and_a_released_lease_is_free_at_once() -> None:
+    api: Any = OneObject()
+    said: list[str] = []
+    with held(api, "training", NAME, 1):
+        second = held(api, "training", NAME, 1, said.append)
+        with pytest.raises(LaunchError, match=rf"running already: launcher \S+ holds lease training/{NAME}"), second:
+            pytest.fail("two hold it")
+        assert "waiting 1 s to see whether it renews its lease" in said[0]
+    assert api.holder() == ""
+    with held(api, "training", NAME, 1, said.append):
+        assert api.holder()
+    assert len(said) == 1
+
+
+def test_a_dead_launchers_lease_is_taken_over_after_its_own_time() -> None:
+    api: Any = OneObject()
+    lease(api, 1).acquire()
+    dead, began = api.holder(), time.monotonic()
+    with held(api, "training", NAME, 60):
+        assert time.monotonic() - began >= 1
+        assert api.holder() != dead
+
+
+def test_what_another_one_took_is_neither_renewed_nor_released() -> None:
+    api: Any = OneObject()
+    mine = lease(api)
+    mine.acquire()
+    api.record["spec"]["holderIdentity"] = "another one"
+    api.replace("", api.record)
+    assert not mine.renew()
+    mine.release()
+    assert api.holder() == "another one"
+
+
+def test_of_two_that_take_a_free_lease_the_first_one_has_it() -> None:
+    api: Any = OneObject()
+    mine, find = lease(api), api.find
+
+    def between(path: str) -> None:
+        """Nobody holds it; then another launcher does."""
+        api.find = find
+        lease(api).acquire()
+
+    api.find = between
+    with pytest.raises(LaunchError, match="running already"):
+        mine.acquire()
+
+
+def test_a_label_that_somebody_adds_is_no_other_launcher_and_stays() -> None:
+    api: Any = OneObject()
+    mine = lease(api)
+    mine.acquire()
+    api.record["metadata"]["labels"] = {"team": "ads"}
+    api.replace("", api.record)
+    assert mine.renew()
+    mine.release()
+    assert api.record["metadata"]["labels"] == {"team": "ads"} and api.holder() == ""
