@@ -9,7 +9,7 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast test-image lint lock clean bench-train bench-checkpoint bench-quality bench-plan \
+.PHONY: help install demo test test-fast test-image lint docs lock clean bench-train bench-checkpoint bench-quality bench-plan \
 	bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers bench-towers-quality bench-gate \
 	bench-nights bench-busy bench-defaults
 
@@ -42,6 +42,9 @@ test-fast: install ## the tests that take less than half a minute each
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest tests/project/test_image.py
+
+docs: install ## write docs/configuration.md from the declarations of the settings
+	@.venv/bin/nightjar explain --markdown > docs/configuration.md
 
 lint: install ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy

@@ -31,7 +31,7 @@ def overrides(source: Path, folder: str, seed: int) -> list[str]:
     return [
         "experiment=adult", f"data.path={path}", f"data.columns=[{','.join([*columns, 'fold'])}]",
         "data.day_column=fold", "data.split.by=day", "model.embedding_dim=16", "train.schedule=linear",
-        "train.decay_share=1",
+        "train.decay_ratio=1",
     ]  # fmt: skip
 
 

@@ -50,7 +50,7 @@ def overrides(path: Path) -> list[str]:
         "data.dense_transform=standardise", "data.sparse_defaults.min_count=5", "data.sparse_defaults.rows=5000",
         *(f"+data.dense.{name}={{}}" for name in DENSE), *(f"+data.sparse.{name}={{}}" for name in SPARSE),
         "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[256,128]", "train.global_batch=1024",
-        "train.lr=0.005", "train.sparse_lr=0.3", "train.schedule=linear", "train.decay_share=1",
+        "train.lr=0.005", "train.sparse_lr=0.3", "train.schedule=linear", "train.decay_ratio=1",
         "train.warmup_steps=50",
         "train.precision=fp32", "train.log_every_steps=200", "hardware=laptop",
     ]  # fmt: skip

@@ -22,7 +22,7 @@ import numpy as np
 
 from benchmarks.common import finish
 from pipeline.compose import compose
-from pipeline.config import Config, DeclaredTable
+from pipeline.config import Config, TableFigures
 from pipeline.errors import NightjarError
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import make_plan
@@ -194,7 +194,7 @@ def _thousand() -> dict[str, Any]:
     rows = np.exp(rng.uniform(np.log(1e3), np.log(3e7), 1000)).astype(int).tolist()
     pooling = np.exp(rng.uniform(0.0, np.log(50), 1000)).tolist()
     zipf = rng.uniform(0.6, 1.3, 1000).tolist()
-    config.data.tables = {f"T{i}": DeclaredTable(rows=rows[i], pooling=pooling[i], zipf=zipf[i]) for i in range(1000)}
+    config.data.tables = {f"T{i}": TableFigures(rows=rows[i], pooling=pooling[i], zipf=zipf[i]) for i in range(1000)}
     plan, _, seconds = _timed(config)
     return {"seconds": seconds, "step_ms": plan.predicted_step_ms, "table_gib": round(sum(rows) * 65 * 4 / GIB, 1)}
 

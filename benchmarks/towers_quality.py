@@ -82,7 +82,7 @@ def _logs(given: argparse.Namespace, name: str) -> Settings | None:
         "data.synthetic.ids_per_feature=300",
         "model.embedding_dim=16", "model.bottom_mlp=[64]", "model.top_mlp=[128,64]", "train.global_batch=1024",
         "train.warmup_steps=20", "train.precision=fp32", "train.log_every_steps=200", "train.schedule=linear",
-        "train.decay_share=1",
+        "train.decay_ratio=1",
     ]  # fmt: skip
 
 

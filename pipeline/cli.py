@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.calibration.command import add_arguments as calibrate_arguments
-from pipeline.commands import ckpt, clusters, nights, plans, published, stores
+from pipeline.commands import ckpt, clusters, explain, nights, plans, published, stores
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
 
@@ -31,7 +31,7 @@ STAGE_COMMANDS = {
 }
 COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
 STORE_FLAG = ("plan-diff", "ckpt", "models", "store", "rollback", "predict", "doctor", "result")  # these take --store
-COMMANDS = (*COMPOSING, *STORE_FLAG)
+COMMANDS = (*COMPOSING, *STORE_FLAG, "explain")
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\
 {textwrap.fill(f"exit codes: {_CODES}", 100)}
@@ -39,6 +39,7 @@ EPILOG = f"""\
   nightjar nightly date=yesterday       a day's logs to a published model, or to the reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
   nightjar run --help                   every group and key
+  nightjar explain train.lr             what a setting is, and which artifacts depend on it
   nightjar run --cfg job                the configuration that would run
   nightjar what-if hardware=h100x8,h100x16x8
                                         which cluster the tables fit, and what a step costs there
@@ -98,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     clusters.add_schedule(commands.add_parser("schedule", help="every night by itself, on a Kubernetes cluster"))
     nights.add_nightly(commands.add_parser("nightly", help="a night: a day's logs to a verdict, once per date"), _code)
     nights.add_backfill(commands.add_parser("backfill", help="the nights of several days, in their order"), _code)
+    explain.add_explain(commands.add_parser("explain", help="what a setting is, its bounds and its default"))
     doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
     doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.checkpoint.commands import config_changes
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
 from pipeline.config import CheckpointConfig, Config
+from pipeline.config.renamed import with_new_names
 from pipeline.errors import ConfigError
 from pipeline.store import Artifact
 
@@ -24,11 +25,11 @@ _REFUSED_TABLES = ("model.embedding_dim",)
 _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
-    "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_share", "train.min_lr_share",
+    "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_ratio", "train.min_lr_factor",
     "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
     "data.dense_transform", "data.dense.*", "data.missing", "dataset",
 )  # fmt: skip
-_BEFORE_SCHEDULES = {"schedule": "constant", "decay_share": 1.0, "min_lr_share": 0.0}
+_BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
 DATASET, RENAMED = "dataset", "checkpoint.rename."
 
 
@@ -89,7 +90,8 @@ def _common_tables(
 
 
 def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
-    """``then``, its learning rates constant where it is older than the settings that say so."""
+    """``then`` under today's names, its learning rates constant where it is older than the settings that say so."""
+    then = with_new_names(then)
     return {**then, "train": {**_BEFORE_SCHEDULES, **then["train"]}}
 
 

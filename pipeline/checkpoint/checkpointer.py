@@ -252,8 +252,9 @@ class Checkpointer:
         return record, {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
 
     def _full_bytes(self, dense: dict[str, Tensor]) -> int:
-        """Bytes of a full float32 checkpoint of the model: weights, row-wise sums, dense part."""
-        tables = sum(4 * table.rows * (table.dim + 1) for table in self.model.rows.tables.values())
+        """Bytes of a full float32 checkpoint of the model: weights, the optimizers' state, dense part."""
+        rows = self.model.rows
+        tables = sum(t.rows * (4 * t.dim + rows.optimizer.state_bytes(t.dim)) for t in rows.tables.values())
         return tables + sum(value.nbytes for value in dense.values())
 
     def _coding(self, final: bool, block: RowBlock) -> TableCoding:
@@ -261,16 +262,17 @@ class Checkpointer:
 
         Asked by the writer: choosing takes up to 50 ms a table.
         """
-        config = self.config
+        config, optimizer = self.config, self.model.rows.optimizer
+        exact = tuple(column.name for column in optimizer.columns if column.exact)
         wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
         if wanted in ("fp32", "fp16"):
-            return TableCoding(wanted, self.config.state)
+            return TableCoding(wanted, config.state, exact=exact)
         bits = self._bits() if wanted == "auto" else int(wanted)
         known = self._codings.get(block.table)
         if known is None or known.bits != bits:
             step = max(1, len(block.ids) // _SAMPLE_ROWS)
             known = self._codings[block.table] = choose_coding(block.weight[::step][:_SAMPLE_ROWS], bits)
-        return TableCoding(known, self.config.state, hot=self.config.hot_share)
+        return TableCoding(known, config.state, hot=config.hot_share, heat=optimizer.heat, exact=exact)
 
     def _bits(self) -> int:
         """The paper's rule; more restores than expected raise it to 8."""

@@ -33,13 +33,16 @@ HOT = Coding(8)
 class TableCoding:
     """How a table is stored. ``weight``: fp32, fp16 or a quantiser's Coding; ``state``: fp32 or bf16.
 
-    ``hot``: share of the rows, the hottest, that are quantised to 8 bits where ``weight`` has fewer.
+    ``hot``: share of the rows, those with most of the optimizer state named ``heat``, that are quantised to 8 bits
+    where ``weight`` has fewer. ``exact``: names of the states that are stored as fp32 in any case.
     """
 
     weight: str | Coding
     state: str = "fp32"
     compress: bool = True
     hot: float = 0.0
+    heat: str = ""
+    exact: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,13 @@ class RowBlock:
 def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | None, TableCoding]]:
     """Which rows of ``block`` (places, rising; None: all) are stored how.
 
-    The hottest rows are those of the largest optimizer state, a sum of squared gradients. They take most of the
-    lookups, so most of what quantisation costs in accuracy is theirs, while they are few.
+    The hottest rows have the largest of an optimizer state that grows with every lookup. They take most of the lookups,
+    so most of what quantisation costs in accuracy is theirs, while they are few.
     """
     hot = round(coding.hot * len(block.ids))
-    if not hot or not block.state or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
+    if not hot or coding.heat not in block.state or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
         return [(None, coding)]
-    heat = next(iter(block.state.values())).view(len(block.ids), -1).mean(1)
+    heat = block.state[coding.heat].view(len(block.ids), -1).mean(1)
     first = torch.zeros(len(heat), dtype=torch.bool)
     first[heat.topk(hot).indices] = True
     return [(first.nonzero()[:, 0], replace(coding, weight=HOT)), ((~first).nonzero()[:, 0], coding)]
@@ -84,7 +87,7 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
     metadata |= _put_ids(tensors, block.ids)
     metadata |= _put_weight(tensors, block.weight, coding.weight)
     for name, state in block.state.items():
-        tensors[_STATE + name] = state.to(_FLOATS[coding.state])
+        tensors[_STATE + name] = state.to(_FLOATS["fp32" if name in coding.exact else coding.state])
     if coding.compress:
         metadata["compressed"] = json.dumps(_compress(tensors))
     write_tensors(sink, tensors, metadata)

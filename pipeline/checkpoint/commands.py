@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
+from pipeline.config.renamed import with_new_names
 from pipeline.errors import ConfigError
 from pipeline.store import MANIFEST, Artifact, Store
 
@@ -224,8 +225,8 @@ def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ: {dotted path: [then, now]}; None where one does not have it."""
-    a, b = flatten(then), flatten(now)
+    """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
+    a, b = flatten(with_new_names(then)), flatten(with_new_names(now))
     return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}
 
 

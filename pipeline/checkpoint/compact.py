@@ -22,6 +22,7 @@ from pipeline.checkpoint.index import BASELINE, damage_hint, in_store, restore_o
 from pipeline.checkpoint.reader import read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
+from pipeline.embeddings.shards import columns_of
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.store import MANIFEST, Artifact, Draft, Store
 
@@ -123,8 +124,9 @@ class _Merge:
             self._note(chunk.table, ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
 
     def _write_columns(self, block: RowBlock, keep: NDArray[np.bool_], left: int, right: int) -> None:
-        weight = block.weight[keep][:, left - block.column : right - block.column].contiguous()
-        state = {name: value[keep] for name, value in block.state.items()}
+        part = slice(left - block.column, right - block.column)
+        weight = block.weight[keep][:, part].contiguous()
+        state = columns_of({name: value[keep] for name, value in block.state.items()}, part)
         with self.draft.open(self._name(block.table)) as sink:
             write_block(sink, RowBlock(block.table, block.ids[keep], left, weight, state), TableCoding("fp32"))
         self._note(block.table, block.ids[keep], left, right - left, "fp32")

@@ -31,8 +31,8 @@ def export(
     """Write ``<table>.<format>`` into ``out``, rows in order; what was written. ``progress``: rows done and in all.
 
     Parquet: column ``row`` (int64), then ``e0``..``eN`` float32, or with ``layout`` list (Parquet only) one fixed-size
-    list ``e``; with ``state`` a float32 column for each optimizer state. Safetensors: ``weight`` [rows, dim], states
-    by name.
+    list ``e``; with ``state`` a float32 column for each optimizer state, of those that every weight has as many as
+    weights, named alike. Safetensors: ``weight`` [rows, dim], states by name.
     Memory: a window of rows. Raises ConfigError for an unknown table, ArtifactError for damage: then the file that was
     being written is gone.
     """
@@ -97,23 +97,27 @@ def _write_parquet(
     import pyarrow.parquet as pq
 
     dim = reader.tables[table]["dim"]
-    names = reader.state_names(table) if state else []
-    if layout == "list":
-        fields = [pa.field("e", pa.list_(pa.float32(), dim))]
-    else:
-        fields = [pa.field(f"e{column}", pa.float32()) for column in range(dim)]
-    schema = pa.schema([pa.field("row", pa.int64()), *fields, *(pa.field(name, pa.float32()) for name in names)])
+    states = reader.states(table) if state else {}
+
+    def fields(name: str, wide: bool) -> list[pa.Field]:
+        if layout == "list" and wide:
+            return [pa.field(name, pa.list_(pa.float32(), dim))]
+        return [pa.field(f"{name}{i}", pa.float32()) for i in range(dim)] if wide else [pa.field(name, pa.float32())]
+
+    def columns(values: np.ndarray) -> list[pa.Array]:
+        if layout == "list" and values.ndim > 1:
+            return [pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), dim)]
+        return [pa.array(np.ascontiguousarray(column)) for column in (values.T if values.ndim > 1 else [values])]
+
+    named = [field for name, wide in {"e": True, **states}.items() for field in fields(name, wide)]
+    schema = pa.schema([pa.field("row", pa.int64()), *named])
     # Weights are noise to a dictionary; plain pages are smaller and quicker.
     with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False) as writer:
         for window in counter.windows(reader, table):
-            weight = window.weight.numpy()
-            rows = pa.array(np.arange(window.first, window.first + len(weight), dtype=np.int64))
-            if layout == "list":
-                columns = [pa.FixedSizeListArray.from_arrays(pa.array(weight.reshape(-1)), dim)]
-            else:
-                columns = [pa.array(np.ascontiguousarray(weight[:, column])) for column in range(dim)]
-            states = [pa.array(window.state[name].numpy()) for name in names]
-            writer.write_table(pa.Table.from_arrays([rows, *columns, *states], schema=schema))
+            rows = pa.array(np.arange(window.first, window.first + len(window.weight), dtype=np.int64))
+            parts = [window.weight, *(window.state[name] for name in states)]
+            arrays = [rows, *(array for part in parts for array in columns(part.numpy()))]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 def _write_safetensors(
@@ -121,7 +125,7 @@ def _write_safetensors(
 ) -> None:
     rows, dim = reader.tables[table]["rows"], reader.tables[table]["dim"]
     shapes: dict[str, list[int]] = {"weight": [rows, dim]}
-    shapes |= {name: [rows] for name in (reader.state_names(table) if state else [])}
+    shapes |= {name: [rows, dim] if wide else [rows] for name, wide in (reader.states(table) if state else {}).items()}
     header: dict[str, Any] = {"__metadata__": {"table": table}}
     place = 0
     for name, shape in shapes.items():

@@ -27,7 +27,7 @@ from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.embeddings.rows import RowAccess
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.shards import LocalShard, columns_of
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
@@ -191,8 +191,8 @@ def meets(extent: dict[str, Any], shard: LocalShard) -> bool:
 def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touched: TouchedRows | None = None) -> int:
     """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; the number of rows.
 
-    A row's Adagrad sum belongs to a column range: the mean of its squared gradients there. Where ranges differ, a
-    shard gets the mean over its columns: exact when ranges join, the best known when they split.
+    A state of whole rows belongs to a column range: Adagrad's sum is the mean of the squared gradients there. Where
+    ranges differ, a shard gets the mean over its columns: exact when ranges join, the best known when they split.
     """
     if block.table != shard.table:
         return 0
@@ -206,12 +206,13 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     ids = block.ids[low:high] - shard.row
     together_ = int(ids[-1] - ids[0]) + 1 == len(ids)
     places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
-    values = block.weight[low:high, left - block.column : right - block.column]
+    part = slice(left - block.column, right - block.column)
     share = (right - left) / shard.columns
-    # Tables that were trained without state have none to give; a shard without takes none.
-    kept = [name for name in shard.state_names if states and name in block.state]
-    state = {name: block.state[name][low:high] * share for name in kept}
-    shard.put(places, values, state, left - shard.column, add=left > shard.column)
+    # Tables that were trained without a state have none to give; a shard without takes none.
+    kept = [name for name in shard.state_shapes(0) if states and name in block.state]
+    state = columns_of({name: block.state[name][low:high] for name in kept}, part)
+    state = {name: values if values.dim() > 1 else values * share for name, values in state.items()}
+    shard.put(places, block.weight[low:high, part], state, left - shard.column, add=left > shard.column)
     if touched is not None:
         touched.mask(shard_key(shard))[places] = 1
     return int(high - low)

@@ -23,7 +23,7 @@ WINDOW_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Window:
-    """Rows [first, first + n) of ``table``: ``weight`` float32 [n, dim], ``state`` by name, float32 [n]."""
+    """Rows [first, first + n) of ``table``: ``weight`` float32 [n, dim], ``state`` by name, float32 [n] or [n, dim]."""
 
     table: str
     first: int
@@ -44,13 +44,14 @@ class ChainReader:
         self._indices = [read_index(store, each) for each in self.chain]
         self.tables: dict[str, dict[str, int]] = self._indices[-1]["tables"]
         self._open: dict[tuple[str, str], RowBlock] = {}
-        self._states: dict[str, list[str]] = {}
+        self._states: dict[str, dict[str, bool]] = {}
 
-    def state_names(self, table: str) -> list[str]:
-        """Names of the optimizer state of ``table``."""
+    def states(self, table: str) -> dict[str, bool]:
+        """The optimizer's states of ``table`` by name: whether each weight has one, not each row."""
         if table not in self._states:
             extents = [extent for extent in self._indices[0]["files"] if extent["table"] == table]
-            self._states[table] = sorted(self._block(self.chain[0], extents[0]).state) if extents else []
+            stored = self._block(self.chain[0], extents[0]).state if extents else {}
+            self._states[table] = {name: stored[name].dim() > 1 for name in sorted(stored)}
         return self._states[table]
 
     def windows(self, table: str, window_bytes: int = WINDOW_BYTES) -> Iterator[Window]:
@@ -59,7 +60,9 @@ class ChainReader:
         size = max(1, window_bytes // (4 * dim))
         mine = [sorted(self._extents(index, table), key=_lowest_column) for index in self._indices]
         weight = torch.empty(min(size, rows), dim)
-        states = {name: torch.empty(min(size, rows)) for name in self.state_names(table)}
+        states = {
+            name: torch.empty((len(weight), dim) if wide else len(weight)) for name, wide in self.states(table).items()
+        }
         self._open.clear()
         for first in range(0, rows, size):
             count = min(size, rows - first)

@@ -7,6 +7,7 @@ continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from s
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass, field
 
@@ -89,7 +90,7 @@ def take_snapshot(
 
 def _values(shard: LocalShard, rows: Tensor | None) -> int:
     count = shard.rows if rows is None else len(rows)
-    return count * (shard.columns + len(shard.state_names))
+    return count * shard.columns + sum(map(math.prod, shard.state_shapes(count).values()))
 
 
 def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBlock:
@@ -97,8 +98,10 @@ def _copy(shard: LocalShard, rows: Tensor | None, buffers: HostBuffers) -> RowBl
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
     disk = shard.scratch()
     room = buffers.cut(_values(shard, rows)) if disk is None else disk[: _values(shard, rows)]
-    parts = room.split([count * shard.columns, *(count for _ in shard.state_names)])
-    weight, state = parts[0].view(count, shard.columns), dict(zip(shard.state_names, parts[1:], strict=True))
+    shapes = {"": (count, shard.columns), **shard.state_shapes(count)}
+    parts = zip(shapes.items(), room.split([math.prod(shape) for shape in shapes.values()]), strict=True)
+    state = {name: part.view(shape) for (name, shape), part in parts}
+    weight = state.pop("")
     step = max(1, _PIECE_VALUES // shard.columns)
     for start in range(0, count, step):
         part = slice(start, min(start + step, count))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ArtifactError
+from pipeline.specs import DENSE_OPTIMIZERS
 
 # Settings of how a step is computed, not of what it computes: the running process decides them.
 _EXECUTION = ("foreach", "fused", "capturable", "differentiable")
@@ -74,8 +75,7 @@ def load_optimizer(
     kind = type(optimizer).__name__
     if record["class"] != kind:
         raise ArtifactError(
-            f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}",
-            hint=f"train.dense_optimizer={record['class'].lower()}",
+            f"the checkpoint's dense optimizer is {record['class']}, but the run's is {kind}", hint=_as_before(record)
         )
     names = _names(optimizer, dense)
     saved = [name for group in record["groups"] for name in group["params"]]
@@ -99,6 +99,14 @@ def load_optimizer(
     if [i for group in groups for i in group["params"]] != list(range(len(names))):
         raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _as_before(record: dict[str, Any]) -> str:
+    """The settings that make the optimizer that was saved as ``record``."""
+    name = next((each.name for each in DENSE_OPTIMIZERS if record["class"] in each.classes), None)
+    if name is None:
+        return "an installation that knows it, or force=true"
+    return f"train.dense_optimizer={name} train.weight_decay={record['groups'][0]['weight_decay']}"
 
 
 def _like(now: Any, then: Any) -> Any:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from pipeline.records import plain
+
 _BAR = 24
 
 
 def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | None = None) -> None:
     """Print ``result`` as JSON or as the text that ``render`` makes of it; ``to``: by default standard output."""
-    text = json.dumps(result, indent=1) if as_json else render(result)
+    text = json.dumps(plain(result), indent=1) if as_json else render(result)
     to = to or sys.stdout
     to.write(f"{text}\n")
     to.flush()

@@ -93,7 +93,7 @@ def _locked(
 
     config = composed(ANY_DAY)  # the days depend on its time zone
     settings, model, store = config.nightly, config.model_name, Store(config.store)
-    days = wanted(settings.timezone or config.schedule.time_zone)
+    days = wanted(settings.time_zone or config.schedule.time_zone)
     tools = Tools(run=run, say=_say)
     doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
     try:

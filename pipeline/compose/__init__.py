@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,9 +24,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.compose import overrides as complaints
-from pipeline.compose.checks import check
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
+from pipeline.config.checks import check
+from pipeline.config.renamed import with_first_names, with_new_names
+from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
 
@@ -127,17 +128,13 @@ def with_run_name(config: Config) -> Config:
     """``config`` with ``run`` set; ConfigError where the given name cannot be a directory's."""
     if config.run is None:
         return dataclasses.replace(config, run=f"{config.data.name}-{config_hash(config)[:8]}")
-    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", config.run):
-        raise ConfigError(
-            f"run is {config.run!r}, expected at most 100 letters, digits, '_', '.' and '-'",
-            hint=f"run={re.sub(r'[^A-Za-z0-9_-]+', '-', config.run).strip('-')[:100] or 'nightly'}",
-        )
+    check_name("run", config.run, "nightly")
     return config
 
 
 def config_hash(config: Config) -> str:
     """Hash (64 hex digits) of what a run computes, whatever its name, store, stages and launcher."""
-    record = dataclasses.asdict(config)
+    record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
     del record["train"]["guard"]  # it may stop a run, and its hints must lead back to the same one
@@ -177,10 +174,13 @@ def to_yaml(config: Config) -> str:
 
 
 def from_yaml(text: str) -> Config:
-    """The configuration that ``to_yaml`` wrote, checked against the schema; ConfigError where it does not fit."""
+    """The configuration that ``to_yaml`` wrote, of any age, checked; ConfigError where it does not fit the schema."""
     try:
-        tree = OmegaConf.create(text)
-        config = OmegaConf.to_object(OmegaConf.merge(schema_for(tree), tree))
+        recorded = OmegaConf.to_container(OmegaConf.create(text))
+        if not isinstance(recorded, dict):
+            raise ConfigError("the configuration is not a mapping of settings", hint="nightjar run writes it")
+        tree = OmegaConf.merge(schema_for(recorded), with_new_names(cast(dict[str, Any], recorded)))
+        config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)

@@ -62,7 +62,7 @@ def query(line: str) -> list[str]:
 
 def _is_list(choice: str) -> bool:
     """Whether ``choice`` ends in the dot that Hydra puts behind a list, which is set as a whole."""
-    from pipeline.compose.overrides import field_type
+    from pipeline.config.paths import field_type
 
     return choice.endswith(".") and typing.get_origin(field_type(choice[:-1])) is list
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
+import re
+import sys
 from collections.abc import Sequence
 
 from pipeline.compose import ROOT, checked_overrides, hydra_session
 from pipeline.compose import overrides as complaints
+from pipeline.config.fields import setting_of
+from pipeline.config.paths import find_place
 from pipeline.errors import ConfigError
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
@@ -27,7 +33,9 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
         try:
             if options.help:
                 given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
-                hydra.app_help(ROOT, get_args_parser(), given)
+                with contextlib.redirect_stdout(io.StringIO()) as shown:
+                    hydra.app_help(ROOT, get_args_parser(), given)
+                sys.stdout.write(_with_sentences(shown.getvalue()))
             elif options.cfg:
                 hydra.show_cfg(ROOT, overrides, options.cfg, options.package, options.resolve)
             else:
@@ -35,3 +43,17 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
         except complaints.config_errors() as error:
             raise complaints.translate(error, parsed) from None
     return 0
+
+
+def _with_sentences(text: str) -> str:
+    """Hydra's help ``text`` with the first sentence of each setting behind its line of YAML."""
+    lines, parents = [], list[tuple[int, str]]()
+    for line in text.splitlines(keepends=True):
+        key = re.match(r"( *)([\w.-]+):(?= |$)", line)
+        if key:
+            parents = [*(each for each in parents if each[0] < len(key[1])), (len(key[1]), key[2])]
+            place = find_place(".".join(name for _, name in parents))
+            sentence = re.split(r"(?<=[.]) ", setting_of(place.field).doc)[0] if place else ""
+            line = f"{line.rstrip():<32} # {sentence}\n" if sentence else line
+        lines.append(line)
+    return "".join(lines)

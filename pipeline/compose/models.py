@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from pipeline.config import Config, ModelConfig
 from pipeline.errors import ConfigError
@@ -24,12 +26,12 @@ def settings_class(name: str) -> type[ModelConfig]:
     return found
 
 
-def schema_for(tree: DictConfig | ListConfig) -> DictConfig:
-    """The schema of a whole configuration whose ``model`` has the settings of the one that ``tree`` names."""
-    schema = OmegaConf.structured(Config)
-    name = OmegaConf.select(tree, f"{GROUP}.name", default=None)
-    if name is not None:
-        schema.model = settings_class(str(name))
+def schema_for(recorded: dict[Any, Any]) -> DictConfig:
+    """The schema of a whole configuration whose ``model`` has the settings of the one that ``recorded`` names."""
+    schema: DictConfig = OmegaConf.structured(Config)
+    model = recorded.get(GROUP)
+    if isinstance(model, dict) and "name" in model:
+        schema.model = settings_class(str(model["name"]))
     return schema
 
 

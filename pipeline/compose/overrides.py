@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -19,12 +18,11 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from pipeline.compose.meant import meant_by
-from pipeline.config import TIERS, Config, ModelConfig, TablePin
+from pipeline.config import TIERS, TablePin
+from pipeline.config.paths import children, describe, entry_type, field_type, nearest, strip_none
+from pipeline.config.renamed import renamed_error
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
-
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -62,7 +60,7 @@ def mend_additions(overrides: Iterable[Override]) -> list[str]:
         parts = override.key_or_group.split(".")
         for depth in range(1, len(parts)) if override.is_add() or override.is_force_add() else ():
             kind = field_type(".".join(parts[:depth]))
-            if typing.get_origin(kind) is dict and is_dataclass(typing.get_args(kind)[1]):
+            if typing.get_origin(kind) is dict and is_dataclass(entry_type(kind)):
                 opening = "".join(f"{{{part}: " for part in parts[depth:])
                 value = override.get_value_element_as_str()
                 text = f"+{'.'.join(parts[:depth])}={opening}{value}{'}' * len(parts[depth:])}"
@@ -115,76 +113,13 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
 
 
 def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) -> None:
+    if renamed := renamed_error(key, after=f"={_value_text(override)}"):
+        raise renamed
     near = nearest(key, groups)
     value = "" if override.is_delete() else f"={_value_text(override)}"
     if not near:
         raise ConfigError(f"{key} is unknown", hint="nightjar run --cfg job lists every key")
     raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
-
-
-def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
-    """The known key that ``key`` means, or is most like: under the same parent first, then anywhere."""
-    if meant := meant_by(key):
-        return meant
-    parent, _, name = key.rpartition(".")
-    if parent and name in _children("") and not is_dataclass(_strip_none(field_type(name))):
-        return name  # train.seed: the setting stands above all groups
-    siblings = _children(parent) if parent else [*_children(""), *groups]
-    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
-    if near:
-        return f"{parent}.{near[0]}" if parent else near[0]
-    everything = [path for path in leaves(Config) if not is_dataclass(_strip_none(field_type(path)))]
-    same_name = [path for path in everything if path.rpartition(".")[2] == name]
-    return next(iter(same_name or difflib.get_close_matches(key, everything, n=1)), None)
-
-
-def field_type(path: str) -> Any:
-    """The type of the configuration field at a dotted ``path``, or None where the schema has no such field."""
-    kind: Any = Config
-    for part in path.split("."):
-        kind = _strip_none(kind)
-        if is_dataclass(kind):
-            kind = settings(kind).get(part)
-        elif typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-        elif typing.get_origin(kind) is list and part.isdigit():
-            kind = typing.get_args(kind)[0]
-        else:
-            return None
-        if kind is None:
-            return None
-    return kind
-
-
-def leaves(kind: Any, prefix: str = "") -> Iterable[str]:
-    """Dotted paths of all fields below dataclass ``kind``."""
-    for name, inner in settings(kind).items():
-        path = f"{prefix}{name}"
-        inner = _strip_none(inner)
-        yield path
-        if is_dataclass(inner):
-            yield from leaves(inner, f"{path}.")
-
-
-def settings(kind: Any) -> dict[str, Any]:
-    """Names and types of the fields of dataclass ``kind``; of ``ModelConfig`` those of every registered model."""
-    kinds: list[Any] = [kind, *(spec.config for spec in MODELS)] if kind is ModelConfig else [kind]
-    hints = {name: hint for each in reversed(kinds) for name, hint in typing.get_type_hints(each).items()}
-    return {field.name: hints[field.name] for each in kinds for field in fields(each)}
-
-
-def describe(kind: Any) -> str:
-    """``kind`` in words: 'a number', 'a list of texts'."""
-    inner = _strip_none(kind)
-    none = " or null" if inner is not kind else ""
-    if typing.get_origin(inner) is list:
-        part = typing.get_args(inner)[0]
-        nested = typing.get_origin(part) is list
-        shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
-        return f"{shape} (of {describe(part).removeprefix('a ')}s){none}"
-    if typing.get_origin(inner) is dict or is_dataclass(inner):
-        return f"a group of keys{none}"
-    return _WORDS.get(inner, str(inner)) + none
 
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
@@ -211,6 +146,8 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and key.startswith("model."):
         return _about_model(key, refused[1])
+    if renamed := renamed_error(key, after="=<value>"):
+        return renamed
     kind = field_type(key)
     if kind is None:
         near = nearest(key)
@@ -226,7 +163,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         return _about_pin(key, _value_text(given[0]) if given and not _is_mapping(given[0]) else "")
     value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
     text = _value_text(given[0]) if given else ""
-    if given and is_dataclass(_strip_none(kind)) and not _is_mapping(given[0]):
+    if given and is_dataclass(strip_none(kind)) and not _is_mapping(given[0]):
         return _about_group(key, text)
     text = f"[{text}]" if "list of lists" in describe(kind) and not text.startswith("[") else text
     listed = f"{key}=[{text}]" if given and "list" in describe(kind) else ""
@@ -250,7 +187,7 @@ def _about_model(key: str, owner: str) -> ConfigError:
 
 def _about_group(key: str, value: str) -> ConfigError:
     """A group of settings that is given one plain value: its first setting is the one most likely meant."""
-    names = _children(key)
+    names = children(key)
     return ConfigError(
         f"{key} is {value!r}, expected one of its own settings: {', '.join(f'{key}.{name}' for name in names)}",
         hint=f"{key}.{names[0]}={value}",
@@ -288,19 +225,6 @@ def _value_text(override: Override) -> str:
 
 def _is_mapping(override: Override) -> bool:
     return not override.is_delete() and isinstance(override.value(), dict)
-
-
-def _children(path: str) -> list[str]:
-    kind = _strip_none(field_type(path)) if path else Config
-    return list(settings(kind)) if is_dataclass(kind) else []
-
-
-def _strip_none(kind: Any) -> Any:
-    """``X`` of ``X | None``."""
-    if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        rest = [part for part in typing.get_args(kind) if part is not type(None)]
-        return rest[0] if len(rest) == 1 else kind
-    return kind
 
 
 def _suggest_assignment(text: str) -> str:

@@ -1,53 +1,44 @@
 """The configuration schema: a module and a keyword-only dataclass for each Hydra group.
 
 Hydra composes the YAML of ``conf/`` over these dataclasses, so an unknown key or a wrong type is an
-error before anything starts. ``pipeline.compose`` then checks the values. Nothing here imports torch.
+error before anything starts. ``checks.check`` then looks at the values. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.config.checkpoint import CheckpointConfig
-from pipeline.config.data import (
-    ChecksConfig,
-    DataConfig,
-    DeclaredTable,
+from pipeline.config.data import ChecksConfig, DataConfig, DriftLimits, SplitConfig, WatermarkConfig
+from pipeline.config.debug import DebugConfig
+from pipeline.config.evaluate import EvaluateConfig
+from pipeline.config.features import (
     DenseFeature,
-    DriftLimits,
     LabelConfig,
     SparseDefaults,
     SparseFeature,
-    SplitConfig,
-    SyntheticConfig,
     TableDefaults,
-    WatermarkConfig,
+    TableFigures,
 )
-from pipeline.config.debug import DebugConfig
-from pipeline.config.evaluate import EvaluateConfig
+from pipeline.config.fields import AUTO, setting
 from pipeline.config.gate import GateConfig
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.ingest import IngestConfig, RayConfig
-from pipeline.config.launch import (
-    DEFAULT_STAGES,
-    STAGES,
-    LaunchConfig,
-    PodConfig,
-    PodResources,
-    PodVolume,
-    Toleration,
-)
+from pipeline.config.launch import DEFAULT_STAGES, STAGES, LaunchConfig
 from pipeline.config.model import ModelConfig
 from pipeline.config.nightly import NightlyConfig
 from pipeline.config.partition import PartitionConfig
-from pipeline.config.plan import TIERS, PlanConfig, TablePin
+from pipeline.config.plan import SHARDING_TYPES, TIERS, PlanConfig, TablePin
+from pipeline.config.pods import PodConfig, PodResources, PodVolume, Toleration
 from pipeline.config.publish import PublishConfig
 from pipeline.config.schedule import ScheduleConfig
-from pipeline.config.train import AUTO, ClipConfig, GuardConfig, TrainConfig
+from pipeline.config.synthetic import SyntheticConfig
+from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
 
 __all__ = [
     "AUTO",
     "DEFAULT_STAGES",
+    "SHARDING_TYPES",
     "STAGES",
     "TIERS",
     "CheckpointConfig",
@@ -56,7 +47,6 @@ __all__ = [
     "Config",
     "DataConfig",
     "DebugConfig",
-    "DeclaredTable",
     "DenseFeature",
     "DriftLimits",
     "EvaluateConfig",
@@ -81,6 +71,7 @@ __all__ = [
     "SplitConfig",
     "SyntheticConfig",
     "TableDefaults",
+    "TableFigures",
     "TablePin",
     "Toleration",
     "TrainConfig",
@@ -90,31 +81,36 @@ __all__ = [
 
 @dataclass(kw_only=True)
 class Config:
-    """The whole configuration, as ``runs/<run>/config.yaml`` holds it.
+    """The whole configuration, as ``runs/<run>/config.yaml`` holds it."""
 
-    ``run``: name under ``<store>/runs``; None: the data's name and a hash of the configuration.
-    """
-
-    run: str | None = None
-    store: str = "./store"
-    stages: list[str] = field(default_factory=lambda: list(DEFAULT_STAGES))
-    force: bool = False
-    seed: int = 2026
-    data: DataConfig = field(default_factory=DataConfig)
-    ingest: IngestConfig = field(default_factory=IngestConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig)
-    plan: PlanConfig = field(default_factory=PlanConfig)
-    partition: PartitionConfig = field(default_factory=PartitionConfig)
-    train: TrainConfig = field(default_factory=TrainConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
-    gate: GateConfig = field(default_factory=GateConfig)
-    publish: PublishConfig = field(default_factory=PublishConfig)
-    launch: LaunchConfig = field(default_factory=LaunchConfig)
-    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    nightly: NightlyConfig = field(default_factory=NightlyConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
+    run: str | None = setting(
+        None, doc="The run has this name under `<store>/runs`; null: the data's name and a hash of the configuration."
+    )
+    store: str = setting("./store", doc="This folder or fsspec URL holds datasets, plans, runs and models.")
+    stages: list[str] = setting(
+        factory=lambda: list(DEFAULT_STAGES),
+        choices=STAGES,
+        doc="These stages are done, unless the store has their artifacts already.",
+    )
+    force: bool = setting(False, doc="The named stages are done again although the store has their artifacts.")
+    seed: int = setting(2026, low=0, high=2**63 - 1, doc="Random numbers are drawn from this seed.")
+    data: DataConfig = setting(factory=DataConfig, doc="The click logs and the meaning of their columns.")
+    ingest: IngestConfig = setting(factory=IngestConfig, doc="How ingestion works through the logs.")
+    model: ModelConfig = setting(factory=ModelConfig, doc="The ranking model.")
+    hardware: HardwareConfig = setting(factory=HardwareConfig, doc="The machines that are planned for and trained on.")
+    plan: PlanConfig = setting(factory=PlanConfig, doc="Limits and wishes for the sharding plan.")
+    partition: PartitionConfig = setting(factory=PartitionConfig, doc="Towers of features.")
+    train: TrainConfig = setting(factory=TrainConfig, doc="The training loop.")
+    checkpoint: CheckpointConfig = setting(
+        factory=CheckpointConfig, doc="When checkpoints are written, how small, how many are kept."
+    )
+    evaluate: EvaluateConfig = setting(factory=EvaluateConfig, doc="Evaluation on the held-out rows.")
+    gate: GateConfig = setting(factory=GateConfig, doc="What a model must satisfy to be published.")
+    publish: PublishConfig = setting(factory=PublishConfig, doc="What is published and under which name.")
+    launch: LaunchConfig = setting(factory=LaunchConfig, doc="How and where stages are started.")
+    schedule: ScheduleConfig = setting(factory=ScheduleConfig, doc="The CronJob that starts a launcher every night.")
+    nightly: NightlyConfig = setting(factory=NightlyConfig, doc="What a night waits for, makes up for and reports.")
+    debug: DebugConfig = setting(factory=DebugConfig, doc="Help for finding faults.")
 
     @property
     def model_name(self) -> str:

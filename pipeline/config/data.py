@@ -2,243 +2,270 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from pipeline.config.features import (
+    TAKEN_NAMES,
+    TRANSFORMS,
+    DenseFeature,
+    LabelConfig,
+    SparseDefaults,
+    SparseFeature,
+    TableDefaults,
+    TableFigures,
+)
+from pipeline.config.fields import setting
+from pipeline.config.synthetic import SyntheticConfig
+from pipeline.config.values import check_name
+from pipeline.errors import ConfigError
 
-@dataclass(kw_only=True)
-class LabelConfig:
-    """Which column is the click, and which of its values counts as one."""
-
-    column: str = "label"
-    positive: str = "1"
-    negative: str = "0"
-
-
-@dataclass(kw_only=True)
-class DenseFeature:
-    """One numeric feature. ``transform``: log1p | standardise | log1p_standardise | percentile | max_norm | none.
-
-    Max_norm is a layer of the model: value / largest so far + a trainable bias, 0 for a missing one.
-    ``clip``: [lowest, highest], values beyond are taken as these before the transform. ``bins``: of percentile.
-    ``min``, ``max``, ``required``: a row whose value is outside, or missing, goes to quarantine.
-    """
-
-    column: str | None = None
-    transform: str | None = None
-    clip: list[float] = field(default_factory=list)
-    bins: int = 100
-    min: float | None = None
-    max: float | None = None
-    required: bool = False
-
-
-@dataclass(kw_only=True)
-class SparseFeature:
-    """One categorical feature and the table that embeds it (same name). None: take the default.
-
-    ``cross``: columns whose values together are the id, in place of ``column``. ``bins``: the column is a number, whose
-    percentile bin is the id. ``max_ids``: of several ids the first so many count. ``integer``, ``required``: a row
-    whose ids are no whole numbers, or missing, goes to quarantine.
-    """
-
-    column: str | None = None
-    mapping: str | None = None
-    rows: int | None = None
-    min_count: int | None = None
-    when_full: str | None = None
-    evict_after_days: int | None = None
-    separator: str | None = None
-    weight_separator: str | None = None
-    cross: list[str] = field(default_factory=list)
-    bins: int | None = None
-    max_ids: int | None = None
-    integer: bool = False
-    required: bool = False
-
-
-@dataclass(kw_only=True)
-class SparseDefaults:
-    """What a sparse feature uses where it says nothing itself.
-
-    ``mapping``: vocab (ids ranked by frequency, unseen ids share row 1) | hash (xxhash64 modulo rows) | double_hash
-    (two such rows, summed) | learned (rare ids share rows with ids that behave alike). ``rows``: the cap of the table,
-    the reserved rows 0 (missing) and 1 (unseen or rare) included. ``min_count``: lookups before an id gets a row.
-    ``when_full``: how new ids get rows of a vocab table that is full, replace (they take those of ids that are looked
-    up less) | keep (they get none). ``evict_after_days``: an id that was not seen for so many days of logs loses its
-    row (null: never); of vocab with ``data.day``.
-    """
-
-    mapping: str = "vocab"
-    rows: int = 100_000
-    min_count: int = 1
-    when_full: str = "replace"
-    evict_after_days: int | None = None
-    separator: str | None = None
-    weight_separator: str | None = None
+FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
 
 
 @dataclass(kw_only=True)
 class SplitConfig:
-    """How rows fall into train and test. ``by``: hash (of the row's content, ``test_share`` of them), day or hours.
+    """How rows fall into train and test."""
 
-    By day the last ``test_days`` are test; by hours the last ``test_hours`` of ``data.day`` (of a range: of its last
-    day), as ``data.timestamp`` tells: the model is trained on the hours before and evaluated on those that follow.
-    """
-
-    by: str = "hash"
-    test_share: float = 0.2
-    test_days: int = 1
-    test_hours: int = 2
-
-
-@dataclass(kw_only=True)
-class SyntheticConfig:
-    """Criteo-shaped logs with a planted logistic truth; used when ``data.format=synthetic``.
-
-    Effects are standard deviations of the log odds they add: of all dense features, of all ids, of all ``pairs``
-    together. ``ids_per_feature``: of the largest feature, the smallest has 10. ``drift``: radians a day by which
-    the effects turn into other ones. ``blocks``: 0, or that many groups of features; then every pair within one
-    interacts, none across two, and ``pairs`` is not used.
-
-    With ``data.day`` the log is of that day alone, ``rows`` of them: ``first_day`` is the first there is; every day,
-    a share ``new_ids`` of a feature's ids gives way to new ones and a share ``popularity_drift`` changes places in
-    popularity. ``id_groups``: 0, or that many groups a feature has; ids of one have the same effects. ``hourly``: the
-    effects turn from hour to hour, by as much a day. Rows lie evenly over a day, in the order of their times.
-    """
-
-    rows: int = 1_000_000
-    days: int = 4
-    ids_per_feature: int = 1_000
-    zipf: float = 1.2
-    base_rate: float = 0.25
-    dense_effect: float = 0.9
-    first_order_effect: float = 1.3
-    pairwise_effect: float = 0.4
-    pairs: int = 4
-    latent_dim: int = 2
-    drift: float = 0.0
-    blocks: int = 0
-    first_day: str = "2026-01-01"
-    new_ids: float = 0.0
-    popularity_drift: float = 0.0
-    id_groups: int = 0
-    hourly: bool = False
-
-
-@dataclass(kw_only=True)
-class DeclaredTable:
-    """A table of ``data.format=tables``: known by its figures alone, without logs. None: take the default.
-
-    ``pooling``: mean ids per sample. ``zipf``: exponent of its rows' frequencies (0: all alike), or a measured hit
-    curve in its place: ``hot_share[i]`` of the lookups go to the hottest ``hot_rows[i]`` rows.
-    """
-
-    rows: int = MISSING
-    pooling: float | None = None
-    zipf: float | None = None
-    hot_rows: list[int] = field(default_factory=list)
-    hot_share: list[float] = field(default_factory=list)
-    weighted: bool = False
-
-
-@dataclass(kw_only=True)
-class TableDefaults:
-    """What a declared table uses where it says nothing itself."""
-
-    pooling: float = 1.0
-    zipf: float = 1.05
+    by: str = setting(
+        "hash",
+        choices=("hash", "day", "hours"),
+        doc="hash: by the content of a row. day: the last days are test. hours: the last hours of `data.day` (of a "
+        "range: of its last day) are test, which needs `data.timestamp`.",
+    )
+    test_share: float = setting(0.2, low=0.0, high=0.9, doc="By hash, this share of the rows is test.")
+    test_days: int = setting(1, low=1, doc="By day, this many last days are test.")
+    test_hours: int = setting(2, low=1, high=23, doc="By hours, this many last hours are test.")
 
 
 @dataclass(kw_only=True)
 class WatermarkConfig:
-    """When the logs of ``data.day`` are complete: files are there, and ...
+    """When the logs of ``data.day`` are complete: there are files, and every condition below holds."""
 
-    ``success``: a file of that name (it may hold {day}) lies in each of their folders; null: none is waited for.
-    ``partitions``: folders below ``data.path`` that each hold a file: [hour=00, hour=01], or ["hour={00..23}"] for 24.
-    ``min_partitions``: so many folders hold files; null: any number. ``min_rows``: the files hold so many rows.
-    ``max_age_hours``: so long after the day's end (UTC) nothing more will come, and neither ``success`` nor folders
-    are waited for; null: they always are.
-    """
+    success: str | None = setting(
+        None,
+        doc="Each folder with logs must hold a file of this name, in which {day} stands for the day; null: no such "
+        "file is needed.",
+    )
+    partitions: list[str] = setting(
+        factory=list,
+        doc='Each of these folders below `data.path` must hold a file: [hour=00, hour=01], or ["hour={00..23}"] for '
+        "all 24 hours.",
+    )
+    min_partitions: int | None = setting(
+        None, low=1, doc="At least this many folders must hold files; null: any number."
+    )
+    min_rows: int = setting(1, low=1, doc="The files must hold at least this many rows.")
+    max_age_hours: float | None = setting(
+        None,
+        low=0.0,
+        doc="This many hours after the end of the day (UTC) the logs count as complete without `success` and folders; "
+        "null: never.",
+    )
 
-    success: str | None = None
-    partitions: list[str] = field(default_factory=list)
-    min_partitions: int | None = None
-    min_rows: int = 1
-    max_age_hours: float | None = None
+    def check(self, path: str) -> None:
+        """Partitions are plain names of folders."""
+        for name in self.partitions:
+            if not name.strip("/") or ".." in name.split("/") or set(name) & set("*?["):
+                raise ConfigError(
+                    f"{path}.partitions has {name!r}, expected names of folders below data.path, without wildcards",
+                    hint=f'{path}.partitions=[hour=00,hour=01], or ["hour={{00..23}}"] for all 24',
+                )
 
 
 @dataclass(kw_only=True)
 class DriftLimits:
-    """How far the train rows may move from the day before's; null: as far as they like.
+    """How far the train rows may differ from the previous day's; null: without limit."""
 
-    ``label_rate``, ``distinct``: relative change; ``missing_share``: absolute; ``psi``: population stability index.
-    """
-
-    label_rate: float | None = None
-    missing_share: float | None = None
-    distinct: float | None = None
-    psi: float | None = None
+    label_rate: float | None = setting(None, low=0.0, doc="The label rate may change by this share of itself.")
+    missing_share: float | None = setting(
+        None, low=0.0, doc="The share of missing values of a feature may change by this much, absolutely."
+    )
+    distinct: float | None = setting(
+        None, low=0.0, doc="The number of distinct ids of a feature may change by this share of itself."
+    )
+    psi: float | None = setting(None, low=0.0, doc="The population stability index of a feature may be at most this.")
 
 
 @dataclass(kw_only=True)
 class ChecksConfig:
-    """What of a dataset is reported (``warn``) and what stops the stage (``hold``).
+    """Which drift of a dataset is reported and which stops the stage.
 
-    The label rate holds nothing by itself: the gate judges such a day against the model that serves.
-    ``leak``: what becomes of a feature that alone predicts the label with an AUC above ``leak_auc``: hold | warn | off.
+    The label rate stops nothing by default: the gate judges such a day against the serving model.
     """
 
-    warn: DriftLimits = field(
-        default_factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25)
+    warn: DriftLimits = setting(
+        factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25),
+        doc="Drift beyond these limits is reported.",
     )
-    hold: DriftLimits = field(default_factory=lambda: DriftLimits(missing_share=0.5))
-    leak: str = "hold"
-    leak_auc: float = 0.99
+    hold: DriftLimits = setting(
+        factory=lambda: DriftLimits(missing_share=0.5), doc="Drift beyond these limits stops the stage."
+    )
+    leak: str = setting(
+        "hold",
+        choices=("hold", "warn", "off"),
+        doc="What happens when one feature alone predicts the label too well: hold stops the stage, warn reports it.",
+    )
+    leak_auc: float = setting(
+        0.99, low=0.5, high=1.0, doc="A feature leaks the label when its AUC alone is above this."
+    )
 
 
 @dataclass(kw_only=True)
 class DataConfig:
-    """Where the click logs are and what their columns mean.
+    """The click logs and the meaning of their columns."""
 
-    ``format``: criteo | csv | parquet | synthetic | tables. ``path``: file, directory or glob on any fsspec URL.
-    ``columns`` names the columns of a file without a header row; ``quote`` may surround a CSV field (null: none
-    does). ``day_column``/``timestamp`` are optional columns. Format tables has no logs and is for planning alone:
-    ``tables`` with ``table_defaults``, and ``dense_features`` numeric features.
+    name: str = setting(MISSING, doc="The dataset has this name in the store; it is also the model's default name.")
+    format: str = setting(
+        MISSING,
+        choices=FORMATS,
+        doc="The logs have this format. synthetic logs are generated. tables has no logs: it describes tables by "
+        "their figures, for planning alone.",
+    )
+    path: str | None = setting(
+        None,
+        doc="The logs are at this path: a file, a directory or a glob on any fsspec URL. {day} or {day:%Y/%m/%d} in "
+        "it stands for `data.day`.",
+    )
+    separator: str = setting(",", doc="This character separates the fields of a CSV line.")
+    quote: str | None = setting('"', doc="This character may surround a CSV field; null: none does.")
+    header: bool = setting(True, doc="The first line of a CSV file names the columns.")
+    columns: list[str] = setting(factory=list, doc="The columns, in order, of a CSV file without a header line.")
+    strip: bool = setting(False, doc="Blanks around the fields of a CSV line are removed.")
+    missing: list[str] = setting(factory=lambda: [""], doc="A field with one of these texts counts as missing.")
+    label: LabelConfig = setting(factory=LabelConfig, doc="The label column and its values.")
+    timestamp: str | None = setting(None, doc="This column holds the time of a row; null: none does.")
+    day_column: str | None = setting(None, doc="This column holds the day of a row; null: none does.")
+    day: str | None = setting(
+        None,
+        doc="This day is ingested, YYYY-MM-DD, or this range of days, A..B; null: everything at `data.path`. With "
+        "{day} in `data.path` it selects files, else rows.",
+    )
+    watermark: WatermarkConfig = setting(factory=WatermarkConfig, doc="When the logs of a day are complete.")
+    late: str = setting(
+        "quarantine",
+        choices=("quarantine", "own_day"),
+        doc="What happens to rows of another day in the files of this one. quarantine: they are set aside as invalid. "
+        "own_day: they are kept for the dataset of their own day.",
+    )
+    late_days: int = setting(
+        3, low=1, high=366, doc="With own_day, rows that are at most this many days late are kept."
+    )
+    mapping_from: str | None = setting(
+        None,
+        doc="The id mappings and fitted transforms of this dataset, a path in the store, are continued; null: they "
+        "start anew. A night sets it to the previous day's dataset.",
+    )
+    max_quarantine_share: float = setting(
+        0.2, low=0.0, high=1.0, doc="The stage fails when more than this share of a day's rows is in quarantine."
+    )
+    checks: ChecksConfig = setting(factory=ChecksConfig, doc="Checks of the finished dataset.")
+    dense_transform: str = setting(
+        "log1p_standardise", choices=TRANSFORMS, doc="Numeric features that set no transform use this one."
+    )
+    sparse_defaults: SparseDefaults = setting(
+        factory=SparseDefaults, doc="What categorical features use where they set nothing themselves."
+    )
+    dense: dict[str, DenseFeature] = setting(factory=dict, doc="The numeric features, by name.")
+    sparse: dict[str, SparseFeature] = setting(factory=dict, doc="The categorical features, by name.")
+    split: SplitConfig = setting(factory=SplitConfig, doc="How rows fall into train and test.")
+    synthetic: SyntheticConfig = setting(factory=SyntheticConfig, doc="What synthetic logs look like.")
+    tables: dict[str, TableFigures] = setting(factory=dict, doc="The tables of format tables, by name.")
+    table_defaults: TableDefaults = setting(
+        factory=TableDefaults, doc="What the tables of format tables use where they set nothing themselves."
+    )
+    dense_features: int = setting(13, low=0, doc="Format tables has this many numeric features.")
 
-    ``day``: YYYY-MM-DD, the day to ingest (a range: A..B; null: all that is there): of files, where ``path`` holds
-    {day} or {day:%Y/%m/%d}, else of rows, by their day. ``late``: what becomes of rows of another day in the files of
-    this one, quarantine | own_day (kept for that day's dataset, within ``late_days``). ``mapping_from``: path in the
-    store of the dataset, usually of the day before, whose id mappings and fitted transforms are carried on.
-    ``max_quarantine_share``: of a day's rows, beyond which the stage fails.
-    """
+    def check(self, path: str) -> None:
+        """The settings of a format must be there, features must have usable names, days must be known."""
+        check_name(f"{path}.name", self.name, "clicks")
+        if self.format == "tables":
+            self._check_tables(path)
+            return
+        if self.format != "synthetic" and not self.path:
+            raise ConfigError(
+                f"{path}.path is not set: no click logs to read", hint=f"{path}.path=<file, directory or glob>"
+            )
+        self._check_features(path)
+        self._check_day(path)
+        self._check_split(path)
 
-    name: str = MISSING
-    format: str = MISSING
-    path: str | None = None
-    separator: str = ","
-    quote: str | None = '"'
-    header: bool = True
-    columns: list[str] = field(default_factory=list)
-    strip: bool = False
-    missing: list[str] = field(default_factory=lambda: [""])
-    label: LabelConfig = field(default_factory=LabelConfig)
-    timestamp: str | None = None
-    day_column: str | None = None
-    day: str | None = None
-    watermark: WatermarkConfig = field(default_factory=WatermarkConfig)
-    late: str = "quarantine"
-    late_days: int = 3
-    mapping_from: str | None = None
-    max_quarantine_share: float = 0.2
-    checks: ChecksConfig = field(default_factory=ChecksConfig)
-    dense_transform: str = "log1p_standardise"
-    sparse_defaults: SparseDefaults = field(default_factory=SparseDefaults)
-    dense: dict[str, DenseFeature] = field(default_factory=dict)
-    sparse: dict[str, SparseFeature] = field(default_factory=dict)
-    split: SplitConfig = field(default_factory=SplitConfig)
-    synthetic: SyntheticConfig = field(default_factory=SyntheticConfig)
-    tables: dict[str, DeclaredTable] = field(default_factory=dict)
-    table_defaults: TableDefaults = field(default_factory=TableDefaults)
-    dense_features: int = 13
+    def _check_tables(self, path: str) -> None:
+        for name in self.tables:
+            if set(name) & set("/."):
+                raise ConfigError(
+                    f"{path}.tables has a table called {name!r}, expected no '/' and no '.' in it",
+                    hint=f"{path}.tables.{re.sub('[/.]', '_', name)} in its place",
+                )
+
+    def _check_features(self, path: str) -> None:
+        if not self.sparse:
+            raise ConfigError(
+                f"{path}.sparse is empty: at least one categorical feature is needed",
+                hint=f"'+{path}.sparse.<column>={{}}'",
+            )
+        if shared := sorted(set(self.dense) & set(self.sparse)):
+            raise ConfigError(
+                f"feature {shared[0]!r} is in {path}.dense and in {path}.sparse, expected one of them",
+                hint=f"~{path}.dense.{shared[0]}",
+            )
+        for name, feature in self.sparse.items():
+            if name in TAKEN_NAMES or "." in name:
+                other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")
+                column = feature.column or name
+                raise ConfigError(
+                    f"a feature of {path}.sparse is called {name!r}, which PyTorch keeps for itself, expected another "
+                    "name",
+                    hint=f"~{path}.sparse.{name} +{path}.sparse.{other}={{column: {column}}}",
+                )
+
+    @property
+    def _has_file_per_day(self) -> bool:
+        return re.search(r"\{day(:[^{}]*)?\}", self.path or "") is not None
+
+    @property
+    def _knows_days(self) -> bool:
+        """Whether the day of a row is known: by its file, by a column, or because it is generated."""
+        return bool(self._has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
+
+    def _check_day(self, path: str) -> None:
+        if self.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", self.day):
+            raise ConfigError(
+                f"{path}.day is {self.day!r}, expected YYYY-MM-DD, or two such days for a range",
+                hint=f"{path}.day=2026-01-31 or {path}.day=2026-01-01..2026-01-31",
+            )
+        if self._has_file_per_day and self.day is None:
+            raise ConfigError(
+                f"{path}.path={self.path} has a file for each day, but {path}.day names none",
+                hint=f"{path}.day=2026-01-31",
+            )
+        if self.day is not None and not self._knows_days:
+            raise ConfigError(
+                f"{path}.day is {self.day}, but neither {path}.path holds {{day}} nor does {path}.day_column or "
+                f"{path}.timestamp name a column that tells a row's day",
+                hint=f"'{path}.path=\"logs/{{day}}/*.tsv\"', or {path}.day_column=<column>",
+            )
+
+    def _check_split(self, path: str) -> None:
+        if self.split.by == "day" and self.day is not None and ".." not in self.day:
+            raise ConfigError(
+                f"{path}.split.by is 'day', but {path}.day={self.day} is one day, which cannot be train and test",
+                hint=f"{path}.split.by=hash, or a range: {path}.day=2026-01-01..2026-01-08",
+            )
+        if self.split.by == "day" and not self._knows_days:
+            raise ConfigError(
+                f"{path}.split.by is 'day', but neither {path}.day_column nor {path}.timestamp names a column",
+                hint=f"{path}.day_column=<column> or {path}.split.by=hash",
+            )
+        if self.split.by == "hours" and self.day is None:
+            raise ConfigError(
+                f"{path}.split.by is 'hours', the last ones of {path}.day, but {path}.day is null",
+                hint=f"{path}.day=2026-01-31, or {path}.split.by=day for the last days of a log",
+            )
+        if self.split.by == "hours" and self.format != "synthetic" and self.timestamp is None:
+            raise ConfigError(
+                f"{path}.split.by is 'hours', but {path}.timestamp names no column that tells a row's hour",
+                hint=f"{path}.timestamp=<column> or {path}.split.by=hash",
+            )

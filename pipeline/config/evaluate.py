@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config.fields import setting
+
 
 @dataclass(kw_only=True)
 class EvaluateConfig:
-    """Evaluation on the held-out rows; ``global_batch`` counts samples over all ranks."""
+    """Evaluation on the held-out rows."""
 
-    global_batch: int = 16_384
+    global_batch: int = setting(16_384, low=1, doc="A step evaluates this many samples over all ranks.")

@@ -1,17 +1,17 @@
 """One setting of the configuration: its default, its bounds or choices, and its sentence of documentation.
 
-``setting`` declares a dataclass field that carries all of them, so that checks, ``nightjar explain`` and
-``docs/configuration.md`` come from one place. Nothing here imports torch.
+``setting`` declares a dataclass field that carries all of them. The checks (``values``), ``nightjar explain`` and
+``docs/configuration.md`` read them from there. Nothing here imports torch.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field
 from typing import Any
 
 METADATA = "setting"
+AUTO = "auto"
 _NOTHING: Any = object()
 
 
@@ -19,9 +19,9 @@ _NOTHING: Any = object()
 class Setting:
     """What is known of a field besides its type and default.
 
-    ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end.
-    ``choices``: the allowed values, as a tuple, or a function that lists them where they are registered elsewhere.
-    ``auto``: the word ``auto`` is allowed beside numbers.
+    ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end. ``choices``:
+    the allowed values (of a list or a dictionary: of its entries), as a tuple, or a function that lists them where
+    they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers.
     """
 
     doc: str
@@ -52,8 +52,7 @@ def setting(
     return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)
 
 
-def setting_of(owner: type, name: str) -> Setting | None:
-    """The ``Setting`` of field ``name`` of dataclass ``owner``; None where the field has none."""
-    found = {each.name: each for each in dataclasses.fields(owner)}[name]
-    known: Setting | None = found.metadata.get(METADATA)
+def setting_of(each: Field[Any]) -> Setting:
+    """The ``Setting`` that dataclass field ``each`` was declared with; KeyError where it was not by ``setting``."""
+    known: Setting = each.metadata[METADATA]
     return known

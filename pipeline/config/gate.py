@@ -2,46 +2,100 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
+
+_SHORTEST_REASON = 5  # characters
 
 
 @dataclass(kw_only=True)
 class GateConfig:
-    """What a model must satisfy to be published; null: not asked.
+    """What a model must satisfy to be published; a limit of null is not asked.
 
-    ``force``: publish in spite of the gate, for this reason, which is recorded. Absolute: ``max_ne``, ``min_auc``,
-    ``max_calibration_error`` (of 1), ``min_coverage`` (share of lookups served by trained rows), ``min_rows``. Where
-    there is no incumbent: ``min_baseline_gain``, the share of the gain 1 - NE of a logistic regression that the model
-    must reach. Beside the incumbent on the same rows: ``max_ne_increase``, the relative rise of NE that must be ruled
-    out, such that a model worse by as much is held with probability ``power``; ``max_psi`` (shift of predictions).
-    Beside the best of the last ``best_of_last`` versions that served (1: only the incumbent): ``max_ne_increase``,
-    beyond doubt. Beside the incumbent when it was published: ``max_ne_drift``, ``max_label_shift`` (of its
-    calibration), ``max_coverage_drop``. ``max_serving_gap``: of NE as served over NE as trained. ``slices``: sparse
-    features, or day, whose ``slice_values`` largest values are judged apart where they have ``slice_min_clicks`` rows
-    of both classes. ``confidence`` of intervals, of ``replicates`` over ``blocks`` of rows; ``max_rows`` are scored.
+    The incumbent is the version that serves.
     """
 
-    force: str | None = None
-    max_ne: float | None = 1.0
-    min_auc: float | None = 0.5
-    max_calibration_error: float | None = 0.1
-    min_baseline_gain: float | None = 0.5
-    max_ne_increase: float | None = 0.002
-    power: float = 0.9
-    best_of_last: int = 7
-    max_psi: float | None = 0.25
-    max_ne_drift: float | None = 0.1
-    max_label_shift: float | None = 0.25
-    min_coverage: float | None = 0.5
-    max_coverage_drop: float | None = 0.1
-    max_serving_gap: float | None = 0.005
-    slices: list[str] = field(default_factory=list)
-    slice_values: int = 10
-    slice_min_clicks: int = 100
-    slice_max_ne_increase: float | None = 0.02
-    slice_max_calibration_error: float | None = 0.25
-    confidence: float = 0.95
-    replicates: int = 400
-    blocks: int = 1000
-    min_rows: int = 1000
-    max_rows: int = 2_000_000
+    force: str | None = setting(
+        None, doc="The model is published in spite of the gate, for this reason, which is recorded; null: it is not."
+    )
+    max_ne: float | None = setting(1.0, low=0.0, doc="NE must not exceed this; 1 is always predicting the base rate.")
+    min_auc: float | None = setting(0.5, low=0.0, high=1.0, doc="AUC must reach this.")
+    max_calibration_error: float | None = setting(
+        0.1, low=0.0, doc="Predicted clicks may differ from the observed ones by this share of them."
+    )
+    min_baseline_gain: float | None = setting(
+        0.5,
+        low=0.0,
+        doc="Without an incumbent, the model must reach this share of the gain, 1 - NE, of a logistic regression on "
+        "the same rows.",
+    )
+    max_ne_increase: float | None = setting(
+        0.002,
+        low=0.0,
+        doc="A rise of NE over the incumbent's on the same rows by this share must be ruled out. NE must not exceed "
+        "by it, beyond doubt, that of the best of the last versions either.",
+    )
+    power: float = setting(
+        0.9, low=0.5, high=0.9999, doc="A model that is worse by `max_ne_increase` is held with this probability."
+    )
+    best_of_last: int = setting(
+        7,
+        low=1,
+        high=1000,
+        doc="The model is compared to the best of this many last serving versions; 1: the incumbent.",
+    )
+    max_psi: float | None = setting(
+        0.25,
+        low=0.0,
+        doc="The population stability index between the predictions of model and incumbent must not exceed this.",
+    )
+    max_ne_drift: float | None = setting(
+        0.1, low=0.0, doc="NE may exceed the incumbent's NE when it was published by this share."
+    )
+    max_label_shift: float | None = setting(
+        0.25,
+        low=0.0,
+        doc="The incumbent's calibration on these rows may differ from that when it was published by this share.",
+    )
+    min_coverage: float | None = setting(
+        0.5, low=0.0, high=1.0, doc="Trained rows must serve this share of the lookups, on average over the features."
+    )
+    max_coverage_drop: float | None = setting(
+        0.1, low=0.0, doc="The coverage of a feature may fall by this much below the incumbent's when it was published."
+    )
+    max_serving_gap: float | None = setting(
+        0.005, low=0.0, doc="NE of the model as served may exceed NE of the model as trained by this share."
+    )
+    slices: list[str] = setting(
+        factory=list, doc="Rows are also judged by the values of these categorical features, or by day."
+    )
+    slice_values: int = setting(
+        10, low=1, high=1000, doc="This many largest values of each are slices; all others together are one more."
+    )
+    slice_min_clicks: int = setting(
+        100, low=1, doc="A slice is judged if it has at least this many rows of both classes."
+    )
+    slice_max_ne_increase: float | None = setting(0.02, low=0.0, doc="As `max_ne_increase`, of a slice.")
+    slice_max_calibration_error: float | None = setting(0.25, low=0.0, doc="As `max_calibration_error`, of a slice.")
+    confidence: float = setting(
+        0.95,
+        low=0.5,
+        high=0.9999,
+        doc="Intervals hold with this confidence; those of the slices hold with it all together.",
+    )
+    replicates: int = setting(400, low=20, high=10_000, doc="The bootstrap draws this many replicates.")
+    blocks: int = setting(1000, low=10, high=100_000, doc="The bootstrap draws among this many blocks of rows.")
+    min_rows: int = setting(1000, low=1, doc="The gate needs at least this many scored rows.")
+    max_rows: int = setting(
+        2_000_000, low=1, doc="The gate scores at most this many rows, evenly spread over the held-out rows."
+    )
+
+    def check(self, path: str) -> None:
+        """Whoever forces the gate gives a reason."""
+        if self.force is not None and len(self.force.strip()) < _SHORTEST_REASON:
+            raise ConfigError(
+                f"{path}.force is {self.force!r}, expected the reason for publishing in spite of the gate, in words",
+                hint=f"{path}.force='the traffic of the new app is known to be different'",
+            )

@@ -2,46 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from omegaconf import MISSING
+
+from pipeline.config.fields import setting
 
 
 @dataclass(kw_only=True)
 class HardwareConfig:
-    """The topology planned for and trained on. Capacities per rank in GiB, bandwidths per rank in GB/s.
+    """The hosts, their memory and their speed. The world size is ``hosts * ranks_per_host``.
 
-    ``device``: cpu | cuda. The world size is ``hosts * ranks_per_host``. ``ssd_read_iops``: random reads of 4 KiB
-    per second and rank at depth 32. ``*_latency_us``: a small collective within a host and between hosts.
-    ``dense_gflop_per_s``: rate of the dense part's products, forward and backward; ``dense_gb_per_s``: of everything
-    else it does, as float32 bytes of its activations. ``lookup_ns``, ``update_ns``: fixed cost of one id in lookup and
-    update, beside its bytes; ``table_overhead_us``: of one table, both together; ``step_overhead_ms``: of a step.
-    ``process_gib``: host memory of a rank's process before training. ``nightjar calibrate`` measures all of these.
-    ``ssd_paths``: directories on local disks for the scratch files of tables on tier ssd, a disk each (none: directory
-    ``scratch`` of a local store); they decide nothing of the plan.
+    ``nightjar calibrate`` measures the bandwidths, rates and costs on this machine.
     """
 
-    name: str = MISSING
-    device: str = "cpu"
-    hosts: int = 1
-    ranks_per_host: int = 1
-    hbm_gib: float = 0.0
-    ddr_gib: float = 8.0
-    ssd_gib: float = 0.0
-    process_gib: float = 0.34375
-    hbm_gb_per_s: float = 0.0
-    ddr_gb_per_s: float = 20.0
-    ssd_gb_per_s: float = 1.0
-    hbm_to_ddr_gb_per_s: float = 0.0
-    intra_host_gb_per_s: float = 2.0
-    inter_host_gb_per_s: float = 1.0
-    ssd_read_iops: float = 50_000.0
-    intra_host_latency_us: float = 200.0
-    inter_host_latency_us: float = 300.0
-    dense_gflop_per_s: float = 300.0
-    dense_gb_per_s: float = 3.0
-    lookup_ns: float = 5.0
-    update_ns: float = 18.0
-    table_overhead_us: float = 20.0
-    step_overhead_ms: float = 4.0
-    ssd_paths: list[str] = field(default_factory=list)
+    name: str = setting(MISSING, doc="The name of this hardware, for messages and reports.")
+    device: str = setting("cpu", choices=("cpu", "cuda"), doc="Ranks train on this kind of device.")
+    hosts: int = setting(1, low=1, doc="The number of hosts.")
+    ranks_per_host: int = setting(1, low=1, doc="The number of ranks on each host; on cuda, of its GPUs.")
+    hbm_gib: float = setting(0.0, low=0.0, doc="The GPU memory of a rank, in GiB; 0: none.")
+    ddr_gib: float = setting(8.0, low=0.0, doc="The host memory of a rank, in GiB.")
+    ssd_gib: float = setting(0.0, low=0.0, doc="The local disk space of a rank for tables on SSD, in GiB; 0: none.")
+    process_gib: float = setting(
+        0.34375, low=0.0, doc="The host memory that a rank's process takes before training starts, in GiB."
+    )
+    hbm_gb_per_s: float = setting(0.0, low=0.0, doc="The bandwidth of a rank's GPU memory, in GB/s.")
+    ddr_gb_per_s: float = setting(20.0, low=0.0, doc="The bandwidth of a rank's host memory, in GB/s.")
+    ssd_gb_per_s: float = setting(1.0, low=0.0, doc="The bandwidth of a rank's local disk, in GB/s.")
+    hbm_to_ddr_gb_per_s: float = setting(
+        0.0, low=0.0, doc="The bandwidth between a rank's GPU memory and its host memory, in GB/s."
+    )
+    intra_host_gb_per_s: float = setting(2.0, low=0.0, doc="The bandwidth of a rank to others of its host, in GB/s.")
+    inter_host_gb_per_s: float = setting(1.0, low=0.0, doc="The bandwidth of a rank to other hosts, in GB/s.")
+    ssd_read_iops: float = setting(
+        50_000.0, low=0.0, doc="The random reads of 4 KiB that a rank's disk serves per second, at depth 32."
+    )
+    intra_host_latency_us: float = setting(
+        200.0, low=0.0, doc="The time of a small collective within a host, in microseconds."
+    )
+    inter_host_latency_us: float = setting(
+        300.0, low=0.0, doc="The time of a small collective between hosts, in microseconds."
+    )
+    dense_gflop_per_s: float = setting(
+        300.0, low=0.0, doc="The rate of the dense part's matrix products, forward and backward, in GFLOP/s."
+    )
+    dense_gb_per_s: float = setting(
+        3.0, low=0.0, doc="The rate of the rest of the dense part, in GB/s of its activations as float32."
+    )
+    lookup_ns: float = setting(
+        5.0, low=0.0, doc="The fixed cost of looking up one id, in nanoseconds; reading its row comes on top."
+    )
+    update_ns: float = setting(
+        18.0, low=0.0, doc="The fixed cost of updating the row of one id, in nanoseconds; moving it comes on top."
+    )
+    table_overhead_us: float = setting(
+        20.0, low=0.0, doc="The fixed cost of a table in a step, lookup and update together, in microseconds."
+    )
+    step_overhead_ms: float = setting(4.0, low=0.0, doc="The fixed cost of a step, in milliseconds.")
+    ssd_paths: list[str] = setting(
+        factory=list,
+        doc="Tables on SSD have their scratch files in these directories, one per local disk; []: in directory "
+        "`scratch` of a local store. The plan does not depend on them.",
+    )

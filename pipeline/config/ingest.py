@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from pipeline.config.fields import setting
 
 
 @dataclass(kw_only=True)
 class RayConfig:
-    """Ray Data, where ``ingest.engine=ray``. ``address``: of a Ray to join; null starts one on this machine."""
+    """Ray Data, used when ``ingest.engine=ray``."""
 
-    address: str | None = None
+    address: str | None = setting(
+        None, doc="The address of the Ray cluster to join; null starts a Ray on this machine."
+    )
 
 
 @dataclass(kw_only=True)
 class IngestConfig:
-    """How ingestion works through the logs (not what comes out of it). ``engine``: local | ray."""
+    """How ingestion works through the logs, not what comes out of it."""
 
-    engine: str = "local"
-    ray: RayConfig = field(default_factory=RayConfig)
-    block_mib: int = 16
-    rows_per_group: int = 65_536
-    groups_per_file: int = 16
-    compression: str = "lz4"
+    engine: str = setting(
+        "local", choices=("local", "ray"), doc="local ingests with threads of this machine, ray with Ray Data."
+    )
+    ray: RayConfig = setting(factory=RayConfig, doc="Settings of engine ray.")
+    block_mib: int = setting(16, low=1, high=4096, doc="Logs are read in blocks of this many MiB.")
+    rows_per_group: int = setting(65_536, low=1, doc="A row group of the Parquet files has this many rows.")
+    groups_per_file: int = setting(16, low=1, doc="A Parquet file has this many row groups.")
+    compression: str = setting(
+        "lz4", choices=("zstd", "lz4", "snappy"), doc="The Parquet files are compressed with this codec."
+    )

@@ -6,14 +6,24 @@ from dataclasses import dataclass
 
 from omegaconf import MISSING
 
+from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
+from pipeline.specs import MODELS
+
+COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
+
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """The ranking model. Each model's own settings are a dataclass derived from this one, beside its spec.
+    """What the settings of all ranking models have in common; each model's own are a class derived from this one."""
 
-    ``name``: of a registered model; ``nightjar doctor`` lists them. ``embedding_dim``: width of every embedding, a
-    multiple of 4.
-    """
+    name: str = setting(MISSING, choices=MODELS.names, doc="This model is trained.")
+    embedding_dim: int = setting(16, low=4, high=4096, doc="Embeddings have this width, a multiple of 4.")
 
-    name: str = MISSING
-    embedding_dim: int = 16
+    def check(self, path: str) -> None:
+        """The width must suit the kernels."""
+        if self.embedding_dim % COLUMN_STEP:
+            raise ConfigError(
+                f"{path}.embedding_dim is {self.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",
+                hint=f"{path}.embedding_dim={COLUMN_STEP * (self.embedding_dim // COLUMN_STEP + 1)}",
+            )

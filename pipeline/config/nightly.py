@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+from pipeline.config.fields import setting
+from pipeline.config.values import check_time_zone
+from pipeline.errors import ConfigError
 
 
 @dataclass(kw_only=True)
 class NightlyConfig:
-    """A night (docs/nightly.md). ``timezone``: of date=yesterday; null: ``schedule.time_zone``.
+    """A night; docs/nightly.md explains it."""
 
-    ``wait_minutes``: for the day's logs to be complete, looked at every ``poll_seconds``. ``catch_up``: so many missed
-    nights are made up for first. ``keep_going``: a night that failed does not stop the later ones. ``reuse_plan``: the
-    incumbent's, where nothing changed. ``lease_seconds``: after which a dead launcher's lock is taken over.
-    ``webhook``: URL to which the verdict is posted.
-    """
+    time_zone: str | None = setting(
+        None, doc="date=yesterday and date=today are days of this time zone; null: of `schedule.time_zone`."
+    )
+    wait_minutes: float = setting(
+        120.0, low=0.0, doc="A night waits this many minutes for the day's logs to be complete, then ends with code 3."
+    )
+    poll_seconds: float = setting(
+        60.0, low=0.01, doc="While it waits, a night looks at the logs every so many seconds."
+    )
+    catch_up: int = setting(0, low=0, high=366, doc="A night first makes up for this many missed ones, oldest first.")
+    keep_going: bool = setting(False, doc="Later nights run although an earlier one failed.")
+    reuse_plan: bool = setting(True, doc="The incumbent's plan is reused if neither tables nor settings changed.")
+    lease_seconds: float = setting(
+        30.0, low=0.1, high=3600.0, doc="Another launcher takes over a night that shows no sign of life for this long."
+    )
+    webhook: str | None = setting(None, doc="The verdict is posted to this URL as JSON; null: to none.")
 
-    timezone: str | None = None
-    wait_minutes: float = 120.0
-    poll_seconds: float = 60.0
-    catch_up: int = 0
-    keep_going: bool = False
-    reuse_plan: bool = True
-    lease_seconds: float = 30.0
-    webhook: str | None = None
+    def check(self, path: str) -> None:
+        """The webhook must be a URL, the time zone must exist."""
+        if self.webhook is not None and not re.match(r"https?://[^/\s]", self.webhook):
+            raise ConfigError(
+                f"{path}.webhook is no http or https URL: nothing could be delivered",
+                hint=f"{path}.webhook=https://<host>/<path>",
+            )
+        check_time_zone(f"{path}.time_zone", self.time_zone)

@@ -2,48 +2,63 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
 
 # Where tables may live, the fastest first.
 TIERS = ("hbm", "hbm_cached", "ddr", "ssd")
+SHARDING_TYPES = ("data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wise", "table_column_wise")
 
 
 @dataclass(kw_only=True)
 class TablePin:
-    """What one table must and must not get. Empty and null: the planner chooses.
+    """What one table must and must not get. Where a setting is empty or null, the planner chooses."""
 
-    ``tier``: hbm | hbm_cached | ddr | ssd. ``sharding``: a type of ``PlanConfig``. ``cache_rows``: rows over all ranks
-    that the faster memory keeps of a table in hbm_cached or ssd. ``avoid``: tiers and sharding types it must not get.
-    """
-
-    tier: str = ""
-    sharding: str = ""
-    cache_rows: int | None = None
-    avoid: list[str] = field(default_factory=list)
+    tier: str = setting("", choices=TIERS, doc="The table lives in this tier of memory.")
+    sharding: str = setting("", choices=SHARDING_TYPES, doc="The table is sharded by this type.")
+    cache_rows: int | None = setting(
+        None, doc="The faster memory keeps this many rows, over all ranks, of a table in hbm_cached or ssd."
+    )
+    avoid: list[str] = setting(
+        factory=list, choices=TIERS + SHARDING_TYPES, doc="The table gets none of these tiers and sharding types."
+    )
 
 
 @dataclass(kw_only=True)
 class PlanConfig:
     """Limits and wishes for the sharding plan.
 
-    ``sharding_types``: the types the planner may choose from, of data_parallel | table_wise | column_wise | row_wise |
-    table_row_wise | table_column_wise. ``*_reserve``: shares of each rank's memory and disk kept free on top of what
-    is estimated for dense part, activations, inputs, communication and staging. ``tables``: wishes by table.
-    ``former``: path in the store of a plan to take over where nothing changed since (set by the nightly run).
+    A reserve is kept free on top of what the dense part, activations, inputs, communication and staging need.
     """
 
-    sharding_types: list[str] = field(
-        default_factory=lambda: [
+    sharding_types: list[str] = setting(
+        factory=lambda: [
             "data_parallel",
             "table_wise",
             "row_wise",
             "column_wise",
             "table_row_wise",
             "table_column_wise",
-        ]
+        ],
+        choices=SHARDING_TYPES,
+        doc="The planner chooses among these sharding types.",
     )
-    hbm_reserve: float = 0.1
-    ddr_reserve: float = 0.1
-    ssd_reserve: float = 0.05
-    tables: dict[str, TablePin] = field(default_factory=dict)
-    former: str | None = None
+    hbm_reserve: float = setting(0.1, low=0.0, high=0.95, doc="This share of each rank's GPU memory is kept free.")
+    ddr_reserve: float = setting(0.1, low=0.0, high=0.95, doc="This share of each rank's host memory is kept free.")
+    ssd_reserve: float = setting(0.05, low=0.0, high=0.95, doc="This share of each rank's disk space is kept free.")
+    tables: dict[str, TablePin] = setting(factory=dict, doc="Wishes for single tables, by name.")
+    former: str | None = setting(
+        None,
+        doc="This plan, a path in the store, is reused if nothing it depends on changed; null: none is. A night sets "
+        "it to the serving model's plan.",
+    )
+
+    def check(self, path: str) -> None:
+        """The planner needs a sharding type to choose."""
+        if not self.sharding_types:
+            raise ConfigError(
+                f"{path}.sharding_types is empty, expected some of: {', '.join(SHARDING_TYPES)}",
+                hint=f"{path}.sharding_types=[table_wise,row_wise]",
+            )

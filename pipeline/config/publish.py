@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.config.fields import setting
+from pipeline.config.values import check_name
+
 
 @dataclass(kw_only=True)
 class PublishConfig:
-    """What is published. ``model``: name under ``<store>/models`` (null: the data's name).
+    """What is published."""
 
-    ``quantise``: of the tables' rows, 8 | 4 | fp16 | fp32; ``cache_mib``: memory for rows of tables while the gate
-    scores a version.
-    """
+    model: str | None = setting(None, doc="The model has this name under `<store>/models`; null: `data.name`.")
+    quantise: str = setting(
+        "8", choices=("8", "4", "fp16", "fp32"), doc="Rows of tables are published with this many bits, or as a float."
+    )
+    cache_mib: float = setting(
+        1024.0, low=0.0, doc="The gate keeps rows of tables in this many MiB while it scores a version."
+    )
 
-    model: str | None = None
-    quantise: str = "8"
-    cache_mib: float = 1024.0
+    def check(self, path: str) -> None:
+        """The name must be a directory's."""
+        if self.model is not None:
+            check_name(f"{path}.model", self.model, "clicks")

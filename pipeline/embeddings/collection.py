@@ -8,16 +8,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.optim import _apply_optimizer_in_backward
-from torch.optim import SGD
 from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.records import DatasetSchema
-
-ADAGRAD_EPS = 1e-8
 
 
 def build_collection(
@@ -41,21 +36,6 @@ def build_collection(
     return EmbeddingBagCollection(
         tables=tables, device=device, is_weighted=any_weighted if weighted is None else weighted
     )
-
-
-def apply_fused_optimizer(collection: EmbeddingBagCollection, lr: float, optimizer: str = "rowwise_adagrad") -> None:
-    """Give every table ``rowwise_adagrad`` or ``sgd`` at rate ``lr``, fused into the backward pass once sharded.
-
-    No others: TorchRec's CPU kernels have no Adam, and silently ignore weight decay and max_norm.
-    """
-    kinds = {"rowwise_adagrad": (RowWiseAdagrad, {"lr": lr, "eps": ADAGRAD_EPS}), "sgd": (SGD, {"lr": lr})}
-    kind, settings = kinds[optimizer]
-    _apply_optimizer_in_backward(kind, collection.parameters(), optimizer_kwargs=settings)
-
-
-def has_state(parameter: Any) -> bool:
-    """Whether the optimizer that ``apply_fused_optimizer`` gave a table's ``parameter`` keeps sums of its gradients."""
-    return parameter._optimizer_classes[0] is not SGD
 
 
 class _Reorder(torch.autograd.Function):

@@ -1,60 +1,80 @@
-"""The optimizer of the tables TorchRec cannot fuse it into, and the learning rate of all tables."""
+"""How tables learn: their optimizer in fused kernels and over replicas, its state, and the learning rate of both."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.collection import ADAGRAD_EPS
-from pipeline.embeddings.tables import ADAGRAD_SUM, kernels
+from pipeline.embeddings.tables import Kernel, kernels
+from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
 
 
-class DenseTableAdagrad(torch.optim.Optimizer):
-    """Row-wise Adagrad over the data-parallel tables, the same formula as FBGEMM's fused one.
+def fuse_optimizer(collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
+    """Let every table of ``collection`` learn by ``optimizer`` inside the backward pass, once it is sharded.
 
-    sum += mean(g^2) per row; row -= lr * g / (sqrt(sum) + eps). Data-parallel tables are ordinary
-    parameters to TorchRec: their gradient is dense and averaged over the ranks, so ``step`` costs
-    O(rows * dim) and must be called after each backward pass. The sums lie on the kernel, where
-    ``RowAccess`` reads them; ``state_dict`` holds none.
+    Its rate is 0 until ``set_sparse_lr``.
+    """
+    kind, settings = optimizer.fused()
+    _apply_optimizer_in_backward(kind, collection.parameters(), optimizer_kwargs={"lr": 0.0, **settings})
+
+
+class ReplicaOptimizer(torch.optim.Optimizer):
+    """``optimizer`` over the data-parallel tables of ``modules``, by the same formula as in a fused kernel.
+
+    Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
+    ``step`` costs O(rows * dim) and must be called after each backward pass. The state lies on the kernel, where
+    ``kernel_states`` finds it; ``state_dict`` holds none.
     """
 
-    def __init__(self, modules: list[Any], lr: float) -> None:
-        self._parts: list[tuple[Tensor, Tensor]] = []
+    def __init__(self, modules: Sequence[Any], optimizer: TableOptimizer) -> None:
+        self._optimizer = optimizer
+        self._parts: list[tuple[Tensor, int, dict[str, Tensor]]] = []
         for module in modules:
             dims = {dim for _, dim in module.embedding_specs}
             if len(dims) != 1:
                 raise ValueError(f"tables of one kernel have widths {sorted(dims)}, expected one width")
             rows = sum(rows for rows, _ in module.embedding_specs)
-            setattr(module, ADAGRAD_SUM, torch.zeros(rows, device=module.weights.device))
-            self._parts.append((module.weights, getattr(module, ADAGRAD_SUM)))
-        super().__init__([weights for weights, _ in self._parts], {"lr": lr, "eps": ADAGRAD_EPS})
+            module.table_state = {
+                column.name: torch.zeros((rows, *dims) if column.per_value else rows, device=module.weights.device)
+                for column in optimizer.columns
+            }
+            self._parts.append((module.weights, rows, module.table_state))
+        super().__init__([weights for weights, _, _ in self._parts], {"lr": 0.0})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients of the last backward pass."""
-        lr, eps = self.param_groups[0]["lr"], self.param_groups[0]["eps"]
-        for weights, sums in self._parts:
+        lr = self.param_groups[0]["lr"]
+        for weights, rows, state in self._parts:
             if weights.grad is not None:
-                grad = weights.grad.view(len(sums), -1)
-                sums.add_(grad.square().mean(dim=1))
-                scale = sums.sqrt().add_(eps).reciprocal_().mul_(lr)
-                weights.view_as(grad).addcmul_(grad, scale[:, None], value=-1.0)
+                self._optimizer.update(weights.view(rows, -1), weights.grad.view(rows, -1), state, lr)
 
 
-def make_dense_optimizer(modules: list[Any], lr: float, *, adagrad: bool) -> torch.optim.Optimizer:
-    """Row-wise Adagrad or SGD for the data-parallel tables of ``modules``."""
-    return DenseTableAdagrad(modules, lr) if adagrad else torch.optim.SGD([m.weights for m in modules], lr=lr)
-
-
-def dense_table_optimizer(dmp: DistributedModelParallel) -> torch.optim.Optimizer | None:
+def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
     """The optimizer of the data-parallel tables that ``shard_model`` made; None where there are none.
 
     The training loop calls its ``zero_grad`` and ``step`` beside those of the dense part.
     """
-    return getattr(dmp, "dense_tables", None)
+    found: ReplicaOptimizer | None = getattr(dmp, "replicas", None)
+    return found
+
+
+def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[dict[str, Tensor]]:
+    """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim]."""
+    names = [column.name for column in columns]
+    if not names:
+        return [{} for _ in kernel.tables]
+    if kernel.fused:
+        return [dict(zip(names, each, strict=True)) for each in kernel.module.split_optimizer_states()]
+    rows = [rows for rows, _ in kernel.module.embedding_specs]
+    parts = zip(*(kernel.module.table_state[name].split(rows) for name in names), strict=True)
+    return [dict(zip(names, each, strict=True)) for each in parts]
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:
@@ -68,6 +88,6 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:
     for kernel in kernels(dmp):
         if kernel.fused:
             kernel.module.set_learning_rate(lr)
-    dense = dense_table_optimizer(dmp)
-    if dense is not None:
-        dense.param_groups[0]["lr"] = lr
+    replicas = replica_optimizer(dmp)
+    if replicas is not None:
+        replicas.param_groups[0]["lr"] = lr

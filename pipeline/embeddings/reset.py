@@ -25,5 +25,5 @@ def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> No
             part = own[start : start + _AT_ONCE].astype(np.int64)
             values = rows_at(seed, spec, part)[:, shard.column : shard.column + shard.columns]
             places = torch.from_numpy(part - shard.row).to(shard.device)
-            zeros = {name: torch.zeros(len(part), device=shard.device) for name in shard.state_names}
+            zeros = {name: torch.zeros(s, device=shard.device) for name, s in shard.state_shapes(len(part)).items()}
             shard.put(places, torch.from_numpy(np.ascontiguousarray(values)).to(shard.device), zeros)

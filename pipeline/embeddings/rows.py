@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.embeddings.shards import DiskShard, LocalShard
-from pipeline.embeddings.tables import ADAGRAD_SUM, Kernel, TableSpec, kernels, sharded_collections, table_group
+from pipeline.embeddings.learning import kernel_states
+from pipeline.embeddings.shards import DiskShard, LocalShard, columns_of
+from pipeline.embeddings.tables import Kernel, TableSpec, kernels, sharded_collections, table_group
+from pipeline.specs.table_optimizer import TableOptimizer
 
 if TYPE_CHECKING:
     from pipeline.embeddings.ssd.store import SsdStore
@@ -25,7 +27,9 @@ INIT_BLOCK_ROWS = 8192
 
 @dataclass(frozen=True)
 class RowValues:
-    """Copies of some rows: columns [column, column + columns) as ``weight`` [n, columns], ``state`` by name [n]."""
+    """Copies of some rows: columns [column, column + columns) as ``weight`` [n, columns], ``state`` by name [n] or
+    [n, columns].
+    """
 
     column: int
     columns: int
@@ -62,11 +66,12 @@ def block_key(seed: int, table: TableSpec, block: int) -> bytes:
 class RowAccess:
     """The rows of a sharded model on this rank, of any tier. ``tables``: all of the model's, wherever they lie.
 
-    Where only some ranks hold a table, ``tables`` is given; else it is read from the collections.
+    ``optimizer``: theirs. ``tables`` is given where only some ranks hold a table; else the collections tell it.
     """
 
     def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
         self._dmp = dmp
+        self.optimizer: TableOptimizer = cast(Any, dmp).table_optimizer
         self._ssd: SsdStore | None = getattr(dmp, "ssd", None)
         configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
         specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs]
@@ -85,25 +90,20 @@ class RowAccess:
         if kernel.fused:
             kernel.module.flush()
             kernel.module.reset_cache_states()
-            states = kernel.module.split_optimizer_states()
-            sums = [states[0] for states in states] if states else [None] * len(kernel.tables)
-        elif hasattr(kernel.module, ADAGRAD_SUM):
-            sums = list(getattr(kernel.module, ADAGRAD_SUM).split([rows for rows, _ in kernel.module.embedding_specs]))
-        else:
-            sums = [None] * len(kernel.tables)
+        states = kernel_states(kernel, self.optimizer.columns)
         order = {name: i for i, name in enumerate(self.tables)}
         group = table_group(self._dmp)
         rank, world = dist.get_rank(group), dist.get_world_size(group)
         shards: list[LocalShard] = []
-        for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), sums, strict=True):
+        for table, weight, state in zip(kernel.tables, kernel.module.split_embedding_weights(), states, strict=True):
             place = table.local_metadata
             row, column = place.shard_offsets if place is not None else (0, 0)
             owner = place is not None or order[table.name] % world == rank
             rows, columns = weight.shape
             if self._ssd is not None and table.name in self._ssd.tables:
-                shards.append(DiskShard(self._ssd, table.name, owner, [] if state is None else [ADAGRAD_SUM]))
+                shards.append(DiskShard(self._ssd, table.name, owner, list(state)))
             elif rows:
-                parts = {} if state is None else {ADAGRAD_SUM: state.detach()}
+                parts = {name: values.detach() for name, values in state.items()}
                 shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
         return shards
 
@@ -141,7 +141,7 @@ class RowAccess:
         found = []
         for shard, places in self._holding(table, rows):
             weight = torch.empty(len(rows), shard.columns, device=shard.device)
-            state = {name: torch.empty(len(rows), device=shard.device) for name in shard.state_names}
+            state = {name: torch.empty(s, device=shard.device) for name, s in shard.state_shapes(len(rows)).items()}
             shard.copy(places.to(shard.device), weight, state)
             found.append(RowValues(shard.column, shard.columns, weight, state))
         return found
@@ -159,5 +159,5 @@ class RowAccess:
             if not given:
                 raise ValueError(f"columns {shard.column} to {end - 1} of table {table!r} are not given")
             part = given[0]
-            cut = part.weight[:, shard.column - part.column : end - part.column]
-            shard.put(places.to(shard.device), cut, part.state)
+            cut = slice(shard.column - part.column, end - part.column)
+            shard.put(places.to(shard.device), part.weight[:, cut], columns_of(part.state, cut))

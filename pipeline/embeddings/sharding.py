@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,13 +25,13 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.collection import has_state
-from pipeline.embeddings.learning import make_dense_optimizer
+from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import PlanError
 from pipeline.records import Plan, TablePlan
+from pipeline.specs.table_optimizer import TableOptimizer
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true makes the plan again"
@@ -92,6 +91,16 @@ def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
     if plan.device != "cpu" and not table.cache_rows:
         raise PlanError(
             f"table {name!r} on tier ssd has cache_rows 0 on {plan.device}, expected at least the rows of a batch",
+            hint=_REPLAN,
+        )
+
+
+def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
+    on_ssd = ssd_tables(plan)
+    if on_ssd and not optimizer.fits_ssd:
+        raise PlanError(
+            f"tables {', '.join(map(repr, on_ssd))} are on tier ssd, whose rows have no room for the state of table "
+            f"optimizer {optimizer.name}",
             hint=_REPLAN,
         )
 
@@ -167,24 +176,26 @@ def shard_model(
     plan: Plan,
     module_path: str,
     device: torch.device,
+    optimizer: TableOptimizer,
     among: TableRanks | None = None,
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
 ) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
 
+    ``optimizer``: of all tables; its rate is 0 until ``set_sparse_lr``.
     ``among``: the ranks the collection's tables lie on, where ``plan`` holds these tables alone; ``codecs``: by
     TorchRec's name of a collective, what makes its embeddings smaller on their way.
-    Call ``apply_fused_optimizer`` on the collection before. TorchRec fills the shards anew on CPU:
-    call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one rank DDP is left out.
+    TorchRec fills the shards anew on CPU: call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one
+    rank DDP is left out.
     ``ssd``: the files of the plan's tables on tier ssd; must stay open as long as the model.
     PlanError where plan, model and world do not match.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
-    first: Any = next(collection.parameters())
-    lr, adagrad = float(first._optimizer_kwargs[0]["lr"]), has_state(first)
+    _check_optimizer(plan, optimizer)
+    fuse_optimizer(collection, optimizer)
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
         # A net under the reader's check of row numbers: the kernels' default answers a wrong row number with row 0.
@@ -192,7 +203,7 @@ def shard_model(
         qcomm_codecs_registry=codecs,
     )
     if ssd is not None:
-        ssd.give(collection)
+        ssd.give(collection, optimizer)
     with kernels_on_ssd() if ssd is not None else nullcontext():
         dmp = DistributedModelParallel(
             module=model,
@@ -206,8 +217,9 @@ def shard_model(
     if ssd is not None:
         dmp.ssd = ssd
         ssd.attach(dmp)
-    dense = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
-    dmp.dense_tables = make_dense_optimizer(dense, lr, adagrad=adagrad) if dense else None
+    dmp.table_optimizer = optimizer
+    replicas = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
+    dmp.replicas = ReplicaOptimizer(replicas, optimizer) if replicas else None
     return dmp
 
 

@@ -23,9 +23,9 @@ Places = slice | Tensor
 class LocalShard:
     """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
 
-    ``weight`` [rows, columns] and ``state`` (``adagrad_sum`` [rows]) are float32 views of the live
-    storage. ``owner``: false on all ranks but one that hold a data-parallel replica. ``Places`` are row numbers
-    relative to the shard.
+    ``weight`` [rows, columns] and ``state``, by name [rows] or [rows, columns], are float32 views of the live storage.
+    ``owner``: false on all ranks but one that hold a data-parallel replica. ``Places`` are row numbers relative to the
+    shard.
     """
 
     table: str
@@ -38,7 +38,7 @@ class LocalShard:
     state: dict[str, Tensor]
 
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
-        """Copy the rows at ``places`` into ``weight`` [n, columns] and ``state`` by name [n]."""
+        """Copy the rows at ``places`` into ``weight`` [n, columns] and ``state`` by name [n] or [n, columns]."""
         _copy(self.weight, places, weight)
         for name, into in state.items():
             _copy(self.state[name], places, into)
@@ -55,27 +55,35 @@ class LocalShard:
     ) -> None:
         """Overwrite columns from ``column`` on of the rows at ``places``, each once, and the states that are given.
 
-        ``add``: add to the states instead.
+        ``add``: add to the states of rows instead; those of values belong to their columns.
         """
-        self.weight[places, column : column + weight.shape[1]] = weight.to(self.weight)
+        part = slice(column, column + weight.shape[1])
+        self.weight[places, part] = weight.to(self.weight)
         for name, values in state.items():
             kept = self.state[name]
-            kept[places] = kept[places] + values.to(kept) if add else values.to(kept)
+            if values.dim() > 1:
+                kept[places, part] = values.to(kept)
+            else:
+                kept[places] = kept[places] + values.to(kept) if add else values.to(kept)
 
     @property
     def device(self) -> torch.device:
         """Where the rows are when they are looked up."""
         return self.weight.device
 
-    @property
-    def state_names(self) -> list[str]:
-        """Names of the states; each is one value a row."""
-        return list(self.state)
+    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the states of so many rows by name: (rows,) or (rows, columns)."""
+        return {name: (rows, *values.shape[1:]) for name, values in self.state.items()}
 
     def zero_state(self) -> None:
         """Set the optimizer state of all rows to zero."""
         for state in self.state.values():
             state.zero_()
+
+
+def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
+    """``state`` by name, [n] or [n, k], of some ``columns`` alone: what belongs to a whole row stays."""
+    return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
 
 
 def _copy(source: Tensor, places: Places, into: Tensor) -> None:
@@ -124,7 +132,7 @@ class DiskShard(LocalShard):
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
         """As of any shard; rows that are not given whole are read before."""
-        whole = weight.shape[1] == self.columns and not add and set(state) == set(self.state_names)
+        whole = weight.shape[1] == self.columns and not add and set(state) == set(self._states)
         records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
         records[:, column : column + weight.shape[1]] = weight
         for values in state.values():
@@ -144,10 +152,9 @@ class DiskShard(LocalShard):
         """As of any shard."""
         return torch.device("cpu")
 
-    @property
-    def state_names(self) -> list[str]:
-        """As of any shard."""
-        return self._states
+    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
+        """As of any shard; none of values."""
+        return dict.fromkeys(self._states, (rows,))
 
     def zero_state(self) -> None:
         """Set the optimizer state of all rows to zero."""

@@ -12,8 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-ADAGRAD_SUM = "adagrad_sum"
-
 
 @dataclass(frozen=True)
 class TableSpec:
@@ -28,7 +26,7 @@ class TableSpec:
 class Kernel:
     """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
 
-    ``fused``: the kernel itself applies the optimizer in the backward pass; else ``DenseTableAdagrad`` does.
+    ``fused``: the kernel itself applies the optimizer in the backward pass; else ``ReplicaOptimizer`` does.
     """
 
     module: Any
@@ -65,7 +63,7 @@ def dense_parameters(dmp: DistributedModelParallel) -> dict[str, nn.Parameter]:
 
 
 def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:
-    """The flat storage of the data-parallel tables (what ``DenseTableAdagrad`` trains), by the tables' names joined."""
+    """The flat storage of the data-parallel tables (what ``ReplicaOptimizer`` trains), by the tables' names joined."""
     return {
         "/".join(table.name for table in kernel.tables): kernel.module.weights
         for kernel in kernels(dmp)

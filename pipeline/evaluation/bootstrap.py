@@ -14,23 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.metrics import ByClass, sigmoid
+from pipeline.records import Interval
 
 FIGURES = ("ne", "auc", "calibration")
 # Columns of a block's sums.
 SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A figure of all rows and the ends of its confidence interval."""
-
-    point: float
-    low: float
-    high: float
-
-    def to_json(self) -> list[float]:
-        """[point, low, high]."""
-        return [self.point, self.low, self.high]
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,12 @@
-"""The answer to one question of the gate, and the words that answers share."""
+"""Questions that the gate asks more than once, and the words that answers share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+
+from pipeline.records import Check, Figures, Interval
 
 WHEN = "when it was published"
-
-
-@dataclass(frozen=True)
-class Check:
-    """The answer to one question: ``words`` say it with its numbers, ``setting`` decides it.
-
-    ``warned``: it passed, but a person should read it.
-    """
-
-    name: str
-    setting: str
-    passed: bool
-    words: str
-    warned: bool = False
 
 
 def above(name: str, setting: str, value: float, limit: float | None, what: str) -> Iterator[Check]:
@@ -31,11 +17,11 @@ def above(name: str, setting: str, value: float, limit: float | None, what: str)
         yield Check(name, f"gate.{setting}", passed, words)
 
 
-def calibration(name: str, setting: str, figures: Mapping[str, Any], limit: float | None, what: str) -> Iterator[Check]:
+def calibration(name: str, setting: str, figures: Figures, limit: float | None, what: str) -> Iterator[Check]:
     """Whether calibration may be within ``limit`` of 1: its interval must reach that far."""
     if limit is None:
         return
-    point, low, high = figures["calibration"]
+    point, low, high = figures.calibration
     passed = low <= 1 + limit and high >= 1 - limit
     words = (
         f"{what} is {point:.4f} [{low:.4f}, {high:.4f}]: predicted clicks are {abs(point - 1):.1%} "
@@ -52,13 +38,12 @@ def place(value: float, limit: float, passed: bool) -> str:
     return "by chance perhaps beyond" if passed else "beyond"
 
 
-def not_worse(change: list[float], limit: float) -> bool:
+def not_worse(change: Interval, limit: float) -> bool:
     """Whether a rise of NE lies within ``limit``, or may be chance: its interval reaches zero."""
-    point, low, _ = change
-    return point <= limit or low <= 0
+    return change.point <= limit or change.low <= 0
 
 
-def percent(interval: list[float]) -> str:
-    """An interval [point, low, high] of a share, as ``+0.10% [-0.20%, +0.40%]``."""
+def percent(interval: Interval) -> str:
+    """An interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
     point, low, high = interval
     return f"{point:+.2%} [{low:+.2%}, {high:+.2%}]"

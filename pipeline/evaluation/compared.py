@@ -1,9 +1,9 @@
-"""What the gate looks at: figures of candidate and incumbent on the same rows, overall and by slice, as plain data."""
+"""What the gate looks at: figures of candidate and incumbent on the same rows, overall and by slice, as a record."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,17 @@ from pipeline.evaluation.shift import (
     histogram,
     kolmogorov_smirnov,
     population_stability,
+)
+from pipeline.records import (
+    Beside,
+    Best,
+    Figures,
+    Former,
+    GateRecord,
+    ModelFigures,
+    Serving,
+    Shift,
+    Slice,
 )
 
 OTHERS = "all others"
@@ -59,29 +70,23 @@ class Scored:
     slices: Mapping[str, SliceColumn] = field(default_factory=dict)
 
 
-def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> dict[str, Any]:
-    """The figures of ``gate.json``; intervals are [point, low, high].
+def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
+    """The figures of ``gate.json``, without a verdict.
 
     Where a logit of the candidate is not finite there are no figures, only how many are not. Raises DataError for
     labels that allow none.
     """
     clicked = check_labels(scored.labels)
-    record: dict[str, Any] = {
-        "rows": len(clicked), "clicks": int(clicked.sum()), "click_rate": float(clicked.mean()),
-        "confidence": settings.confidence,
-        "predictions_not_finite": {
-            name: int((~np.isfinite(values)).sum()) for name, values in _models(scored).items()
-        },
-    }  # fmt: skip
-    if any(record["predictions_not_finite"].values()):
-        return record
+    bare = GateRecord(
+        rows=len(clicked), clicks=int(clicked.sum()), click_rate=float(clicked.mean()), confidence=settings.confidence,
+        predictions_not_finite={n: int((~np.isfinite(values)).sum()) for n, values in _models(scored).items()},
+    )  # fmt: skip
+    if any(bare.predictions_not_finite.values()):
+        return bare
     weights = poisson_weights(settings.replicates, min(settings.blocks, len(clicked)), seed)
-    record |= _figures(scored, clicked, weights, settings)
-    slices = list(_slices(scored, settings))
-    record["slices"] = [
-        entry | _slice_figures(scored, clicked, rows, weights, settings, len(slices)) for entry, rows in slices
-    ]
-    return record
+    groups = list(_groups(scored, settings))
+    slices = tuple(_slice(scored, clicked, group, weights, settings, len(groups)) for group in groups)
+    return replace(bare, **_figures(scored, clicked, weights, settings), slices=slices)
 
 
 def _models(scored: Scored) -> dict[str, Floats]:
@@ -92,32 +97,53 @@ def _models(scored: Scored) -> dict[str, Floats]:
 def _figures(
     scored: Scored, clicked: NDArray[np.bool_], weights: NDArray[np.float64], settings: GateConfig
 ) -> dict[str, Any]:
-    models, record = _models(scored), dict[str, Any]()
-    record["reliability"] = {name: reliability(scored.labels, logits) for name, logits in models.items()}
+    """The fields of the record that are figures of all rows."""
+    models = _models(scored)
     drawn = _resampled(models, clicked, weights)
-    for name, figures in drawn.items():
-        record[name] = {figure: figures[figure].interval(settings.confidence).to_json() for figure in FIGURES}
-        curve = reliability(scored.labels, models[name], bins=10)
-        record[name]["calibration_by_prediction"] = calibration_by_prediction(curve)
-        record[name]["calibration_by_prediction_error"] = calibration_by_prediction_error(curve)
-    if scored.incumbent is not None:
-        record["change"] = _change(drawn, settings.confidence)
-        record["shift"] = {
-            "psi": population_stability(scored.incumbent, scored.candidate),
-            "ks": kolmogorov_smirnov(scored.incumbent, scored.candidate),
-        }
-    for name, logits in (("best", scored.best), ("baseline", scored.baseline)):
-        if logits is not None:
-            record[name] = _beside(drawn["candidate"]["ne"], logits, clicked, weights, settings)
-    record["histogram"] = histogram(models)
-    if scored.trained is not None:
-        ne = evaluate(scored.labels, scored.trained)["ne"]
-        record["serving"] = {
-            "trained_ne": ne, "gap": record["candidate"]["ne"][0] / ne - 1,
-            "largest_difference": float(np.abs(sigmoid(scored.trained) - sigmoid(scored.candidate)).max()),
-            "ulps": units_in_the_last_place(scored.trained, scored.candidate),
-        }  # fmt: skip
-    return record
+    ours = _model_figures(scored.labels, scored.candidate, drawn["candidate"], settings.confidence)
+    beside = _beside_incumbent(scored, drawn, settings) if scored.incumbent is not None else {}
+    others = {
+        name: kind(**_beside(drawn["candidate"]["ne"], logits, clicked, weights, settings))
+        for name, logits, kind in (("best", scored.best, Best), ("baseline", scored.baseline, Beside))
+        if logits is not None
+    }
+    return {
+        "reliability": {name: reliability(scored.labels, logits) for name, logits in models.items()},
+        "candidate": ours, "histogram": histogram(models), "serving": _serving(scored, ours.ne.point),
+        **beside, **others,
+    }  # fmt: skip
+
+
+def _model_figures(labels: Floats, logits: Floats, drawn: Mapping[str, Resampled], confidence: float) -> ModelFigures:
+    curve = reliability(labels, logits, bins=10)
+    return ModelFigures(
+        **{name: drawn[name].interval(confidence) for name in FIGURES},
+        calibration_by_prediction=calibration_by_prediction(curve),
+        calibration_by_prediction_error=calibration_by_prediction_error(curve),
+    )
+
+
+def _beside_incumbent(
+    scored: Scored, drawn: Mapping[str, dict[str, Resampled]], settings: GateConfig
+) -> dict[str, Any]:
+    assert scored.incumbent is not None
+    psi = population_stability(scored.incumbent, scored.candidate)
+    return {
+        "incumbent": _model_figures(scored.labels, scored.incumbent, drawn["incumbent"], settings.confidence),
+        "change": _change(drawn, settings.confidence),
+        "shift": Shift(psi=psi, ks=kolmogorov_smirnov(scored.incumbent, scored.candidate)),
+    }
+
+
+def _serving(scored: Scored, served_ne: float) -> Serving | None:
+    if scored.trained is None:
+        return None
+    ne = evaluate(scored.labels, scored.trained)["ne"]
+    return Serving(
+        trained_ne=ne, gap=served_ne / ne - 1,
+        largest_difference=float(np.abs(sigmoid(scored.trained) - sigmoid(scored.candidate)).max()),
+        ulps=units_in_the_last_place(scored.trained, scored.candidate),
+    )  # fmt: skip
 
 
 def units_in_the_last_place(trained: Floats, served: Floats) -> float:
@@ -140,28 +166,27 @@ def _beside(
     if bad := int((~np.isfinite(logits)).sum()):
         return {"predictions_not_finite": bad}
     theirs = _resampled({"other": logits}, clicked, weights)["other"]["ne"]
-    confidence = settings.confidence
     gain = Resampled((1 - ours.point) / (1 - theirs.point), (1 - ours.replicates) / (1 - theirs.replicates))
     asked = settings.min_baseline_gain or 0.0
     spare = Resampled(
         (1 - ours.point) - asked * (1 - theirs.point), (1 - ours.replicates) - asked * (1 - theirs.replicates)
     )
-    found = {"ne": theirs, "change": ratio(ours, theirs), "gain": gain, "spare": spare}
-    return {name: each.interval(confidence).to_json() for name, each in found.items()}
+    drawn = {"ne": theirs, "change": ratio(ours, theirs), "gain": gain, "spare": spare}
+    return {name: each.interval(settings.confidence) for name, each in drawn.items()}
 
 
-def former_figures(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def former_figures(record: GateRecord) -> Former | None:
     """What a version's own gate record says of it, with standard errors; None where it has no figures."""
-    if "candidate" not in record:
+    own, confidence = record.candidate, record.confidence
+    if own is None:
         return None
-    own, confidence = record["candidate"], record["confidence"]
-    return {
-        "ne": own["ne"][0], "ne_error": error_of(own["ne"], confidence),
-        "calibration": own["calibration"][0], "calibration_error": error_of(own["calibration"], confidence),
-        "calibration_by_prediction": own["calibration_by_prediction"],
-        "calibration_by_prediction_error": own.get("calibration_by_prediction_error", 0.0),
-        "click_rate": record["click_rate"], "coverage": record.get("coverage", {}),
-    }  # fmt: skip
+    return Former(
+        ne=own.ne.point, ne_error=error_of(own.ne, confidence),
+        calibration=own.calibration.point, calibration_error=error_of(own.calibration, confidence),
+        calibration_by_prediction=own.calibration_by_prediction,
+        calibration_by_prediction_error=own.calibration_by_prediction_error,
+        click_rate=record.click_rate, coverage=record.coverage,
+    )  # fmt: skip
 
 
 def _resampled(
@@ -177,17 +202,27 @@ def _resampled(
     }
 
 
-def _change(drawn: Mapping[str, dict[str, Resampled]], confidence: float, tests: int = 1) -> dict[str, list[float]]:
+def _change(drawn: Mapping[str, dict[str, Resampled]], confidence: float, tests: int = 1) -> Figures:
     """From incumbent to candidate: NE as a share, AUC and calibration as differences."""
     ours, theirs = drawn["candidate"], drawn["incumbent"]
-    return {
-        "ne": ratio(ours["ne"], theirs["ne"]).interval(confidence, tests).to_json(),
-        "auc": difference(ours["auc"], theirs["auc"]).interval(confidence, tests).to_json(),
-        "calibration": difference(ours["calibration"], theirs["calibration"]).interval(confidence, tests).to_json(),
-    }
+    return Figures(
+        ne=ratio(ours["ne"], theirs["ne"]).interval(confidence, tests),
+        auc=difference(ours["auc"], theirs["auc"]).interval(confidence, tests),
+        calibration=difference(ours["calibration"], theirs["calibration"]).interval(confidence, tests),
+    )
 
 
-def _slices(scored: Scored, settings: GateConfig) -> Iterator[tuple[dict[str, Any], NDArray[np.int64]]]:
+@dataclass(frozen=True)
+class _Group:
+    """The ``rows`` of one slice."""
+
+    column: str
+    value: str
+    rows: NDArray[np.int64]
+    clicks: int
+
+
+def _groups(scored: Scored, settings: GateConfig) -> Iterator[_Group]:
     """The largest values of every sliced column, the rest together; only what has enough rows of both classes."""
     for name, column in scored.slices.items():
         values, counts = np.unique(column.codes, return_counts=True)
@@ -198,17 +233,24 @@ def _slices(scored: Scored, settings: GateConfig) -> Iterator[tuple[dict[str, An
         for value, rows in groups:
             clicks = int((scored.labels[rows] == 1).sum())
             if min(clicks, len(rows) - clicks) >= settings.slice_min_clicks:
-                yield {"slice": name, "value": value, "rows": len(rows), "clicks": clicks}, rows
+                yield _Group(name, value, rows, clicks)
 
 
-def _slice_figures(
-    scored: Scored, clicked: NDArray[np.bool_], rows: Any, weights: Any, settings: GateConfig, tests: int
-) -> dict[str, Any]:
-    drawn = _resampled(_models(scored), clicked, weights, rows)
-    found: dict[str, Any] = {
-        name: {figure: figures[figure].interval(settings.confidence, tests).to_json() for figure in FIGURES}
+def _slice(
+    scored: Scored,
+    clicked: NDArray[np.bool_],
+    group: _Group,
+    weights: NDArray[np.float64],
+    settings: GateConfig,
+    tests: int,
+) -> Slice:
+    """The figures of one of ``tests`` slices."""
+    drawn = _resampled(_models(scored), clicked, weights, group.rows)
+    models = {
+        name: Figures(**{figure: figures[figure].interval(settings.confidence, tests) for figure in FIGURES})
         for name, figures in drawn.items()
     }
-    if scored.incumbent is not None:
-        found["change"] = _change(drawn, settings.confidence, tests)
-    return found
+    change = _change(drawn, settings.confidence, tests) if scored.incumbent is not None else None
+    return Slice(
+        slice=group.column, value=group.value, rows=len(group.rows), clicks=group.clicks, **models, change=change
+    )

@@ -6,115 +6,115 @@ the configuration's group ``gate``; null switches it off. docs/gate.md says how 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import replace
 
 from pipeline.config import GateConfig
 from pipeline.evaluation.beside import against_baseline, against_best, against_incumbent, labels, power_of
-from pipeline.evaluation.check import WHEN, Check, above, calibration, not_worse, percent, place
+from pipeline.evaluation.check import WHEN, above, calibration, not_worse, percent, place
+from pipeline.records import HOLD, PASS, Check, GateRecord, ModelFigures
 
-PASS, HOLD = "PASS", "HOLD"
 WEIGHTS, PREDICTIONS = "finite weights", "finite predictions"  # what no reason lets through
 SLICE = "slice: "  # begins the names of checks of single slices
 
 
-def judge(record: dict[str, Any], settings: GateConfig) -> dict[str, Any]:
-    """``record`` (of ``measure``, with what publishing knows) with ``checks``, ``verdict``, ``reasons``, ``warnings``.
+def judge(record: GateRecord, settings: GateConfig) -> GateRecord:
+    """``record`` (of ``measure``, with what publishing knows) with checks, verdict, reasons and warnings.
 
-    Also looked at where they are there: ``weights_not_finite`` {table or parameter: values}, ``coverage`` {feature:
-    share of lookups that trained rows serve}, ``former`` (``former_figures`` of the incumbent), ``not_comparable`` (why
-    it could not be scored), ``best`` and ``baseline`` (``measure``; of the best also its ``version`` and ``notes``). A
-    HOLD becomes a PASS by ``gate.force``, whose reason is recorded under ``forced``, unless values are not finite.
+    Publishing knows ``weights_not_finite``, ``coverage``, ``former`` (``former_figures`` of the incumbent),
+    ``not_comparable``, and of ``best`` its ``version`` and ``notes``. A HOLD becomes a PASS by ``gate.force``, whose
+    reason is recorded under ``forced``, unless values are not finite.
     """
     checks = [*_weights(record), *_rows(record, settings)]
-    if "candidate" in record:
-        checks += [*_floors(record, settings), *against_baseline(record, settings)]
-        checks += [*against_incumbent(record, settings), *against_best(record, settings)]
-        checks += [*labels(record, settings), *_slices(record, settings), *_serving(record, settings)]
+    if record.candidate is not None:
+        checks += [*_floors(record.candidate, settings), *against_baseline(record, record.candidate, settings)]
+        checks += [*against_incumbent(record, settings), *against_best(record, record.candidate, settings)]
+        checks += [*labels(record, settings), *_slices(record, settings)]
+        checks += _serving(record, record.candidate, settings)
     checks += _coverage(record, settings)
     failed = [check for check in checks if not check.passed]
-    reasons = [check.words for check in failed]
-    verdict = HOLD if reasons else PASS
-    judged = {
-        **record, "verdict": verdict, "reasons": reasons, "warnings": [check.words for check in checks if check.warned],
-        "checks": [asdict(check) for check in checks],
-    }  # fmt: skip
-    if "change" in record and settings.max_ne_increase is not None:
-        judged["power"] = power_of(record, settings).to_json(settings.max_ne_increase)
+    reasons = tuple(check.words for check in failed)
+    power = None
+    if record.change is not None and settings.max_ne_increase is not None:
+        power = power_of(record, record.change, settings).record(settings.max_ne_increase)
+    judged = replace(
+        record, verdict=HOLD if reasons else PASS, reasons=reasons, checks=tuple(checks), power=power,
+        warnings=tuple(check.words for check in checks if check.warned),
+    )  # fmt: skip
     if reasons and settings.force and not any(check.name in (WEIGHTS, PREDICTIONS) for check in failed):
-        judged |= {"verdict": PASS, "forced": settings.force, "reasons": [f"forced: {settings.force}", *reasons]}
+        forced = f"forced: {settings.force}"
+        judged = replace(judged, verdict=PASS, forced=settings.force, reasons=(forced, *reasons))
     return judged
 
 
-def _weights(record: Mapping[str, Any]) -> Iterator[Check]:
+def _weights(record: GateRecord) -> Iterator[Check]:
     """Weights and predictions that are not finite are never let through."""
-    bad = {name: count for name, count in record.get("weights_not_finite", {}).items() if count}
+    bad = {name: count for name, count in record.weights_not_finite.items() if count}
     said = ", ".join(f"{name} {count:,}" for name, count in bad.items())
     words = f"weights that are not finite: {said}" if bad else "all weights are finite"
     yield Check(WEIGHTS, "", not bad, words)
-    wrong = {name: count for name, count in record["predictions_not_finite"].items() if count}
+    wrong = {name: count for name, count in record.predictions_not_finite.items() if count}
     said = " and ".join(f"{count:,} of the {name}'s" for name, count in wrong.items())
     words = f"{said} predictions are not finite" if wrong else "all predictions are finite"
     yield Check(PREDICTIONS, "", not wrong, words)
-    if problem := record.get("not_comparable"):
-        yield Check("comparable", "", False, f"the incumbent cannot be scored on these rows: {problem}")
+    if record.not_comparable:
+        words = f"the incumbent cannot be scored on these rows: {record.not_comparable}"
+        yield Check("comparable", "", False, words)
 
 
-def _rows(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
-    rows = record["rows"]
+def _rows(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
+    rows = record.rows
     passed = rows >= settings.min_rows
     words = f"{rows:,} rows scored, {'enough' if passed else 'too few'} for {settings.min_rows:,} (gate.min_rows)"
     yield Check("rows", "gate.min_rows", passed, words)
 
 
-def _floors(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
+def _floors(ours: ModelFigures, settings: GateConfig) -> Iterator[Check]:
     """What every model must reach, incumbent or not."""
-    ours = record["candidate"]
-    yield from above("NE", "max_ne", ours["ne"][0], settings.max_ne, "NE is")
+    yield from above("NE", "max_ne", ours.ne.point, settings.max_ne, "NE is")
     if settings.min_auc is not None:
-        passed = ours["auc"][0] >= settings.min_auc
-        words = f"AUC is {ours['auc'][0]:.4f}, {'not ' if passed else ''}below {settings.min_auc:g} (gate.min_auc)"
+        passed = ours.auc.point >= settings.min_auc
+        words = f"AUC is {ours.auc.point:.4f}, {'not ' if passed else ''}below {settings.min_auc:g} (gate.min_auc)"
         yield Check("AUC", "gate.min_auc", passed, words)
     yield from calibration("calibration", "max_calibration_error", ours, settings.max_calibration_error, "calibration")
 
 
-def _slices(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
+def _slices(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
     """Every slice on its own; intervals are wide enough to hold for all of them together."""
-    for each in record.get("slices", ()):
-        name = f"{each['slice']}={each['value']}"
+    for each in record.slices or ():
+        name = f"{each.slice}={each.value}"
         limit = settings.slice_max_calibration_error
         yield from calibration(
-            f"{SLICE}calibration, {name}", "slice_max_calibration_error", each["candidate"], limit,
-            f"calibration of slice {name} ({each['rows']:,} rows)",
+            f"{SLICE}calibration, {name}", "slice_max_calibration_error", each.candidate, limit,
+            f"calibration of slice {name} ({each.rows:,} rows)",
         )  # fmt: skip
-        if "change" in each and settings.slice_max_ne_increase is not None:
-            limit, change = settings.slice_max_ne_increase, each["change"]["ne"]
+        if each.change is not None and each.incumbent is not None and settings.slice_max_ne_increase is not None:
+            limit, change = settings.slice_max_ne_increase, each.change.ne
             passed = not_worse(change, limit)
             words = (
-                f"NE of slice {name} ({each['rows']:,} rows) is {each['candidate']['ne'][0]:.4f}, the incumbent's "
-                f"{each['incumbent']['ne'][0]:.4f}: {percent(change)}, {place(change[0], limit, passed)} "
+                f"NE of slice {name} ({each.rows:,} rows) is {each.candidate.ne.point:.4f}, the incumbent's "
+                f"{each.incumbent.ne.point:.4f}: {percent(change)}, {place(change.point, limit, passed)} "
                 f"+{limit:.1%} (gate.slice_max_ne_increase)"
             )
             yield Check(f"{SLICE}NE, {name}", "gate.slice_max_ne_increase", passed, words)
 
 
-def _serving(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
+def _serving(record: GateRecord, ours: ModelFigures, settings: GateConfig) -> Iterator[Check]:
     """Whether what would be served scores as what was trained: tables in few bits, the exported program."""
-    serving, limit = record.get("serving"), settings.max_serving_gap
+    serving, limit = record.serving, settings.max_serving_gap
     if serving is None or limit is None:
         return
-    passed = serving["gap"] <= limit
+    passed = serving.gap <= limit
     words = (
-        f"NE as served is {record['candidate']['ne'][0]:.5f}, as trained {serving['trained_ne']:.5f}: "
-        f"{serving['gap']:+.3%}, {'within' if passed else 'beyond'} +{limit:.2%} (gate.max_serving_gap)"
+        f"NE as served is {ours.ne.point:.5f}, as trained {serving.trained_ne:.5f}: "
+        f"{serving.gap:+.3%}, {'within' if passed else 'beyond'} +{limit:.2%} (gate.max_serving_gap)"
     )
     yield Check("serving", "gate.max_serving_gap", passed, words)
 
 
-def _coverage(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check]:
+def _coverage(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
     """Ids that no trained row stands for are looked up in the row of unseen ids: the model knows nothing of them."""
-    coverage: Mapping[str, float] = record.get("coverage", {})
+    coverage = record.coverage
     if not coverage:
         return
     mean = sum(coverage.values()) / len(coverage)
@@ -127,7 +127,7 @@ def _coverage(record: Mapping[str, Any], settings: GateConfig) -> Iterator[Check
             f"{lowest!r} with {coverage[lowest]:.1%}"
         )
         yield Check("coverage of ids", "gate.min_coverage", passed, words)
-    before: Mapping[str, float] = (record.get("former") or {}).get("coverage", {})
+    before = record.former.coverage if record.former is not None else {}
     limit = settings.max_coverage_drop
     falls = {name: before[name] - share for name, share in coverage.items() if name in before}
     if limit is not None and falls:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
+
+from pipeline.records import Interval, RowsPower
 
 
 @dataclass(frozen=True)
@@ -57,14 +58,13 @@ class Power:
         unit = 10 ** max(len(str(rows)) - 2, 0)
         return -(-rows // unit) * unit
 
-    def to_json(self, limit: float) -> dict[str, Any]:
-        """Plain data for ``gate.json``."""
-        return {
-            "limit": limit, "power": self.power, "bound": self.bound, "resolved": self.resolved,
-            "rows_needed": self.rows_for(limit),
-        }  # fmt: skip
+    def record(self, limit: float) -> RowsPower:
+        """For ``gate.json``."""
+        return RowsPower(
+            limit=limit, power=self.power, bound=self.bound, resolved=self.resolved, rows_needed=self.rows_for(limit)
+        )
 
 
-def error_of(interval: list[float], confidence: float) -> float:
-    """Standard error behind an interval [point, low, high]."""
-    return (interval[2] - interval[1]) / (2 * NormalDist().inv_cdf((1 + confidence) / 2))
+def error_of(interval: Interval, confidence: float) -> float:
+    """Standard error behind an interval."""
+    return (interval.high - interval.low) / (2 * NormalDist().inv_cdf((1 + confidence) / 2))

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 from pipeline.evaluation.metrics import check_labels, check_logits, sigmoid
+from pipeline.records import Curve
 
 
-def reliability(labels: ArrayLike, logits: ArrayLike, bins: int = 20) -> dict[str, list[Any]]:
+def reliability(labels: ArrayLike, logits: ArrayLike, bins: int = 20) -> Curve:
     """Mean predicted probability, observed click rate and rows of each bin, by rising prediction.
 
     ``labels`` [n], ``logits`` [n]; bins hold about n / ``bins`` rows each. Rows with the same logit share a bin, so
-    there may be fewer bins. Returns ``{"predicted": [...], "observed": [...], "rows": [...]}``, the same for any
-    order of the rows. Raises DataError as ``evaluate`` does.
+    there may be fewer bins. The same for any order of the rows. Raises DataError as ``evaluate`` does.
     """
     if bins < 1:
         raise ValueError(f"bins is {bins}, expected at least 1")
@@ -28,7 +26,7 @@ def reliability(labels: ArrayLike, logits: ArrayLike, bins: int = 20) -> dict[st
     rows = np.diff(np.append(starts, len(values)))
     predicted = np.add.reduceat(sigmoid(values), starts) / rows
     observed = np.add.reduceat(clicked.astype(np.int64), starts) / rows
-    return {"predicted": predicted.tolist(), "observed": observed.tolist(), "rows": rows.tolist()}
+    return Curve(predicted=predicted.tolist(), observed=observed.tolist(), rows=rows.tolist())
 
 
 def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.evaluation.metrics import sigmoid
+from pipeline.records import Curve, Histogram
 
 BINS = 10
 HISTOGRAM_BINS = 24
@@ -37,25 +37,22 @@ def kolmogorov_smirnov(one: NDArray[np.floating], other: NDArray[np.floating]) -
     return float(np.abs(gaps).max())
 
 
-def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> dict[str, Any]:
-    """Shares of rows by predicted probability, in ``bins`` equal steps up to the largest: {"edges", name: shares}."""
+def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_BINS) -> Histogram:
+    """Shares of rows by predicted probability, in ``bins`` equal steps up to the largest."""
     probabilities = {name: sigmoid(values) for name, values in logits.items()}
     top = max(float(values.max()) for values in probabilities.values()) or 1.0
     edges = np.linspace(0, top, bins + 1)
-    found: dict[str, Any] = {"edges": edges.tolist()}
-    for name, values in probabilities.items():
-        counts, _ = np.histogram(values, edges)
-        found[name] = (counts / len(values)).tolist()
-    return found
+    counts = {name: np.histogram(values, edges)[0] / len(values) for name, values in probabilities.items()}
+    return Histogram(edges=edges.tolist(), **{name: shares.tolist() for name, shares in counts.items()})
 
 
-def calibration_by_prediction(curve: Mapping[str, list[Any]]) -> float:
+def calibration_by_prediction(curve: Curve) -> float:
     """How far bins of predictions lie from their observed clicks, added up, as a share of all clicks.
 
     ``curve``: what ``reliability`` gives. What chance alone would leave (every bin binomial) is taken off: 0 is as good
     as calibrated. Labels that were mixed up show here while predicted and observed clicks still agree in total.
     """
-    predicted, observed, rows = (np.asarray(curve[name], np.float64) for name in ("predicted", "observed", "rows"))
+    predicted, observed, rows = _columns(curve)
     clicks = float((observed * rows).sum())
     if not clicks:
         return float("nan")
@@ -64,14 +61,18 @@ def calibration_by_prediction(curve: Mapping[str, list[Any]]) -> float:
     return max(0.0, gaps - chance) / clicks
 
 
-def calibration_by_prediction_error(curve: Mapping[str, list[Any]]) -> float:
+def calibration_by_prediction_error(curve: Curve) -> float:
     """Standard error of ``calibration_by_prediction``, every bin binomial at its observed or predicted rate.
 
     The larger of the two: a bin without clicks has chance errors too.
     """
-    predicted, observed, rows = (np.asarray(curve[name], np.float64) for name in ("predicted", "observed", "rows"))
+    predicted, observed, rows = _columns(curve)
     clicks = float((observed * rows).sum())
     if not clicks:
         return float("nan")
     variance = rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed))
     return float(np.sqrt(variance.sum())) / clicks
+
+
+def _columns(curve: Curve) -> list[NDArray[np.float64]]:
+    return [np.asarray(values, np.float64) for values in (curve.predicted, curve.observed, curve.rows)]

@@ -5,13 +5,12 @@ It holds what the planner reads, ``schema.json`` and ``profile.json``, and no ro
 
 from __future__ import annotations
 
-import math
-import re
 from typing import Any
 
 import numpy as np
 
-from pipeline.config import DataConfig, DeclaredTable
+from pipeline.config import DataConfig, TableFigures
+from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.ingest.profiling import curve_points
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
@@ -19,9 +18,6 @@ from pipeline.store import Draft
 
 VERSION = "tables-1"  # part of the dataset's key: raise it where the same configuration gives another profile
 EXACT = 4096
-MOST_ROWS = 2**31 - 1  # row numbers are int32
-MOST_IDS = 1e6
-MOST_SKEWED = 10.0
 
 
 def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
@@ -62,39 +58,10 @@ def check(data: DataConfig) -> None:
             "data.format is tables, but data.tables is empty: there is nothing to plan",
             hint="'+data.tables.user={rows: 1000000, pooling: 2}'",
         )
-    for name, table in data.tables.items():
-        if set(name) & set("/."):
-            hint = f"data.tables.{re.sub('[/.]', '_', name)} in its place"
-            raise ConfigError(f"data.tables has a table called {name!r}, expected no '/' and no '.' in it", hint=hint)
-        path = f"data.tables.{name}"
-        _check_figure(f"{path}.rows", table.rows, 1, MOST_ROWS)
-        _check_figure(f"{path}.pooling", table.pooling, 0.0, MOST_IDS)
-        _check_figure(f"{path}.zipf", table.zipf, 0.0, MOST_SKEWED)
-        _check_curve(path, table)
+    check_values(data, "data")
 
 
-def _check_figure(path: str, value: float | None, low: float, high: float) -> None:
-    if value is not None and not low <= value <= high:  # not a number compares as neither
-        mend = max(low, min(value, high)) if math.isfinite(value) else low
-        raise ConfigError(f"{path} is {value:,.10g}, expected {low:g} to {high:,.10g}", hint=f"{path}={mend:.10g}")
-
-
-def _check_curve(path: str, table: DeclaredTable) -> None:
-    rows, shares = table.hot_rows, table.hot_share
-    rising = all(a < b for a, b in zip(rows, rows[1:], strict=False)) and shares == sorted(shares)
-    inside = all(1 <= k <= table.rows for k in rows) and all(0.0 < share <= 1.0 for share in shares)
-    ended = not rows or rows[-1] < table.rows or shares[-1:] == [1.0]
-    if len(rows) != len(shares) or not rising or not inside or not ended:
-        raise ConfigError(
-            f"{path} has hot_rows {rows} and hot_share {shares}, expected two lists of one length, rows rising from 1 "
-            f"to at most {table.rows}, shares rising to 1, which all {table.rows} rows have",
-            hint=f"{path}.hot_rows=[{max(table.rows // 10, 1)},{table.rows}] {path}.hot_share=[0.8,1.0]",
-        )
-    if rows and table.zipf is not None:
-        raise ConfigError(f"{path} has both zipf and a hit curve, expected one of them", hint=f"{path}.zipf=null")
-
-
-def hit_curve(table: DeclaredTable, default_zipf: float) -> tuple[list[int], list[float]]:
+def hit_curve(table: TableFigures, default_zipf: float) -> tuple[list[int], list[float]]:
     """Rows k, and the share of lookups that the k hottest rows serve: as given, else Zipf's; the last share is 1."""
     if table.hot_rows:
         end = [table.rows] if table.hot_rows[-1] < table.rows else []

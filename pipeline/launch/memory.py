@@ -106,9 +106,9 @@ def plan_of(step: Step, store: Store) -> Artifact | None:
 
 
 def is_held(config: Config, plan: Artifact | None) -> bool:
-    """Whether ``launch.hold_memory`` asks for a limit on runs of ``plan``: with auto, those with tables on SSD."""
-    if config.launch.hold_memory != "auto":
-        return config.launch.hold_memory == "always"
+    """Whether ``launch.limit_memory`` asks for a limit on runs of ``plan``: with auto, those with tables on SSD."""
+    if config.launch.limit_memory != "auto":
+        return config.launch.limit_memory == "always"
     return plan is not None and plan.summary.get("tiers", {}).get("ssd_bytes", 0) > 0
 
 
@@ -162,7 +162,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="
         f"{config.hardware.ddr_gib:g} gives its {ranks}, and was stopped{_checkpoint(store, step)}",
         hint=f"{less}; hardware.ddr_gib="
-        f"{math.ceil(15 * config.hardware.ddr_gib) / 10:g} where the machine has it; or launch.hold_memory=never",
+        f"{math.ceil(15 * config.hardware.ddr_gib) / 10:g} where the machine has it; or launch.limit_memory=never",
     )
 
 

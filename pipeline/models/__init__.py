@@ -24,7 +24,7 @@ def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
     import torch
 
     spec = MODELS.get(config.name)
-    spec.check(config)
+    config.check("model")
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(inputs.seed)
         return cast("Ranker", spec.build(config, inputs))

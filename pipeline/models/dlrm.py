@@ -18,15 +18,24 @@ if TYPE_CHECKING:
 class DlrmConfig(ModelConfig):
     """DLRM: bottom MLP on the dense features, dot products of all pairs of vectors, top MLP."""
 
-    name: str = "dlrm"
+    name: str = setting("dlrm", choices=("dlrm",), doc="This model is trained.")
     bottom_mlp: list[int] = setting(
         factory=lambda: [512, 256],
-        doc="Hidden widths of the MLP over the dense features; a last layer of width embedding_dim follows.",
+        doc="The MLP on the numeric features has these hidden widths; a last layer of width `embedding_dim` follows.",
     )
     top_mlp: list[int] = setting(
         factory=lambda: [512, 256],
-        doc="Hidden widths of the MLP over the dot products; a last layer of width 1 follows.",
+        doc="The MLP on the interactions has these hidden widths; a last layer of width 1 follows.",
     )
+
+    def check(self, path: str) -> None:
+        """ConfigError for a layer without width."""
+        super().check(path)
+        for name, widths in (("bottom_mlp", self.bottom_mlp), ("top_mlp", self.top_mlp)):
+            if any(width < 1 for width in widths):
+                raise ConfigError(
+                    f"{path}.{name} is {list(widths)}, expected widths of at least 1", hint=f"{path}.{name}=[512,256]"
+                )
 
 
 class DlrmModel:
@@ -34,14 +43,6 @@ class DlrmModel:
 
     name = "dlrm"
     config = DlrmConfig
-
-    def check(self, config: DlrmConfig) -> None:
-        """ConfigError for a layer without width."""
-        for name, widths in (("bottom_mlp", config.bottom_mlp), ("top_mlp", config.top_mlp)):
-            if any(width < 1 for width in widths):
-                raise ConfigError(
-                    f"model.{name} is {list(widths)}, expected widths of at least 1", hint=f"model.{name}=[512,256]"
-                )
 
     def build(self, config: DlrmConfig, inputs: ModelInputs) -> Ranker:
         """The module, its weights drawn from ``inputs.seed``."""

@@ -226,7 +226,7 @@ def _bytes(
     sizes = dict.fromkeys(MEMORIES, 0)
     fast = fast_memory(hardware)
     home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
-    row = 4 * block.columns + table.state_bytes
+    row = table.row_bytes(block.columns)
     if tier == "ssd":
         sizes["ssd"] += log_bytes(block.rows, block.columns) + block.rows * row
         sizes["ddr"] += place_bytes(block.rows) * block.rows

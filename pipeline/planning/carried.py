@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, Plan, Profile
+from pipeline.records import DatasetSchema, Plan, Profile, read
 from pipeline.store import Store
 
 MOST_CHANGE = 0.1  # of a table's lookups per sample
@@ -26,7 +26,7 @@ def carried_plan(
         return None, f"{former} is gone"
     try:
         store.verify(artifact, "plan.json")
-        plan = Plan.from_json(store.read_json(f"{former}/plan.json"))
+        plan = read(Plan, store, f"{former}/plan.json")
     except ArtifactError as error:
         return None, error.message
     # A plan made with train.global_batch=auto covers that word; the plan itself holds the number.

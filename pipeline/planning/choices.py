@@ -10,20 +10,17 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import Config
+from pipeline.config import SHARDING_TYPES, Config
+from pipeline.config.values import check_values
 from pipeline.errors import ArtifactError, ConfigError
-from pipeline.planning.cost import FLOAT, state_bytes
+from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.records import DatasetSchema, Profile
+from pipeline.specs import TABLE_OPTIMIZERS
+from pipeline.specs.table_optimizer import TableOptimizer
 
-DATA_PARALLEL = "data_parallel"
-TABLE_WISE = "table_wise"
-COLUMN_WISE = "column_wise"
-ROW_WISE = "row_wise"
-TABLE_ROW_WISE = "table_row_wise"
-TABLE_COLUMN_WISE = "table_column_wise"
-SHARDING_TYPES = (DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE)
+DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
 COLUMN_TYPES = (COLUMN_WISE, TABLE_COLUMN_WISE)
 SPLIT_TYPES = (COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE)
 # A file holds whole rows: only these types read and write it in one piece.
@@ -37,8 +34,8 @@ COLUMN_STEP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and row-wise state,
-    ``state_bytes`` a row.
+    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and the state of the
+    ``optimizer``.
 
     ``curve``: share of its lookups by hottest rows; ``ranked``: whether rows are numbered in falling frequency, so
     that the hottest ones are the first.
@@ -49,14 +46,18 @@ class Table:
     dim: int
     pooling: float
     curve: HitCurve
+    optimizer: TableOptimizer
     weighted: bool = False
     ranked: bool = False
-    state_bytes: int = FLOAT
 
     @property
     def bytes(self) -> int:
         """Weights (4 bytes an element) and optimizer state."""
-        return self.rows * (self.dim * FLOAT + self.state_bytes)
+        return self.rows * self.row_bytes(self.dim)
+
+    def row_bytes(self, columns: int) -> int:
+        """``columns`` weights of a row (4 bytes each) with their optimizer state."""
+        return columns * FLOAT + self.optimizer.state_bytes(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +88,9 @@ def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[T
             dim=config.model.embedding_dim,
             pooling=max(measured.pooling, 1e-3),
             curve=HitCurve.measured(profile, column.name),
+            optimizer=TABLE_OPTIMIZERS.get(config.train.sparse_optimizer),
             weighted=column.weighted,
             ranked=_ranked(config, column.name),
-            state_bytes=state_bytes(config),
         )
         tables.append(table)
     return tables
@@ -110,7 +111,7 @@ def choices(config: Config, tables: list[Table], heavy: float) -> dict[str, Choi
     """
     from pipeline.planning.pins import check_pins, pinned
 
-    check_types(config)
+    check_values(config.plan, "plan")
     check_pins(config, {table.name for table in tables})
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
@@ -123,25 +124,15 @@ def choices(config: Config, tables: list[Table], heavy: float) -> dict[str, Choi
     return found
 
 
-def check_types(config: Config) -> None:
-    """``plan.sharding_types`` names known types, one at least; ConfigError otherwise."""
-    if not config.plan.sharding_types:
-        raise ConfigError(
-            f"plan.sharding_types is empty, expected some of: {', '.join(SHARDING_TYPES)}",
-            hint="plan.sharding_types=[table_wise,row_wise]",
-        )
-    for name in config.plan.sharding_types:
-        if name not in SHARDING_TYPES:
-            raise ConfigError(
-                f"plan.sharding_types names {name!r}, expected some of: {', '.join(SHARDING_TYPES)}",
-                hint=f"plan.sharding_types=[{nearest(name, SHARDING_TYPES)}]",
-            )
-
-
 def nearest(name: str, among: Iterable[str]) -> str:
     """The one of ``among`` that is most like ``name``."""
     candidates = sorted(among)
     return (difflib.get_close_matches(name, candidates, n=1, cutoff=0.0) or candidates)[0]
+
+
+def table_tiers(config: Config, table: Table) -> tuple[str, ...]:
+    """The tiers of this hardware that the table may live in, fastest first; SSD where its optimizer's state fits."""
+    return tuple(tier for tier in tiers(config.hardware) if tier != "ssd" or table.optimizer.fits_ssd)
 
 
 def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
@@ -164,7 +155,7 @@ def _free(config: Config, table: Table, heavy: bool) -> Choice:
     worthwhile = [name for name in possible if _worthwhile(config, table, name, heavy)] or possible
     if config.world_size == 1 and TABLE_WISE in possible:
         worthwhile = [TABLE_WISE]
-    return Choice(sharding=tuple(worthwhile), tiers=tiers(config.hardware), columns=MIN_COLUMNS)
+    return Choice(sharding=tuple(worthwhile), tiers=table_tiers(config, table), columns=MIN_COLUMNS)
 
 
 def impossible(config: Config, table: Table, sharding: str, columns: int) -> str:

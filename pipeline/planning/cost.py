@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pipeline.config import Config, HardwareConfig
 from pipeline.models.costs import model_costs
 from pipeline.records import PHASES, DatasetSchema
-from pipeline.specs import ModelCosts, ModelInputs
+from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line
 PAGE = 4096  # bytes that a disk moves at least
 BYTES_PER_MS = 1e6  # at 1 GB/s
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
-# Passes of row-wise Adagrad over a data-parallel table: its gradient zeroed, scattered, squared, applied; weights.
-# SGD squares nothing.
-DENSE_PASSES, DENSE_PASSES_SGD = 6, 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +29,7 @@ class ShardLoad:
 
     ``lookups``: ids, duplicates included; ``distinct``: of them distinct; ``pooled_rows``: output rows (samples x
     features) it produces for all ranks; ``hit_rate``: share of the lookups that the faster memory serves;
-    ``state_bytes``: optimizer state of a row.
+    ``optimizer``: the tables'.
     """
 
     rows: int
@@ -44,12 +41,7 @@ class ShardLoad:
     tier: str
     hit_rate: float
     weighted: bool
-    state_bytes: int = FLOAT
-
-
-def state_bytes(config: Config) -> int:
-    """Optimizer state of a table's row in bytes: one float of row-wise Adagrad, nothing of SGD."""
-    return 0 if config.train.sparse_optimizer == "sgd" else FLOAT
+    optimizer: TableOptimizer
 
 
 def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
@@ -62,7 +54,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
     pooled = load.pooled_rows * load.columns * FLOAT
     distinct = min(load.distinct, load.lookups)
     overhead = hardware.table_overhead_us / 1e3 / 2
-    row = _moved(load.columns * FLOAT)
+    row, state = _moved(load.columns * FLOAT), _moved(load.columns * load.optimizer.value_bytes)
     read = _rows_ms(hardware, load, distinct, row)
     output = pooled / _gb_per_s(hardware, "") / BYTES_PER_MS
     phases = {
@@ -70,8 +62,10 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
         "lookup": overhead + load.lookups * hardware.lookup_ns / 1e6 + read + output,
         "output_exchange": 0.0,
         "gradient_exchange": 0.0,
-        # The row and its optimizer state are read and written.
-        "update": overhead + load.lookups * hardware.update_ns / 1e6 + 2 * _rows_ms(hardware, load, distinct, row),
+        # The row and its optimizer state are read and written; one figure of state is measured with ``update_ns``.
+        "update": overhead
+        + load.lookups * hardware.update_ns / 1e6
+        + 2 * _rows_ms(hardware, load, distinct, row + state),
     }
     if load.sharding == DATA_PARALLEL:
         return phases | _replica_ms(hardware, load)
@@ -172,10 +166,10 @@ def _ssd_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
 def _replica_ms(hardware: HardwareConfig, load: ShardLoad) -> dict[str, float]:
     """A data-parallel table: its whole gradient is reduced over the ranks and applied by dense passes."""
     size = load.rows * load.columns * FLOAT
-    passes = DENSE_PASSES if load.state_bytes else DENSE_PASSES_SGD
     return {
         "gradient_exchange": 2 * _all_to_all_ms(hardware, size),
-        "update": hardware.table_overhead_us / 1e3 + passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
+        "update": hardware.table_overhead_us / 1e3
+        + load.optimizer.replica_passes * size / _gb_per_s(hardware, "") / BYTES_PER_MS,
     }
 
 

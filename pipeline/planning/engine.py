@@ -33,16 +33,17 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.types import ModuleSharder
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
-from torchrec.optim import SGD, RowWiseAdagrad
+from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
-from pipeline.config import Config
+from pipeline.config import SHARDING_TYPES, Config
 from pipeline.planning.candidates import Chosen, Layout, Stock
-from pipeline.planning.choices import SHARDING_TYPES, Choice, Table, tiers_of
+from pipeline.planning.choices import Choice, Table, tiers_of
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.estimator import estimators
 from pipeline.planning.hardware import BYTES_PER_MS, Capacity, kernel_of
 from pipeline.planning.loads import Block
 from pipeline.planning.proposers import Bounded, LadderProposer
+from pipeline.specs.table_optimizer import TableOptimizer
 
 # One proposal costs about a microsecond for every (table, rank) pair it places.
 SEARCH_BUDGET = 1_500_000
@@ -114,8 +115,8 @@ class Engine:
         found: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
         for option in self._enumerator.everything(self._collection, self._sharders):
             found[option.name].setdefault(option.sharding_type, []).append(option)
-        state = {table.name: table.state_bytes for table in self._tables}
-        return {name: [_layout(same, state[name]) for same in kinds.values()] for name, kinds in found.items()}
+        known = {table.name: table.optimizer for table in self._tables}
+        return {name: [_layout(same, known[name]) for same in kinds.values()] for name, kinds in found.items()}
 
     def search(self, reprice: ShardEstimator | None = None) -> list[Chosen] | None:
         """The cheapest plan TorchRec finds; None if none fits, or where it has no kernel for a pinned tier.
@@ -198,8 +199,18 @@ def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
     weighted = any(table.weighted for table in tables)
     collection = EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=torch.device("meta"))
     for parameter, table in zip(collection.parameters(), tables, strict=True):
-        parameter._optimizer_classes = [RowWiseAdagrad if table.state_bytes else SGD]  # type: ignore[attr-defined]
+        parameter._optimizer_classes = [_charged_as(table.optimizer)[0]]  # type: ignore[attr-defined]
     return collection
+
+
+def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer], int, int]:
+    """The class whose state TorchRec's planner charges for ``optimizer``, in float32 a row and a weight.
+
+    It knows these alone: more state than two figures a weight is left out of its own search.
+    """
+    if optimizer.value_bytes:
+        return (Adam, 0, 2) if optimizer.value_bytes > FLOAT else (Adagrad, 0, 1)
+    return (RowWiseAdagrad, 1, 0) if optimizer.row_bytes else (SGD, 0, 0)
 
 
 def _constraints(table: Table, choice: Choice, config: Config) -> ParameterConstraints:
@@ -224,25 +235,27 @@ def _offered_kernels(choice: Choice, config: Config) -> tuple[str, ...]:
     )
 
 
-def _layout(options: list[ShardingOption], state: int) -> Layout:
+def _layout(options: list[ShardingOption], optimizer: TableOptimizer) -> Layout:
     """The kernels of one table's sharding type differ in cost alone."""
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
     shards = tuple(Block(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
     return Layout(
         sharding=plain.sharding_type,
         shards=shards,
-        buffers=tuple(_buffers(plain, shard, state) for shard in plain.shards),
+        buffers=tuple(_buffers(plain, shard, optimizer) for shard in plain.shards),
         stock={option.compute_kernel: tuple(_stock(shard) for shard in option.shards) for option in options},
     )
 
 
-def _buffers(option: ShardingOption, shard: Shard, state: int) -> int:
+def _buffers(option: ShardingOption, shard: Shard, optimizer: TableOptimizer) -> int:
     """Bytes of a batch's ids and looked-up rows: what TorchRec charges a shard beside weights and optimizer state."""
     assert shard.storage is not None
     rows, dim = option.tensor.shape
     whole = option.sharding_type == "data_parallel"
     weights = 4 * rows * dim if whole else math.ceil(4 * rows * dim * (shard.size[0] * shard.size[1]) / (rows * dim))
-    return max(0, shard.storage.hbm + shard.storage.ddr - weights - math.ceil(weights / dim) * state // FLOAT)
+    _, by_row, by_value = _charged_as(optimizer)
+    state = math.ceil(weights / dim) * by_row + weights * by_value
+    return max(0, shard.storage.hbm + shard.storage.ddr - weights - state)
 
 
 def _stock(shard: Shard) -> Stock:

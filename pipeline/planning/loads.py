@@ -59,7 +59,7 @@ def shard_loads(
             tier=tier,
             hit_rate=hit,
             weighted=table.weighted,
-            state_bytes=table.state_bytes,
+            optimizer=table.optimizer,
         )
         for block, share, distinct, hit in zip(blocks, asked.shares, asked.distinct, hits, strict=True)
     ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.planning.cost import FLOAT, dense_costs, local_batch, state_bytes
+from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.records import DatasetSchema, Profile
+from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 
 GIB = 2**30
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.
@@ -13,8 +14,8 @@ RUNTIME = 64 << 20
 OFFSET = 8
 # What a rank that talks to others has besides: pairs and buffers of three process groups, arenas of their threads.
 RUNTIME_LINKED = 48 << 20
-# float32 values for each parameter: itself, gradient, Adam's two moments, the reduced copy, half of one for bf16.
-PER_PARAMETER = 5.5
+# float32 values for each parameter beside its optimizer's state: itself, gradient, reduced copy, half of one for bf16.
+PER_PARAMETER = 3.5
 # float32 values for each activation: kept for the backward pass, and its gradient or a temporary copy.
 PER_ACTIVATION = 2.0
 # Batches of a rank at a time beside the prefetched ones: being built, exchanged, worked on.
@@ -30,8 +31,10 @@ def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict
     batch, world = local_batch(config), config.world_size
     costs = dense_costs(config, schema)
     pooled = batch * len(schema.sparse) * config.model.embedding_dim * FLOAT
+    # The most that any dense optimizer takes: a plan does not depend on train.dense_optimizer.
+    per_parameter = PER_PARAMETER + max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
     found = {
-        "dense": int(PER_PARAMETER * FLOAT * costs.parameters),
+        "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),
         "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, profile)),
         "communication": pooled * (4 if world > 1 else 2),
@@ -54,14 +57,15 @@ def host_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict[
     # One window is cut into batches while the next is decoded; a rank's own part of the first is copied out.
     windows = (2 + 1 / config.world_size) * window * _row_bytes(schema, profile)
     batches = int(train.prefetch_batches * local_batch(config) * _row_bytes(schema, profile))
-    tables = sum(column.rows for column in schema.sparse) * staged_row(config.model.embedding_dim, state_bytes(config))
+    dim, optimizer = config.model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
+    tables = sum(column.rows for column in schema.sparse) * staged_row(dim * FLOAT + optimizer.state_bytes(dim))
     process = int(config.hardware.process_gib * GIB)  # interpreter and libraries, which training does not take
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // config.world_size}
 
 
-def staged_row(columns: int, state: int) -> int:
-    """Bytes a checkpoint stages of a row: weights, ``state`` bytes of the optimizer, row number; its touched mark."""
-    return columns * FLOAT + state + 8 + 1
+def staged_row(size: int) -> int:
+    """Bytes a checkpoint stages of a row: its ``size`` with the optimizer's state, row number; its touched mark."""
+    return size + 8 + 1
 
 
 def _row_bytes(schema: DatasetSchema, profile: Profile) -> float:

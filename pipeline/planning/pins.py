@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.config import TIERS, Config, TablePin
+from pipeline.config import Config, TablePin
 from pipeline.errors import ConfigError
 from pipeline.planning.choices import (
     COLUMN_STEP,
     MIN_PINNED_COLUMNS,
     ROW_WISE,
-    SHARDING_TYPES,
     TABLE_COLUMN_WISE,
     TABLE_ROW_WISE,
     TABLE_WISE,
@@ -19,32 +18,24 @@ from pipeline.planning.choices import (
     empty_ranks,
     impossible,
     nearest,
+    table_tiers,
     tiers_of,
 )
 from pipeline.planning.hardware import tiers
+from pipeline.specs import TABLE_OPTIMIZERS
 
 CACHED = ("hbm_cached", "ssd")
 
 
 def check_pins(config: Config, tables: set[str]) -> None:
-    """Every pin names a table and known tiers and types; ConfigError with the nearest match otherwise."""
+    """Every pin names a table; ConfigError with the nearest match otherwise."""
     for table, pin in config.plan.tables.items():
-        path = f"plan.tables.{table}"
         if table not in tables:
             near = nearest(table, tables)
             raise ConfigError(
                 f"plan.tables names {table!r}, but the dataset has no such table; the nearest is {near!r}",
-                hint=f"~{path} {_again(near, pin)}",
+                hint=f"~plan.tables.{table} {_again(near, pin)}",
             )
-        _check_name(f"{path}.tier", pin.tier, TIERS)
-        _check_name(f"{path}.sharding", pin.sharding, SHARDING_TYPES)
-        for name in pin.avoid:
-            if name not in TIERS + SHARDING_TYPES:
-                near = nearest(name, TIERS + SHARDING_TYPES)
-                raise ConfigError(
-                    f"{path}.avoid names {name!r}, expected some of: {', '.join(TIERS + SHARDING_TYPES)}",
-                    hint=f"{path}.avoid=[{near}]",
-                )
 
 
 def _again(table: str, pin: TablePin) -> str:
@@ -56,13 +47,6 @@ def _again(table: str, pin: TablePin) -> str:
     )
 
 
-def _check_name(path: str, got: str, known: tuple[str, ...]) -> None:
-    if got and got not in known:
-        raise ConfigError(
-            f"{path} is {got!r}, expected one of: {', '.join(known)}", hint=f"{path}={nearest(got, known)}"
-        )
-
-
 def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
     """The table's choice under its pin; ``free``: what it may get without, None where the pin names the sharding.
 
@@ -70,7 +54,7 @@ def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
     """
     pin = config.plan.tables[table.name]
     choice = free or _sharded(config, table, pin.sharding)
-    choice = replace(choice, tiers=_tiers(config, table.name, pin), cache_rows=_cache_rows(table, pin), pinned=True)
+    choice = replace(choice, tiers=_tiers(config, table, pin), cache_rows=_cache_rows(table, pin), pinned=True)
     _check_tier(table.name, pin)
     sharding = tuple(name for name in choice.sharding if name not in pin.avoid)
     offered = tuple(tier for tier in choice.tiers if tier not in pin.avoid)
@@ -97,19 +81,25 @@ def _sharded(config: Config, table: Table, sharding: str) -> Choice:
             f"plan.tables.{table.name}.sharding is {sharding!r}, which cannot run: {why}",
             hint=f"plan.tables.{table.name}.sharding={ROW_WISE if fallback else TABLE_WISE}",
         )
-    return Choice(sharding=(sharding,), tiers=tiers(config.hardware), columns=columns)
+    return Choice(sharding=(sharding,), tiers=table_tiers(config, table), columns=columns)
 
 
-def _tiers(config: Config, name: str, pin: TablePin) -> tuple[str, ...]:
-    offered = tiers(config.hardware)
+def _tiers(config: Config, table: Table, pin: TablePin) -> tuple[str, ...]:
+    offered = table_tiers(config, table)
     if not pin.tier:
         return offered
+    path = f"plan.tables.{table.name}.tier"
+    if pin.tier not in offered and pin.tier in tiers(config.hardware):
+        fitting = next((each.name for each in TABLE_OPTIMIZERS if each.fits_ssd), "")
+        raise ConfigError(
+            f"{path} is {pin.tier!r}, but rows there have no room for the state of "
+            f"train.sparse_optimizer={table.optimizer.name}",
+            hint=f"{path}={offered[-1]}, or train.sparse_optimizer={fitting}",
+        )
     if pin.tier not in offered:
         lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {config.hardware.device}"
-        mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"plan.tables.{name}.tier={offered[0]}"
-        raise ConfigError(
-            f"plan.tables.{name}.tier is {pin.tier!r}, which hardware {config.hardware.name!r} lacks: {lack}", hint=mend
-        )
+        mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"{path}={offered[0]}"
+        raise ConfigError(f"{path} is {pin.tier!r}, which hardware {config.hardware.name!r} lacks: {lack}", hint=mend)
     return (pin.tier,)
 
 

@@ -51,7 +51,7 @@ def moved_bytes(old: TablePlan, new: TablePlan) -> int:
     for shard in new.shards:
         kept = before.get(shard.rank, []) if old.tier == new.tier else []
         cells += shard.rows * shard.columns - sum(_overlap(shard, other) for other in kept)
-    return round(cells * (4 + new.state_bytes / new.dim))
+    return round(cells * new.row_bytes(new.dim) / new.dim)
 
 
 def _overlap(one: ShardPlan, other: ShardPlan) -> int:

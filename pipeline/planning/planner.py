@@ -210,5 +210,6 @@ def _table(setting: Setting, space: Space, found: Found, table: Table) -> TableP
         reason=why + (f"; {found.remark}" if found.remark else ""),
         cache_rows=offer.cache_rows,
         hit_rate=round(offer.hit_rate, 6),
-        state_bytes=table.state_bytes,
+        state_bytes=table.optimizer.row_bytes,
+        value_state_bytes=table.optimizer.value_bytes,
     )

@@ -45,8 +45,7 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
-            columns, state = (0, 0) if placed.tier == "ssd" else (shard.columns, table.state_bytes)
-            staged[shard.rank] += shard.rows * staged_row(columns, state)
+            staged[shard.rank] += shard.rows * staged_row(0 if placed.tier == "ssd" else table.row_bytes(shard.columns))
     reserved = [dense_bytes(config, schema, profile) for _ in own]
     if config.hardware.device == "cpu":
         for kept, rows in zip(reserved, staged, strict=True):

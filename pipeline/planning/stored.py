@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.records import Plan
+from pipeline.records import Plan, read
 from pipeline.store import Store
 
 FILE = "plan.json"
@@ -72,7 +72,7 @@ def _from_store(store: Store, path: str, text: str) -> StoredPlan:
     store.verify(artifact, FILE)
     key = artifact.key[:KEY]
     name = key if path.rpartition("/")[2].startswith(text) else f"{text} ({key})"
-    plan = _parsed(store.read_json(f"{path}/{FILE}"), store.url_of(f"{path}/{FILE}"))
+    plan = read(Plan, store, f"{path}/{FILE}")
     return StoredPlan(name=name, plan=plan, settings=leaves(artifact.config))
 
 
@@ -83,14 +83,7 @@ def _from_file(path: Path) -> StoredPlan:
         config = json.loads(manifest.read_text()).get("config", {}) if manifest.is_file() else {}
     except (OSError, ValueError, AttributeError) as error:
         raise ArtifactError(f"{path} cannot be read as JSON: {error}", hint="nightjar plan force=true") from None
-    return StoredPlan(name=str(path), plan=_parsed(record, str(path)), settings=leaves(config))
-
-
-def _parsed(record: Any, where: str) -> Plan:
-    try:
-        return Plan.from_json(record)
-    except ArtifactError as error:
-        raise ArtifactError(f"{where} {error.message.removeprefix(f'{FILE} ')}", hint=error.hint) from None
+    return StoredPlan(name=str(path), plan=Plan.from_json(record, str(path)), settings=leaves(config))
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -6,22 +6,24 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-CARD, CARD_TEXT = "card.json", "README.md"
+from pipeline.records import ModelCard, TableLayout
+
+CARD_TEXT = "README.md"
 _LARGEST = 8  # tables shown in the text
 
 
-def card_text(card: Mapping[str, Any]) -> str:
-    """``README.md`` of a version; ``card``: what ``card.json`` holds."""
-    lineage, gate, tables = card["lineage"], card["gate"], card["tables"]
-    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(card["created"]))
-    lines = [f"# {card['model']} {card['version']}", "", f"Made {made} by run `{lineage['run']}`.", ""]
-    lines += ["## Verdict", "", f"{gate['verdict']}" + (f" (forced: {gate['forced']})" if gate.get("forced") else "")]
-    lines += ["", *(f"- {reason}" for reason in gate["reasons"]), *([""] if gate["reasons"] else [])]
+def card_text(card: ModelCard) -> str:
+    """``README.md`` of a version."""
+    gate = card.gate
+    made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(card.created))
+    lines = [f"# {card.model} {card.version}", "", f"Made {made} by run `{card.lineage.run}`.", ""]
+    lines += ["## Verdict", "", gate.verdict + (f" (forced: {gate.forced})" if gate.forced else "")]
+    lines += ["", *(f"- {reason}" for reason in gate.reasons), *([""] if gate.reasons else [])]
     lines += ["## Figures on held-out rows, as served", "", "| figure | value | interval |", "|---|---|---|"]
-    for name, (point, low, high) in card["figures"].items():
+    for name, (point, low, high) in card.figures.items():
         lines.append(f"| {name} | {point:.5f} | {low:.5f} to {high:.5f} |")
-    lines += ["", "## Data", "", *_facts(card["data"]), "", "## Lineage", "", *_facts(lineage)]
-    lines += ["", "## Tables", "", *_tables(tables), "", "## Plan", "", *_facts(card["plan"])]
+    lines += ["", "## Data", "", *_facts(card.data), "", "## Lineage", "", *_facts(card.lineage.to_json())]
+    lines += ["", "## Tables", "", *_tables(card.tables), "", "## Plan", "", *_facts(card.plan.to_json())]
     lines += ["", "All settings: `config.yaml`. Every file's checksum: `manifest.json`.", ""]
     return "\n".join(lines)
 
@@ -30,11 +32,11 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
     return [f"- {name.replace('_', ' ')}: {value}" for name, value in record.items() if value is not None]
 
 
-def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    sizes = {name: table["rows"] * table["record_bytes"] for name, table in tables.items()}
+def _tables(tables: Mapping[str, TableLayout]) -> list[str]:
+    sizes = {name: table.bytes for name, table in tables.items()}
     total = f"{len(tables)} tables, {sum(sizes.values()):,} bytes"
     lines = [f"{total}; the largest:", "", "| table | rows | width | coding | bytes |", "|---|---|---|---|---|"]
     for name in sorted(tables, key=lambda name: -sizes[name])[:_LARGEST]:
         table = tables[name]
-        lines.append(f"| {name} | {table['rows']:,} | {table['dim']} | {table['coding']} | {sizes[name]:,} |")
+        lines.append(f"| {name} | {table.rows:,} | {table.dim} | {table.coding} | {sizes[name]:,} |")
     return lines

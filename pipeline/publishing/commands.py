@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.errors import ArtifactError
-from pipeline.publishing.card import CARD
 from pipeline.publishing.versions import find_version, listing, read_current, version_path
+from pipeline.records import CARD, ModelCard, Promotion, ShownVersion, read
 from pipeline.store import Store
 
 
@@ -22,7 +22,7 @@ def list_versions(store: Store, model: str) -> dict[str, Any]:
     return {"model": model, "serving": read_current(store, model).version, "versions": found}
 
 
-def show(store: Store, model: str, version: str | None) -> dict[str, Any]:
+def show(store: Store, model: str, version: str | None) -> ShownVersion:
     """The card of a version (None: the one that serves), its files and what was done with it.
 
     ArtifactError where there is no such version.
@@ -33,8 +33,8 @@ def show(store: Store, model: str, version: str | None) -> dict[str, Any]:
         raise ArtifactError(f"model {model!r} has no version that serves", hint=f"nightjar models ls {model}")
     path, artifact = version_path(model, name), find_version(store, model, name)
     store.verify(artifact, CARD)
-    return {
-        "path": store.url_of(path), "serves": name == current.version, "card": store.read_json(f"{path}/{CARD}"),
-        "files": {file: entry.bytes for file, entry in artifact.files.items()},
-        "log": [entry for entry in current.log if entry["version"] == name],
-    }  # fmt: skip
+    return ShownVersion(
+        path=store.url_of(path), serves=name == current.version, card=read(ModelCard, store, f"{path}/{CARD}"),
+        files={file: entry.bytes for file, entry in artifact.files.items()},
+        log=tuple(Promotion.from_json(entry) for entry in current.log if entry["version"] == name),
+    )  # fmt: skip

@@ -7,13 +7,11 @@ line, these changes compare versions of different days fairly; the NE of each on
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.publishing.versions import read_current, version_path
+from pipeline.records import GATE, HOLD, GateRecord, read
 from pipeline.store import Store
-
-GATE = "gate.json"
 
 
 def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:
@@ -30,20 +28,19 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
             levels[version] = level
             seen += 1
         record = _record(store, model, version)
-        change, before = record.get("change", {}).get("ne"), record.get("incumbent_version")
-        if change is None or before is None or record.get("forced") or record.get("verdict") == "HOLD":
+        before = record.incumbent_version if record is not None else None
+        if record is None or record.change is None or before is None or record.forced or record.verdict == HOLD:
             break
-        level -= math.log1p(change[0])
+        level -= math.log1p(record.change.ne.point)
         version = before
     return sorted((name for name in levels if levels[name] < 0), key=lambda name: levels[name])
 
 
-def _record(store: Store, model: str, version: str) -> dict[str, Any]:
-    """The gate's record of a version; empty where it is gone or damaged."""
+def _record(store: Store, model: str, version: str) -> GateRecord | None:
+    """The gate's record of a version; None where it is gone or damaged."""
     try:
-        found: dict[str, Any] = store.read_json(f"{version_path(model, version)}/{GATE}")
-        return found
+        return read(GateRecord, store, f"{version_path(model, version)}/{GATE}")
     except UnreachableError:
         raise
     except ArtifactError:
-        return {}
+        return None

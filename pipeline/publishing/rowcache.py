@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.errors import ArtifactError
-from pipeline.publishing.tables import TableLayout
+from pipeline.publishing.tables import decoded
+from pipeline.records import TableLayout
 
 Records = NDArray[np.uint8]
 _MOST_CREDIT = 15
@@ -111,10 +112,10 @@ class TableReader:
         """float32 [n, dim] of ``rows`` [n], any order, repeats allowed."""
         numbers = rows.astype(np.int64)
         if self._pool is None:
-            return self.layout.decode(self._records[numbers], numbers)
+            return decoded(self.layout, self._records[numbers], numbers)
         unique, inverse = np.unique(numbers, return_inverse=True)
         records = self.cache.read(unique, self._fetch) if self.cache is not None else self._fetch(unique)
-        return self.layout.decode(records, unique)[inverse]
+        return decoded(self.layout, records, unique)[inverse]
 
     def _fetch(self, rows: NDArray[np.int64]) -> Records:
         """Records from the mapped file, several at a time."""
@@ -127,7 +128,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     """Bytes of ``memory`` for each table: those that take less than an even share whole, the others by size."""
     found: dict[str, int] = {}
     left = memory
-    sizes = {name: layout.rows * layout.record_bytes for name, layout in layouts.items()}
+    sizes = {name: layout.bytes for name, layout in layouts.items()}
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for place, name in enumerate(ranked):
         rest = ranked[place:]

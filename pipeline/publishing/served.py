@@ -6,7 +6,6 @@ import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,12 +18,9 @@ from torch.nn import functional
 from pipeline.errors import ArtifactError
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.publishing.rowcache import TableReader, shares
-from pipeline.publishing.tables import TableLayout
-from pipeline.records import DatasetSchema
+from pipeline.records import SERVING, Description
 from pipeline.store import Store
 
-SERVING = "serving.json"
-FORMAT = "nightjar-model-1"
 SCORE_ROWS = 8192
 NEEDED = (SERVING, PROGRAM, "tables")
 
@@ -40,44 +36,20 @@ class Lists(Protocol):
 Ids = Mapping[str, NDArray[np.integer] | Lists]  # by feature: [b], or of several ids
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
-    """``serving.json``: names of the dense features, the sparse ones in order (multi-valued or not), tables by name."""
-
-    dense: tuple[str, ...]
-    sparse: dict[str, bool]
-    dim: int
-    tables: dict[str, TableLayout]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"format": FORMAT, **asdict(self)}
-
-    @staticmethod
-    def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout]) -> Description:
-        """The description of a model of the dataset ``schema``."""
-        sparse = {column.name: column.multi for column in schema.sparse}
-        return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables)
-
-    @staticmethod
-    def read(path: Path) -> Description:
-        """The description at ``path``; ArtifactError where it is none, or of another format."""
-        try:
-            record = json.loads(path.read_text())
-            if record["format"] != FORMAT:
-                raise ValueError(f"format {record['format']!r}, expected {FORMAT!r}")
-            tables = {name: TableLayout(**table) for name, table in record["tables"].items()}
-            dense, sparse = tuple(record["dense"]), record["sparse"]
-            return Description(dense=dense, sparse=sparse, dim=record["dim"], tables=tables)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ArtifactError(f"{path} does not describe a model: {error}", hint="publish it again") from None
+def read_description(path: Path) -> Description:
+    """The description at ``path``; ArtifactError where it is none, or of another format."""
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path} does not describe a model: {error}", hint=Description.REMEDY) from None
+    return Description.from_json(record, str(path))
 
 
 class ServedModel:
     """The version in ``directory``, with at most ``memory`` bytes for rows of its tables."""
 
     def __init__(self, directory: Path, memory: int) -> None:
-        self.description = Description.read(directory / SERVING)
+        self.description = read_description(directory / SERVING)
         tables = self.description.tables
         budget = shares(tables, memory)
         self.tables = {

@@ -7,50 +7,30 @@ of two for each block of rows, which the version's description keeps.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.quantise import EncodedRows, decode, packed_bytes
+from pipeline.records import TableLayout
 
 FLOATS = {"fp16": torch.float16, "fp32": torch.float32}
 _RANGE_BYTES = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class TableLayout:
-    """``file`` holds ``rows`` records of ``record_bytes``. ``coding``: 8 | 4 | fp16 | fp32.
-
-    ``units``: of each ``block_rows`` rows the power of two that their low and span are relative to.
-    """
-
-    file: str
-    rows: int
-    dim: int
-    coding: str
-    record_bytes: int
-    block_rows: int
-    units: list[float] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data of the version's description."""
-        return asdict(self)
-
-    def decode(self, records: NDArray[np.uint8], rows: NDArray[np.int64]) -> Tensor:
-        """The float32 values [n, dim] of ``records`` [n, record_bytes], which are those of ``rows`` [n]."""
-        found = torch.from_numpy(records)
-        if not len(rows):
-            return torch.zeros(0, self.dim)
-        if self.coding in FLOATS:
-            return found.view(FLOATS[self.coding]).float()
-        codes, ends = found[:, :-_RANGE_BYTES], found[:, -_RANGE_BYTES:].contiguous().view(torch.float16)
-        values = decode(EncodedRows(codes, ends[:, 0], ends[:, 1], 1.0, int(self.coding), self.dim))
-        units = torch.tensor(self.units, dtype=torch.float32)[torch.from_numpy(rows // self.block_rows)]
-        return values.mul_(units[:, None])  # a power of two: exact
+def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.int64]) -> Tensor:
+    """The float32 values [n, dim] of ``records`` [n, record_bytes], which are those of ``rows`` [n]."""
+    codes_and_range = torch.from_numpy(records)
+    if not len(rows):
+        return torch.zeros(0, layout.dim)
+    if layout.coding in FLOATS:
+        return codes_and_range.view(FLOATS[layout.coding]).float()
+    codes, ends = codes_and_range[:, :-_RANGE_BYTES], codes_and_range[:, -_RANGE_BYTES:].contiguous()
+    ranges = ends.view(torch.float16)
+    values = decode(EncodedRows(codes, ranges[:, 0], ranges[:, 1], 1.0, int(layout.coding), layout.dim))
+    units = torch.tensor(layout.units, dtype=torch.float32)[torch.from_numpy(rows // layout.block_rows)]
+    return values.mul_(units[:, None])  # a power of two: exact
 
 
 def record_bytes(dim: int, coding: str) -> int:

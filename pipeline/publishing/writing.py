@@ -12,7 +12,8 @@ from torch import Tensor
 
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
 from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
-from pipeline.publishing.tables import FLOATS, TableLayout, record_bytes
+from pipeline.publishing.tables import FLOATS, record_bytes
+from pipeline.records import TableLayout
 from pipeline.store import Draft
 
 SAMPLE_ROWS = 2048
@@ -41,7 +42,7 @@ def write_table(
     name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
     units: list[float] = []
     block_rows, bad, quantiser = rows, 0, None
-    trained = np.zeros(rows, bool) if reader.state_names(table) else None
+    trained = np.zeros(rows, bool) if reader.states(table) else None
     with draft.open(name) as sink:
         for window in reader.windows(table, window_bytes):
             weight = window.weight
@@ -77,6 +78,6 @@ def _sample(weight: Tensor) -> Tensor:
 
 
 def _moved(window: Window) -> NDArray[np.bool_]:
-    """Rows [n] whose sums of squared gradients are not zero: those that training has moved."""
-    states = [state.numpy() != 0 for state in window.state.values()]
+    """Rows [n] whose optimizer state is not all zero: those that training has moved."""
+    states = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in window.state.values()]
     return np.asarray(np.logical_or.reduce(states))

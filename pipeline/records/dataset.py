@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.records.record import Record
 
 MISSING_ROW = 0
 UNSEEN_ROW = 1
@@ -40,7 +42,7 @@ def unseen_column(feature: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseColumn:
+class SparseColumn(Record):
     """A categorical feature as it lies in Parquet and the table of ``rows`` rows that embeds it.
 
     Single-valued: one int32 column. Multi-valued: list<int32>; ``weighted`` adds list<float32> in
@@ -54,13 +56,17 @@ class SparseColumn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetSchema:
+class DatasetSchema(Record):
     """``schema.json``: columns of a dataset's Parquet files, in order: label, dense, sparse.
 
     ``rows`` counts rows of split ``train`` and ``test``; files of a split are ``<split>/part-*.parquet``,
     their names in order in ``files``, the rows of each file's row groups in ``groups``.
     ``true_probability``: a float32 column of that name holds the probability the label was drawn from.
     """
+
+    FILE: ClassVar[str] = "schema.json"
+    KIND: ClassVar[str] = "dataset's schema"
+    REMEDY: ClassVar[str] = "stages=[ingest] force=true makes the dataset again"
 
     dense: tuple[str, ...]
     sparse: tuple[SparseColumn, ...]
@@ -69,19 +75,9 @@ class DatasetSchema:
     groups: dict[str, list[list[int]]]
     true_probability: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``schema.json``."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> DatasetSchema:
-        """The schema that ``to_json`` wrote."""
-        sparse = tuple(SparseColumn(**column) for column in record["sparse"])
-        return DatasetSchema(**{**record, "dense": tuple(record["dense"]), "sparse": sparse})
-
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureProfile:
+class FeatureProfile(Record):
     """What ingestion measured of one sparse feature over the train rows.
 
     ``distinct``: raw ids seen; ``missing_share``: share of rows without a value; ``pooling``: mean ids per row;
@@ -97,7 +93,7 @@ class FeatureProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseProfile:
+class DenseProfile(Record):
     """What ingestion measured of one dense feature over the train rows, before its transform."""
 
     missing_share: float
@@ -108,24 +104,14 @@ class DenseProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class Profile(Record):
     """``profile.json``: rows and label rate per split, and every feature's figures."""
+
+    FILE: ClassVar[str] = "profile.json"
+    KIND: ClassVar[str] = "dataset's profile"
+    REMEDY: ClassVar[str] = "stages=[ingest] force=true makes the dataset again"
 
     rows: dict[str, int]
     label_rate: dict[str, float]
     dense: dict[str, DenseProfile]
     sparse: dict[str, FeatureProfile]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``profile.json``."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> Profile:
-        """The profile that ``to_json`` wrote."""
-        return Profile(
-            rows=record["rows"],
-            label_rate=record["label_rate"],
-            dense={name: DenseProfile(**value) for name, value in record["dense"].items()},
-            sparse={name: FeatureProfile(**value) for name, value in record["sparse"].items()},
-        )

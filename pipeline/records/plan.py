@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import ClassVar
 
-from pipeline.errors import ArtifactError
+from pipeline.records.record import Record, absent
 
 # Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
@@ -14,8 +14,10 @@ PLAN_VERSION = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardPlan:
+class ShardPlan(Record):
     """One shard of a table: rows [row, row + rows) and columns [column, column + columns) on global rank ``rank``."""
+
+    STRICT: ClassVar[bool] = True
 
     rank: int
     row: int
@@ -25,14 +27,16 @@ class ShardPlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TablePlan:
+class TablePlan(Record):
     """Where a table goes. ``tier``: hbm | hbm_cached | ddr | ssd.
 
     ``sharding``/``kernel`` are TorchRec's names; ``reason``: one sentence for people; ``cost_ms``: predicted.
     ``cache_rows``: of tiers hbm_cached and ssd, the rows over all ranks that the faster memory keeps; ``hit_rate``:
     predicted share of its lookups that find their row there, 1 for a table that is wholly in memory.
-    ``state_bytes``: optimizer state of a row.
+    ``state_bytes``: optimizer state of a row, whatever its width; ``value_state_bytes``: of each of its weights.
     """
+
+    STRICT: ClassVar[bool] = True
 
     rows: int
     dim: int
@@ -46,11 +50,16 @@ class TablePlan:
     cache_rows: int = 0
     hit_rate: float = 1.0
     state_bytes: int = 4
+    value_state_bytes: int = absent(0)
 
     @property
     def bytes(self) -> int:
         """One copy of the table: fp32 weights and optimizer state."""
-        return self.rows * (4 * self.dim + self.state_bytes)
+        return self.rows * self.row_bytes(self.dim)
+
+    def row_bytes(self, columns: int) -> int:
+        """``columns`` fp32 weights of a row with their optimizer state."""
+        return columns * (4 + self.value_state_bytes) + self.state_bytes
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
         """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
@@ -58,7 +67,7 @@ class TablePlan:
         On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
         memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
         """
-        row = shard.columns * 4 + self.state_bytes
+        row = self.row_bytes(shard.columns)
         marks = MARK_BYTES * shard.rows if device == "cuda" else 0
         if self.tier == ("hbm" if device == "cuda" else "ddr"):
             return shard.rows * row + marks
@@ -84,7 +93,7 @@ BESIDE_TRAINING = ("margin", "process")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Plan(Record):
     """``plan.json``: the whole sharding plan for ``world_size`` ranks, ``ranks_per_host`` on each host.
 
     ``memory``: per rank, predicted bytes of tables by tier; ``reserved``: per rank, bytes kept free of them by
@@ -93,6 +102,13 @@ class Plan:
     ``gap``: how far the plan may be from the best, as a share; ``figures``: the hardware's, by name;
     ``profile_key``: the dataset's.
     """
+
+    FILE: ClassVar[str] = "plan.json"
+    KIND: ClassVar[str] = "plan"
+    VERSION: ClassVar[int] = PLAN_VERSION
+    VERSION_KEY: ClassVar[str] = "version"
+    REMEDY: ClassVar[str] = "nightjar plan force=true makes the plan again"
+    STRICT: ClassVar[bool] = True
 
     version: int = PLAN_VERSION
     hardware: str
@@ -136,25 +152,3 @@ class Plan:
             return None
         own = sum(t.resident_bytes(s, self.device) for t in self.tables.values() for s in t.shards if s.rank == rank)
         return own + sum(size for purpose, size in self.reserved[rank].items() if purpose not in BESIDE_TRAINING)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``plan.json``."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> Plan:
-        """The plan that ``to_json`` wrote; ArtifactError for one of another version, and for what is no plan."""
-        again = "nightjar plan force=true makes the plan again"
-        try:
-            if record.get("version") != PLAN_VERSION:
-                said = (
-                    f"plan.json has version {record.get('version')}, expected {PLAN_VERSION}: another release made it"
-                )
-                raise ArtifactError(said, hint=again)
-            tables = {
-                name: TablePlan(**{**table, "shards": tuple(ShardPlan(**shard) for shard in table["shards"])})
-                for name, table in record["tables"].items()
-            }
-            return Plan(**{**record, "tables": tables})
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ArtifactError(f"plan.json is not a plan of version {PLAN_VERSION}: {error}", hint=again) from None

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pipeline.records.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tower:
+class Tower(Record):
     """Features that are embedded together, on the ranks of ``hosts``; towers share all their hosts or none."""
+
+    STRICT: ClassVar[bool] = True
 
     features: tuple[str, ...]
     hosts: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TowerModuleSpec:
+class TowerModuleSpec(Record):
     """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn.
 
     ``c``, ``p``, ``dim``: the sizes of DMT (MLSys'24): vectors a feature, vectors a tower, their width (0: the
     embeddings'); ``cross_layers``: of dcn.
     """
+
+    STRICT: ClassVar[bool] = True
 
     name: str = "pass_through"
     c: int = 1
@@ -39,7 +45,7 @@ class TowerModuleSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TowerEvidence:
+class TowerEvidence(Record):
     """What an assignment to towers rests on; lists are in the order of ``features``.
 
     ``similarity``: [F][F], mean |cosine| of two features' centred embeddings by ``source``; ``placement``: [F][2], of
@@ -58,10 +64,15 @@ class TowerEvidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Towers:
+class Towers(Record):
     """``towers.json``: every sparse feature in exactly one tower. ``partition`` flat: one tower, no transform."""
 
+    FILE: ClassVar[str] = "towers.json"
+    KIND: ClassVar[str] = "towers record"
     VERSION: ClassVar[int] = 2
+    VERSION_KEY: ClassVar[str] = "version"
+    REMEDY: ClassVar[str] = "stages=[partition] force=true makes the towers again"
+    STRICT: ClassVar[bool] = True
 
     version: int = VERSION
     partition: str
@@ -73,16 +84,3 @@ class Towers:
     def is_flat(self) -> bool:
         """Whether the model is trained without towers."""
         return self.partition == "flat"
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for ``towers.json``."""
-        return asdict(self)
-
-    @staticmethod
-    def from_json(record: dict[str, Any]) -> Towers:
-        """The towers that ``to_json`` wrote."""
-        towers = tuple(Tower(features=tuple(t["features"]), hosts=tuple(t["hosts"])) for t in record["towers"])
-        parts: dict[str, Any] = {"towers": towers, "module": TowerModuleSpec(**record["module"])}
-        if (evidence := record.get("evidence")) is not None:
-            parts["evidence"] = TowerEvidence(**{**evidence, "features": tuple(evidence["features"])})
-        return Towers(**{**record, **parts})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.records import Curve
 from pipeline.report import units
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Line, Point, line_plot, reliability_plot
@@ -13,7 +14,7 @@ STEPS = Axis(title="step", from_zero=True, whole=True)
 
 
 def run_figures(
-    records: Sequence[Mapping[str, Any]], scores: Mapping[str, Any], reliability: Mapping[str, list[Any]] | None
+    records: Sequence[Mapping[str, Any]], scores: Mapping[str, Any], reliability: Curve | None
 ) -> list[Figure]:
     """Loss, NE, speed, data wait and learning rate over steps, and calibration; what is not known is left out."""
     return [
@@ -50,13 +51,13 @@ def _curve(
         yield Figure(title, unit, line_plot(points, x=STEPS, y=axis, references=references, label=label))
 
 
-def calibration(curve: Mapping[str, list[Any]] | None, whose: str = "") -> Iterator[Figure]:
+def calibration(curve: Curve | None, whose: str = "") -> Iterator[Figure]:
     """The plot of ``curve``, as ``evaluation.reliability`` gives it, where there is one; ``whose``: a model's name."""
-    if curve and curve.get("predicted"):
+    if curve is not None and curve.predicted:
         of = f" of the {whose}" if whose else ""
         plot = reliability_plot(
-            curve["predicted"], curve["observed"], curve["rows"],
+            curve.predicted, curve.observed, curve.rows,
             x=Axis(title="predicted probability of a click", from_zero=True), y=Axis(title="observed", from_zero=True),
-            label=f"Observed click rate against predicted probability{of} in {len(curve['predicted'])} bins",
+            label=f"Observed click rate against predicted probability{of} in {len(curve.predicted)} bins",
         )  # fmt: skip
         yield Figure(f"Calibration{of}", "observed click rate, 95% intervals", plot)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from pipeline.records import HOLD, Check, GateRecord, Interval, RowsPower, Slice
 from pipeline.report import units
 from pipeline.report.gateplots import gate_figures
-from pipeline.report.page import Table, from_template, items, pill
+from pipeline.report.page import Table, from_template, pill
 
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
@@ -17,158 +18,162 @@ LEAST_CHANGE = 0.01  # of coverage, to be listed
 _ANSWERS = (("failed", "**no**", "no"), ("skipped", "warned", "warned"), ("done", "yes", "yes"))
 
 
-def gate_page(record: Mapping[str, Any]) -> str:
+def gate_page(record: GateRecord) -> str:
     """The page of a verdict; everything that comes from data is escaped, parts that are not known are left out."""
-    verdict = str(record.get("verdict", ""))
+    verdict = record.verdict
     return from_template(
         "gate.html", title=f"Gate: {verdict} {_model(record)}", files="gate.json", heading=_model(record) or "Gate",
-        about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == "HOLD",
-        reasons=items(record, "reasons"), warnings=items(record, "warnings"), summary=_cards(record),
-        compared=_compared_models(record), plots=gate_figures(record), questions=_questions(_checks(record)),
-        slices=_slices(record.get("slices", ())), coverage=_coverage(record),
+        about=_sentence(record), verdict=pill(verdict, verdict), held=verdict == HOLD, reasons=record.reasons,
+        warnings=record.warnings, summary=_cards(record), compared=_compared_models(record),
+        plots=gate_figures(record), questions=_questions(_checks(record)), slices=_slices(record.slices or ()),
+        coverage=_coverage(record),
     )  # fmt: skip
 
 
-def gate_markdown(record: Mapping[str, Any]) -> str:
+def gate_markdown(record: GateRecord) -> str:
     """The same as Markdown, for a ticket or a chat; without the plots."""
-    lines = [f"# Gate: {record.get('verdict', '')}", "", _sentence(record), ""]
-    lines += [*(f"- {reason}" for reason in record.get("reasons", ())), ""] if record.get("reasons") else []
-    if record.get("warnings"):
-        lines += [*(f"- warning: {words}" for words in record["warnings"]), ""]
-    if "candidate" in record:
-        head = ("figure", "candidate", *(("incumbent", "change") if "incumbent" in record else ()))
-        lines += [*_markdown_table(head, [_figure_cells(record, *each) for each in FIGURES]), ""]
+    lines = [f"# Gate: {record.verdict}", "", _sentence(record), ""]
+    lines += [*(f"- {reason}" for reason in record.reasons), ""] if record.reasons else []
+    lines += [*(f"- warning: {words}" for words in record.warnings), ""] if record.warnings else []
+    if figures := _figure_rows(record):
+        head = ("figure", "candidate", *(("incumbent", "change") if record.incumbent is not None else ()))
+        lines += [*_markdown_table(head, figures), ""]
     if others := _other_models(record):
         lines += [*_markdown_table(("other model", "NE", "change to the candidate"), others), ""]
-    rows = [[_ANSWERS[_answer(check)][1], check["name"], check["words"]] for check in _checks(record)]
+    rows = [[_ANSWERS[_answer(check)][1], check.name, check.words] for check in _checks(record)]
     lines += [*_markdown_table(("passed", "question", "answer"), rows), ""]
-    if record.get("slices"):
-        compared = _compared(record["slices"])
+    if record.slices:
+        compared = _compared(record.slices)
         head = ("slice", "rows", "NE", *(("incumbent", "change of NE") if compared else ()), "calibration")
-        lines += [*_markdown_table(head, [_slice_cells(each, compared) for each in record["slices"]]), ""]
+        lines += [*_markdown_table(head, [_slice_cells(each, compared) for each in record.slices]), ""]
     return "\n".join(lines)
 
 
-def _model(record: Mapping[str, Any]) -> str:
-    return f"{record.get('model', '')} {record.get('version', '')}".strip()
+def _model(record: GateRecord) -> str:
+    return f"{record.model} {record.version}".strip()
 
 
-def _sentence(record: Mapping[str, Any]) -> str:
-    against = record.get("incumbent_version")
+def _sentence(record: GateRecord) -> str:
+    against = record.incumbent_version
     beside = f"beside the incumbent {against}" if against else "no incumbent, absolute questions only"
-    return f"{_model(record) or 'candidate'} on {units.count(record.get('rows'))} held-out rows, {beside}"
+    return f"{_model(record) or 'candidate'} on {units.count(record.rows)} held-out rows, {beside}"
 
 
-def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _cards(record: GateRecord) -> list[tuple[str, str, str]]:
     figures: list[tuple[str, str, str]] = []
-    if "candidate" not in record:
+    if record.candidate is None:
         return figures
-    for name, title in FIGURES:
-        _, ours, *others = _figure_cells(record, name, title)
+    for title, ours, *others in _figure_rows(record):
         under = f"incumbent {others[0]}, {others[1].split(' ')[0]}" if others else "no incumbent"
         figures.append((title if title[0].isupper() else title.capitalize(), ours.split(" ")[0], under))
-    if power := record.get("power"):
-        figures.append(("Rows can tell", f"{power['resolved']:+.2%}", _rows_that_tell(record["rows"], power)))
-    if shift := record.get("shift"):
-        figures.append(("Prediction shift", units.decimal(shift["psi"], 3), f"PSI; KS {units.decimal(shift['ks'], 3)}"))
-    if coverage := record.get("coverage"):
+    if power := record.power:
+        figures.append(("Rows can tell", f"{power.resolved:+.2%}", _rows_that_tell(record.rows, power)))
+    if shift := record.shift:
+        figures.append(("Prediction shift", units.decimal(shift.psi, 3), f"PSI; KS {units.decimal(shift.ks, 3)}"))
+    if coverage := record.coverage:
         mean = sum(coverage.values()) / len(coverage)
         figures.append(("Coverage of ids", units.percent(mean), "lookups served by trained rows"))
-    if serving := record.get("serving"):
-        said = f"served over trained; largest {units.decimal(serving['largest_difference'])}"
-        figures.append(("Serving gap", f"{100 * serving['gap']:+.3f}%", said))
+    if serving := record.serving:
+        said = f"served over trained; largest {units.decimal(serving.largest_difference)}"
+        figures.append(("Serving gap", f"{100 * serving.gap:+.3f}%", said))
     return figures
 
 
-def _rows_that_tell(rows: int, power: Mapping[str, Any]) -> str:
-    needed, limit = power["rows_needed"], f"{power['limit']:.2%}"
+def _rows_that_tell(rows: int, power: RowsPower) -> str:
+    needed, limit = power.rows_needed, f"{power.limit:.2%}"
     if needed is None:
         return "rise of NE"
     return f"rise of NE; the limit is {limit}" + (f", for {units.count(needed)} rows" if needed > rows else "")
 
 
-def _interval(values: Sequence[float] | None, signed: str = "") -> str:
+def _interval(values: Interval | None, signed: str = "") -> str:
     """``0.7411 [0.7380, 0.7442]``; ``signed`` %: in per cent with sign, +: with sign."""
-    if values is None or not units.known(values[0]):
+    if values is None or not units.known(values.point):
         return units.ABSENT
     kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
     point, low, high = (format(value, kind) for value in values)
     return f"{point} [{low}, {high}]"
 
 
-def _figure_cells(record: Mapping[str, Any], name: str, title: str) -> list[str]:
-    """Title and candidate's figure; with an incumbent also its figure, and the change."""
-    cells = [title, _interval(record["candidate"][name])]
-    if "incumbent" not in record:
-        return cells
-    change = _interval(record.get("change", {}).get(name), "%" if name == "ne" else "+")
-    return [*cells, _interval(record["incumbent"][name]), change]
+def _figure_rows(record: GateRecord) -> list[list[str]]:
+    """Title and candidate's figure; with an incumbent also its figure, and the change. None without figures."""
+    if record.candidate is None:
+        return []
+    rows = [[title, _interval(getattr(record.candidate, name))] for name, title in FIGURES]
+    if record.incumbent is not None:
+        for cells, (name, _) in zip(rows, FIGURES, strict=True):
+            change = _interval(getattr(record.change, name, None), "%" if name == "ne" else "+")
+            cells += [_interval(getattr(record.incumbent, name)), change]
+    return rows
 
 
-def _compared_models(record: Mapping[str, Any]) -> dict[str, Any] | None:
+def _compared_models(record: GateRecord) -> dict[str, Any] | None:
     """The candidate's figures, beside those of the incumbent and of other models where there are any."""
-    if "candidate" not in record:
+    if record.candidate is None:
         return None
-    compared = "incumbent" in record
+    compared = record.incumbent is not None
     head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
     paired = ", paired: both models, the same draws of rows" if compared else ""
     title = "Candidate and incumbent on the same rows" if compared else "The candidate on held-out rows"
     return {
         "title": title,
-        "models": Table(head, [_figure_cells(record, *each) for each in FIGURES]),
+        "models": Table(head, _figure_rows(record)),
         "others": Table(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
-        "text": f"In brackets {units.percent(record.get('confidence'), 0)} intervals{paired}.",
+        "text": f"In brackets {units.percent(record.confidence, 0)} intervals{paired}.",
     }
 
 
-def _other_models(record: Mapping[str, Any]) -> list[list[str]]:
+def _other_models(record: GateRecord) -> list[list[str]]:
     """Name, NE and the change to the candidate, of the best of the last versions and of the simple model."""
-    best, simple = record.get("best") or {}, record.get("baseline") or {}
-    named = ((f"best of the last versions: {best.get('version')}", best), ("logistic regression", simple))
-    return [[name, _interval(each["ne"]), _interval(each["change"], "%")] for name, each in named if "change" in each]
+    best = f"best of the last versions: {record.best.version}" if record.best is not None else ""
+    named = ((best, record.best), ("logistic regression", record.baseline))
+    return [
+        [name, _interval(each.ne), _interval(each.change, "%")]
+        for name, each in named
+        if each is not None and each.change is not None
+    ]
 
 
-def _answer(check: Mapping[str, Any]) -> int:
+def _answer(check: Check) -> int:
     """Place in ``_ANSWERS``: 0 failed, 1 passed with a warning, 2 passed."""
-    return 0 if not check["passed"] else 1 if check.get("warned") else 2
+    return 0 if not check.passed else 1 if check.warned else 2
 
 
-def _checks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _checks(record: GateRecord) -> list[Check]:
     """What failed first, then what is warned of; slices that passed are left to their own table."""
-    found = [check for check in record.get("checks", ()) if not (check["passed"] and check["name"].startswith(_SLICE))]
-    return sorted(found, key=_answer)
+    shown = [check for check in record.checks if not (check.passed and check.name.startswith(_SLICE))]
+    return sorted(shown, key=_answer)
 
 
-def _questions(checks: Sequence[Mapping[str, Any]]) -> Table:
+def _questions(checks: Sequence[Check]) -> Table:
     answers = [_ANSWERS[_answer(check)] for check in checks]
-    rows = [(pill(a[0], a[2]), check["name"], check["words"]) for a, check in zip(answers, checks, strict=True)]
+    rows = [(pill(a[0], a[2]), check.name, check.words) for a, check in zip(answers, checks, strict=True)]
     return Table(("Passed", "Question", "Answer"), rows)
 
 
-def _compared(slices: Sequence[Mapping[str, Any]]) -> bool:
-    return any("incumbent" in each for each in slices)
+def _compared(slices: Sequence[Slice]) -> bool:
+    return any(each.incumbent is not None for each in slices)
 
 
-def _slice_cells(each: Mapping[str, Any], compared: bool) -> list[str]:
-    theirs = _interval(each["incumbent"]["ne"]) if "incumbent" in each else units.ABSENT
-    change = _interval(each.get("change", {}).get("ne"), "%")
+def _slice_cells(each: Slice, compared: bool) -> list[str]:
+    theirs = _interval(each.incumbent.ne if each.incumbent is not None else None)
+    change = _interval(each.change.ne if each.change is not None else None, "%")
     return [
-        f"{each['slice']}={each['value']}", units.count(each["rows"]), _interval(each["candidate"]["ne"]),
-        *((theirs, change) if compared else ()), _interval(each["candidate"]["calibration"]),
+        f"{each.slice}={each.value}", units.count(each.rows), _interval(each.candidate.ne),
+        *((theirs, change) if compared else ()), _interval(each.candidate.calibration),
     ]  # fmt: skip
 
 
-def _slices(slices: Sequence[Mapping[str, Any]]) -> Table:
+def _slices(slices: Sequence[Slice]) -> Table:
     compared = _compared(slices)
     head = ("Slice", "Rows*", "NE*", *(("Incumbent*", "Change of NE*") if compared else ()), "Calibration*")
     return Table(head, [_slice_cells(each, compared) for each in slices])
 
 
-def _coverage(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    coverage: Mapping[str, float] = record.get("coverage", {})
-    before: Mapping[str, float] = (record.get("former") or {}).get("coverage", {})
+def _coverage(record: GateRecord) -> list[tuple[str, str]]:
+    before = record.former.coverage if record.former is not None else {}
     pairs = []
-    for name, share in sorted(coverage.items(), key=lambda item: item[1]):
+    for name, share in sorted(record.coverage.items(), key=lambda item: item[1]):
         then = before.get(name)
         moved = then is not None and abs(then - share) >= LEAST_CHANGE
         pairs.append((name, units.percent(share) + (f" ({units.percent(then)} before)" if moved else "")))

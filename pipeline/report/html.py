@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import ArtifactError, UnreachableError
-from pipeline.records import Plan
+from pipeline.records import Curve, Plan, read
 from pipeline.report import units
 from pipeline.report.charts import run_figures
 from pipeline.report.data import MOST_REASONS, QUALITY, data_words, features_table, quarantine_table, read_data
@@ -30,7 +30,6 @@ class ReportData:
     """Everything the page shows; parts that are not known stay empty.
 
     ``plan_problem``: why ``plan.json`` is there but was not read.
-    ``reliability``: ``predicted``, ``observed``, ``rows`` by bin, as ``evaluation.reliability`` gives them.
     ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``, ``towers_page``,
     ``gate_page``: where the plan's, the towers' and the gate's own pages lie, relative to this one. ``data``: of the
     dataset, as ``read_data`` gives it.
@@ -40,7 +39,7 @@ class ReportData:
     records: list[dict[str, Any]] = field(default_factory=list)
     plan: Plan | None = None
     plan_problem: str = ""
-    reliability: Mapping[str, list[Any]] | None = None
+    reliability: Curve | None = None
     config: str = ""
     finished: float | None = None
     plan_page: str = ""
@@ -78,7 +77,7 @@ def read_run(store: Store, run: str) -> ReportData:
         records=read_records(store, run),
         plan=plan,
         plan_problem=problem,
-        reliability=store.read_json(curve) if store.exists(curve) else None,
+        reliability=read(Curve, store, curve) if store.exists(curve) else None,
         config=config,
         plan_page=_page(store, planned, PLAN_PAGE),
         towers_page=_page(store, paths.get("partition"), TOWERS_PAGE),
@@ -100,7 +99,7 @@ def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
         return None, ""
     try:
         store.verify(artifact, "plan.json")
-        return Plan.from_json(store.read_json(f"{artifact.path}/plan.json")), ""
+        return read(Plan, store, f"{artifact.path}/plan.json"), ""
     except UnreachableError:
         raise
     except ArtifactError as error:

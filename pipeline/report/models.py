@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.records import ShownVersion
 from pipeline.report import units
 
 
@@ -33,22 +34,21 @@ def _version(each: Mapping[str, Any]) -> str:
     )
 
 
-def details(shown: Mapping[str, Any]) -> str:
+def details(shown: ShownVersion) -> str:
     """A version: its verdict, figures, data, lineage and files."""
-    card = shown["card"]
-    gate = card["gate"]
-    lines = [f"{card['model']} {card['version']}" + (" (serves)" if shown["serves"] else ""), f"  at {shown['path']}"]
-    lines.append(f"  made {_when(card['created'])}")
-    lines += [f"  gate {gate['verdict']}", *(f"    {reason}" for reason in gate["reasons"])]
-    for name, (point, low, high) in card["figures"].items():
+    card = shown.card
+    lines = [f"{card.model} {card.version}" + (" (serves)" if shown.serves else ""), f"  at {shown.path}"]
+    lines.append(f"  made {_when(card.created)}")
+    lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
+    for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
-    for part in ("data", "lineage"):
-        lines += [f"  {part}", *(f"    {key.replace('_', ' ')}: {v}" for key, v in card[part].items() if v is not None)]
-    tables = card["tables"].values()
-    size = sum(table["rows"] * table["record_bytes"] for table in tables)
-    coding = "/".join(sorted({table["coding"] for table in tables}))
-    lines.append(f"  {units.plural(len(card['tables']), 'table')} in coding {coding}, {units.size(size)}")
-    lines += [f"  {entry['by']} {_when(entry['at'])}: {entry['reason'] or 'no reason given'}" for entry in shown["log"]]
+    for part, facts in (("data", card.data), ("lineage", card.lineage.to_json())):
+        lines += [f"  {part}", *(f"    {key.replace('_', ' ')}: {v}" for key, v in facts.items() if v is not None)]
+    tables = card.tables.values()
+    size = sum(table.bytes for table in tables)
+    coding = "/".join(sorted({table.coding for table in tables}))
+    lines.append(f"  {units.plural(len(tables), 'table')} in coding {coding}, {units.size(size)}")
+    lines += [f"  {entry.by} {_when(entry.at)}: {entry.reason or 'no reason given'}" for entry in shown.log]
     return "\n".join(lines)
 
 

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
-    from pipeline.config import ModelConfig
-
-C = TypeVar("C", bound="ModelConfig", contravariant=True)
+C = TypeVar("C", contravariant=True)  # a class of settings, derived from ``ModelConfig``
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +39,8 @@ class Model(Protocol[C]):
     """A ranking model as a choice of ``model``. Importing the module that defines one must not import torch.
 
     ``name``: the option of group ``model``, and ``model.name`` in a configuration. ``config``: its settings, a
-    keyword-only dataclass derived from ``ModelConfig`` whose ``name`` defaults to this one.
+    keyword-only dataclass derived from ``ModelConfig`` whose ``name`` defaults to this one. Its method ``check``
+    refuses settings that no model can have, before anything starts.
     """
 
     @property
@@ -54,14 +53,10 @@ class Model(Protocol[C]):
         """The dataclass of its settings."""
         ...
 
-    def check(self, config: C) -> None:
-        """Raise ConfigError for settings that no model can have; called before anything starts."""
-        ...
-
     def build(self, config: C, inputs: ModelInputs) -> nn.Module:
         """The module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
 
-        Settings ``config`` have passed ``check``. The logits are float32 under bf16 autocast too. The module must run
+        The logits are float32 under bf16 autocast too. The module must run
         on the meta device, where the planner counts its FLOP, and under ``torch.export``, by which it is published.
         """
         ...

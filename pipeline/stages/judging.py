@@ -6,15 +6,15 @@ import contextlib
 import dataclasses
 import io
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, UnreachableError
 from pipeline.publishing import versions
-from pipeline.publishing.line import GATE, better_by_record
-from pipeline.records import LABEL, MISSING_ROW, UNSEEN_ROW
+from pipeline.publishing.line import better_by_record
+from pipeline.records import GATE, LABEL, MISSING_ROW, UNSEEN_ROW, Best, Former, GateRecord, read
 from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
 
@@ -32,7 +32,7 @@ class Written:
 
 def judged(
     config: Config, store: Store, step: Step, inputs: dict[str, Artifact], path: str, written: Written
-) -> dict[str, Any]:
+) -> GateRecord:
     """The gate's record of the version at ``path``, whose files are written."""
     from pipeline.evaluation import Scored, judge, measure
     from pipeline.serving.scores import score_dataset, spread_groups
@@ -41,7 +41,7 @@ def judged(
     split = SplitReader(store, inputs["ingest"], "test")
     spread_groups(split, config.gate.max_rows)
     features = [name for name in config.gate.slices if name in written.tables]
-    incumbent = step.config.get("incumbent")
+    incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
         trained = {name: table.trained for name, table in written.tables.items()}
         found = score_dataset(split, opened.models, trained, features)
@@ -53,27 +53,27 @@ def judged(
         slices=_slices(config, store, inputs["ingest"], split, found.codes),
     )  # fmt: skip
     record = measure(scored, config.gate, config.seed)
-    if opened.best is not None:
-        record["best"] = {**record.get("best", {}), **opened.best}
-    known = {
-        "incumbent_version": incumbent, "weights_not_finite": written.not_finite, "coverage": found.coverage(),
-        "former": _former(config, store, incumbent),
-        **({"not_comparable": opened.problem} if opened.problem else {}),
-    }  # fmt: skip
-    return judge(record | known, config.gate)
+    best = opened.best
+    if best is not None and record.best is not None:
+        best = dataclasses.replace(record.best, version=best.version, notes=best.notes)
+    known = dataclasses.replace(
+        record, best=best, incumbent_version=incumbent, weights_not_finite=written.not_finite,
+        coverage=found.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
+    )  # fmt: skip
+    return judge(known, config.gate)
 
 
 @dataclasses.dataclass
 class _Opened:
     """The ``models`` to score, each with its translation.
 
-    ``problem``: why the incumbent is not among them ("": it is, or there is none). ``best``: for the record, the
-    ``version`` that is the best of the last ones, and ``notes``; None where it is not asked for.
+    ``problem``: why the incumbent is not among them ("": it is, or there is none). ``best``: for the record, without
+    figures; None where it is not asked for.
     """
 
     models: dict[str, Any]
     problem: str = ""
-    best: dict[str, Any] | None = None
+    best: Best | None = None
 
 
 @contextlib.contextmanager
@@ -103,16 +103,14 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
         yield found
 
 
-def _best(
-    config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]
-) -> dict[str, Any]:
+def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]) -> Best:
     """Put the best of the last versions under "best" of ``models``, where it is another one than the incumbent.
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
     """
     from pipeline.publishing.translate import NotComparableError
 
-    notes = []
+    notes = list[str]()
     for version in better_by_record(store, config.model_name, incumbent, config.gate.best_of_last):
         path = versions.version_path(config.model_name, version)
         try:
@@ -122,12 +120,12 @@ def _best(
                 continue
             store.verify(artifact)
             models["best"] = opened(version)
-            return {"version": version, "notes": notes}
+            return Best(version=version, notes=tuple(notes))
         except UnreachableError:
             raise
         except (ArtifactError, NotComparableError) as error:
             notes.append(f"{version}, which was better by its record, cannot be scored: {error}")
-    return {"version": incumbent, "notes": notes}
+    return Best(version=incumbent, notes=tuple(notes))
 
 
 def _baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
@@ -198,11 +196,11 @@ def _id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:
     return names
 
 
-def _former(config: Config, store: Store, incumbent: Any) -> dict[str, Any] | None:
+def _former(config: Config, store: Store, incumbent: Any) -> Former | None:
     """What the gate found of the incumbent when it was published."""
     from pipeline.evaluation import former_figures
 
     if not incumbent:
         return None
     path = f"{versions.version_path(config.model_name, incumbent)}/{GATE}"
-    return former_figures(store.read_json(path)) if store.exists(path) else None
+    return former_figures(read(GateRecord, store, path)) if store.exists(path) else None

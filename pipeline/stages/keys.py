@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.config.renamed import with_first_names
 
 INGEST, PLAN, PARTITION, TRAIN = "ingest", "plan", "partition", "train"
 EVALUATE, PUBLISH = "evaluate", "publish"
@@ -168,7 +169,7 @@ SETTINGS: tuple[Use, ...] = (
     _use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay", CHECKPOINTS),
     _use("train", "warmup_steps schedule precision shuffle shuffle_window_groups", CHECKPOINTS),
     _use("train.clip", "dense_norm table_value", CHECKPOINTS),
-    _use("train", "decay_share min_lr_share", CHECKPOINTS, when=_scheduled),
+    _use("train", "decay_ratio min_lr_factor", CHECKPOINTS, when=_scheduled),
     _use("checkpoint", "init_from", CHECKPOINTS, when=_warm, named=True),
     _use("checkpoint", "init_tables_only rename", CHECKPOINTS, when=_warm),
     # Where it ends, and how its last checkpoint is written: a training goes on through a change of these.
@@ -192,7 +193,7 @@ SETTINGS: tuple[Use, ...] = (
     _use("publish", "quantise", PUBLISH),
     _use("publish", "cache_mib"),
     # How and when stages are started.
-    _use("launch", "name inline attempts deadline_minutes hold_memory job context namespace queue priority_class"),
+    _use("launch", "name inline attempts deadline_minutes limit_memory job context namespace queue priority_class"),
     _use("launch", "min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port"),
     _use("launch", "lease_seconds keep_hours"),
     _use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
@@ -200,12 +201,12 @@ SETTINGS: tuple[Use, ...] = (
     _use("launch.pods.volumes", "*.claim *.path *.sub_path *.read_only"),
     _use("launch.pods.resources", "*.cpu *.memory_gib *.shm_gib *.disk_gib *.gpus"),
     _use("schedule", "name cron time_zone start_within_minutes retries deadline_hours keep suspended"),
-    _use("nightly", "timezone wait_minutes poll_seconds catch_up keep_going reuse_plan lease_seconds webhook"),
+    _use("nightly", "time_zone wait_minutes poll_seconds catch_up keep_going reuse_plan lease_seconds webhook"),
 )  # fmt: skip
 
 
 def covered(key: str, config: Config) -> dict[str, Any]:
-    """The settings that ``key`` covers, nested as in the configuration; of those that are ``named`` nothing."""
+    """The settings that ``key`` covers, nested, by their first names; of those that are ``named`` nothing."""
     found: dict[str, Any] = {}
     for use in uses(key, config):
         if use.named:
@@ -213,13 +214,19 @@ def covered(key: str, config: Config) -> dict[str, Any]:
         for path in use.paths:
             for place, value in _values(config, path.split(".")):
                 _put(found, place, value)
-    return found
+    return with_first_names(found)
 
 
 def uses(key: str, config: Config) -> Iterator[Use]:
     """The lines of ``SETTINGS`` that hold for ``key``; a finished training's holds what its checkpoints' does."""
     wanted = {key, CHECKPOINTS} if key == TRAIN else {key}
     return (use for use in SETTINGS if wanted & set(use.keys) and use.when(config))
+
+
+def keys_of(path: str) -> tuple[str, ...]:
+    """The keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
+    named = {key for use in SETTINGS if path in use.paths for key in use.keys}
+    return tuple(key for key in KEYS if key in named)
 
 
 def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:

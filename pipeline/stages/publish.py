@@ -6,6 +6,7 @@ anywhere, the same command goes on: a version of the same key that is whole is j
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,9 +14,20 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.publishing import versions
-from pipeline.publishing.line import GATE
 from pipeline.publishing.translate import TRANSFORMS
-from pipeline.records import Towers
+from pipeline.records import (
+    CARD,
+    GATE,
+    PASS,
+    CardPlan,
+    Evaluation,
+    GateRecord,
+    Lineage,
+    ModelCard,
+    Towers,
+    Verdict,
+    read,
+)
 from pipeline.records.step import Step
 from pipeline.stages.judging import Written, judged
 from pipeline.store import Artifact, Draft, Store
@@ -48,37 +60,38 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
         version = _make(config, store, step, inputs, say)
     else:
         say(f"publish    version {version.summary['version']} of model {model} is this very model: its verdict stands")
-    record = store.read_json(f"{version.path}/{GATE}")
+    record = read(GateRecord, store, f"{version.path}/{GATE}")
     write_report(draft, record)
-    gate = {name: record[name] for name in ("verdict", "reasons", "forced") if name in record}
-    gate |= {"warnings": record["warnings"]} if record.get("warnings") else {}
-    summary: dict[str, Any] = {"gate": {**gate, "version": record["version"], "incumbent": record["incumbent_version"]}}
-    if record["verdict"] == "PASS":
+    gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
+    gate |= {"forced": record.forced} if record.forced else {}
+    gate |= {"warnings": [*record.warnings]} if record.warnings else {}
+    summary: dict[str, Any] = {"gate": {**gate, "version": record.version, "incumbent": record.incumbent_version}}
+    if record.verdict == PASS:
         versions.promote(
-            store, model, record["version"], by="publish", reason=record.get("forced", ""),
+            store, model, record.version, by="publish", reason=record.forced or "",
             check=lambda: _require_same_incumbent(config, store, inputs["train"].key, record),
         )  # fmt: skip
-        summary["model"] = {"name": model, "version": record["version"], "uri": version.path}
+        summary["model"] = {"name": model, "version": record.version, "uri": version.path}
     return summary
 
 
-def _require_same_incumbent(config: Config, store: Store, train_key: str, record: dict[str, Any]) -> None:
+def _require_same_incumbent(config: Config, store: Store, train_key: str, record: GateRecord) -> None:
     """A verdict holds beside what the candidate was judged with; LaunchError where something else serves by now."""
-    now, then = covered_incumbent(config, store, train_key), record["incumbent_version"]
+    now, then = covered_incumbent(config, store, train_key), record.incumbent_version
     if now != then:
         raise LaunchError(
-            f"{record['version']} of model {config.model_name!r} passed the gate beside {then or 'nothing'}, but by "
+            f"{record.version} of model {config.model_name!r} passed the gate beside {then or 'nothing'}, but by "
             f"now {now or 'nothing'} serves: it is not published",
             hint=f"the same command judges it beside {now or 'nothing'}; nightjar models promote {config.model_name} "
-            f"{record['version']} --reason '...' publishes it as it is",
+            f"{record.version} --reason '...' publishes it as it is",
         )
 
 
-def write_report(draft: Draft, record: dict[str, Any]) -> None:
+def write_report(draft: Draft, record: GateRecord) -> None:
     """The verdict for programs and people: gate.json, gate.html, gate.md."""
     from pipeline.report.gate import GATE_PAGE, GATE_TEXT, gate_markdown, gate_page
 
-    draft.write_json(GATE, record)
+    draft.write_json(GATE, record.to_json())
     for name, text in ((GATE_PAGE, gate_page(record)), (GATE_TEXT, gate_markdown(record))):
         with draft.open(name) as sink:
             sink.write(text.encode())
@@ -86,23 +99,24 @@ def write_report(draft: Draft, record: dict[str, Any]) -> None:
 
 def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], say: Say) -> Artifact:
     """A new version, whole and judged, not promoted."""
-    from pipeline.publishing.card import CARD, CARD_TEXT, card_text
+    from pipeline.publishing.card import CARD_TEXT, card_text
 
     model, name = config.model_name, versions.new_version(store, config.model_name, step.key)
     path = versions.version_path(model, name)
     with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
         say(f"publish    writing version {name} of model {model}")
         written = _write_model(config, store, inputs, draft)
-        record = judged(config, store, step, inputs, path, written) | {"model": model, "version": name}
-        draft.write_json(GATE, record)
+        record = judged(config, store, step, inputs, path, written)
+        record = dataclasses.replace(record, model=model, version=name)
+        draft.write_json(GATE, record.to_json())
         card = _card(config, inputs, record, written)
-        draft.write_json(CARD, card)
+        draft.write_json(CARD, card.to_json())
         with draft.open(CARD_TEXT) as sink:
             sink.write(card_text(card).encode())
-        figures = {figure: values[0] for figure, values in card["figures"].items()}
+        figures = {figure: interval.point for figure, interval in card.figures.items()}
         summary = {
-            "version": name, "verdict": record["verdict"], "reasons": record["reasons"],
-            "forced": record.get("forced"), "incumbent": record["incumbent_version"],
+            "version": name, "verdict": record.verdict, "reasons": [*record.reasons],
+            "forced": record.forced, "incumbent": record.incumbent_version,
             "checkpoint": inputs["train"].summary["final"], "dataset": inputs["ingest"].path, "run": config.run,
             **figures,
         }  # fmt: skip
@@ -127,7 +141,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     tables = {c.name: write_table(draft, reader, c.name, config.publish.quantise) for c in schema.sparse}
     bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
     bad |= {f"parameter {name}": int((~value.isfinite()).sum()) for name, value in weights.items()}
-    towers = Towers.from_json(store.read_json(f"{inputs['partition'].path}/towers.json"))
+    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     module = dense_part(config, schema, towers, weights)
     write_program(draft, module, len(schema.dense), len(schema.sparse), config.model.embedding_dim)
     layouts = {name: table.layout for name, table in tables.items()}
@@ -146,24 +160,22 @@ def _mappings(dataset: Artifact) -> list[str]:
     return [name for name in dataset.files if name == TRANSFORMS or name.startswith("vocab/")]
 
 
-def _card(config: Config, inputs: dict[str, Artifact], record: dict[str, Any], written: Written) -> dict[str, Any]:
+def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: Written) -> ModelCard:
     """What ``card.json`` says: data, figures, tables, plan, lineage."""
-    rows, plan = inputs["ingest"].summary, inputs["plan"].summary
-    return {
-        "model": record["model"], "version": record["version"], "created": time.time(),
-        "gate": {name: record.get(name) for name in ("verdict", "reasons", "forced")},
-        "figures": {name: record["candidate"][name] for name in ("ne", "auc", "calibration")}
-        if "candidate" in record
-        else {},
-        "evaluation_of_training": inputs["evaluate"].summary,
-        "data": {"name": config.data.name, "dataset": inputs["ingest"].path, **rows},
-        "tables": {name: table.layout.to_json() for name, table in written.tables.items()},
-        "plan": {"path": inputs["plan"].path, "hardware": config.hardware.name, "tiers": plan.get("tiers")},
-        "lineage": {
-            "run": config.run, "checkpoint": inputs["train"].summary["final"], "training": inputs["train"].path,
-            "evaluation": inputs["evaluate"].path, "partition": inputs["partition"].path,
-            "started_from": config.checkpoint.init_from,
-            "started_from_checkpoint": inputs["train"].config.get("init"),
-            "incumbent": record["incumbent_version"],
-        },
-    }  # fmt: skip
+    plan, trained = inputs["plan"], inputs["train"]
+    ours = record.candidate
+    return ModelCard(
+        model=record.model, version=record.version, created=time.time(),
+        gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
+        figures={} if ours is None else {"ne": ours.ne, "auc": ours.auc, "calibration": ours.calibration},
+        evaluation_of_training=Evaluation.from_json(inputs["evaluate"].summary),
+        data={"name": config.data.name, "dataset": inputs["ingest"].path, **inputs["ingest"].summary},
+        tables={name: table.layout for name, table in written.tables.items()},
+        plan=CardPlan(path=plan.path, hardware=config.hardware.name, tiers=plan.summary.get("tiers")),
+        lineage=Lineage(
+            run=str(config.run), checkpoint=trained.summary["final"], training=trained.path,
+            evaluation=inputs["evaluate"].path, partition=inputs["partition"].path,
+            started_from=config.checkpoint.init_from, started_from_checkpoint=trained.config.get("init"),
+            incumbent=record.incumbent_version,
+        ),
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.config import STAGES, Config
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, Plan, Profile, Towers
+from pipeline.records import DatasetSchema, Plan, Profile, Towers, read
 from pipeline.stages.assigning import kept_towers, refine_plan
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
@@ -14,8 +14,8 @@ from pipeline.store import Artifact, Store
 
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
     """What planning needs of a committed dataset: its schema and profile."""
-    schema = DatasetSchema.from_json(store.read_json(f"{artifact.path}/schema.json"))
-    return schema, Profile.from_json(store.read_json(f"{artifact.path}/profile.json"))
+    schema = read(DatasetSchema, store, f"{artifact.path}/schema.json")
+    return schema, read(Profile, store, f"{artifact.path}/profile.json")
 
 
 def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profile]:
@@ -43,7 +43,7 @@ def read_towers(
     ``checkpoints``: of this training, oldest first; the newest one's towers stay.
     """
     partition = inputs["partition"]
-    towers = Towers.from_json(store.read_json(f"{partition.path}/towers.json"))
+    towers = read(Towers, store, f"{partition.path}/towers.json")
     if towers.is_flat:
         return read_plan(store, inputs["plan"]), towers
     kept = kept_towers(config, store, checkpoints, towers)
@@ -61,7 +61,7 @@ def read_plan(store: Store, artifact: Artifact) -> Plan:
         store.verify(artifact, "plan.json")
     except ArtifactError as error:
         raise ArtifactError(error.message, hint=f"nightjar {artifact.kind} force=true makes it again") from None
-    return Plan.from_json(store.read_json(f"{artifact.path}/plan.json"))
+    return read(Plan, store, f"{artifact.path}/plan.json")
 
 
 def shown_plan(store: Store, path: str) -> str:

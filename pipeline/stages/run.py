@@ -164,7 +164,7 @@ def _evaluate(step: Step, config: Config, store: Store, inputs: dict[str, Artifa
     draft: Draft
     with _draft(store, step) as draft:
         draft.write_json("metrics.json", figures)
-        draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits))
+        draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits).to_json())
         with draft.open(LOGITS) as sink:
             np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
         return draft.commit(figures)

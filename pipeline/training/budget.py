@@ -26,7 +26,7 @@ WARN_SHARE = 0.9
 
 
 class MemoryBudget:
-    """``hardware.ddr_gib`` for each rank of a host, together, where ``launch.hold_memory`` asks for it.
+    """``hardware.ddr_gib`` for each rank of a host, together, where ``launch.limit_memory`` asks for it.
 
     ``measure``: bytes that this rank takes.
     """
@@ -34,7 +34,7 @@ class MemoryBudget:
     def __init__(
         self, config: Config, plan: Plan, say: Callable[[str], None], measure: Callable[[], int] = pss_bytes
     ) -> None:
-        wanted = config.launch.hold_memory
+        wanted = config.launch.limit_memory
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
         self._config, self._say, self._measure = config, say, measure
         self.limit = int(config.hardware.ddr_gib * GIB) * config.hardware.ranks_per_host
@@ -58,7 +58,7 @@ class MemoryBudget:
                 f"training takes {self._of(taken)} on a host after step {step}, more than hardware.ddr_gib gives it",
                 hint="train.prefetch_batches=1, or smaller cache_rows; hardware.ddr_gib="
                 f"{math.ceil(11 * taken / GIB / hardware.ranks_per_host) / 10:g} where the machine has it; or "
-                "launch.hold_memory=never",
+                "launch.limit_memory=never",
             )
         if taken > WARN_SHARE * self.limit and not self._warned and dist.get_rank() == 0:
             self._say(f"memory: training takes {self._of(taken)} after step {step}, and stops where it takes more")

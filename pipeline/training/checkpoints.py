@@ -34,7 +34,7 @@ from pipeline.training.remapped import remapped_rows
 from pipeline.training.trainer import Trainer
 
 # What a step's learning rates are a function of, beside the number of steps.
-SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_share", "min_lr_share")
+SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 
 
 class Checkpoints:

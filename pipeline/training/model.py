@@ -13,7 +13,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import Config
-from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
+from pipeline.embeddings.collection import build_collection, pooled_stack
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker
 from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.specs import ModelInputs
+from pipeline.specs import TABLE_OPTIMIZERS, ModelInputs
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -147,9 +147,8 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 
 def build(config: Config, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
-    """The unsharded model, its tables on the meta device; ``trained``: with the tables' optimizer and compilation."""
+    """The unsharded model, its tables on the meta device; ``trained``: compiled if the configuration says so."""
     collection = build_collection(schema, config.model.embedding_dim, torch.device("meta"))
-    apply_fused_optimizer(collection, config.train.sparse_lr, config.train.sparse_optimizer)
     names = tuple(column.name for column in schema.sparse)
     ranking = _ranking(config, schema, names, config.model.embedding_dim, device, trained)
     dtype = compute_dtype(config.train.precision, device)
@@ -167,7 +166,6 @@ def build_towers(
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
     collection = build_collection(own, width, torch.device("meta"), weighted=weighted)
-    apply_fused_optimizer(collection, config.train.sparse_lr, config.train.sparse_optimizer)
     features, dtype = list(columns), compute_dtype(config.train.precision, device)
     exchange = codecs(config.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, features, width, config.seed, exchange, dtype)
@@ -226,15 +224,18 @@ def assemble(
 
     ``ssd``: the files of the plan's tables on tier ssd.
     """
+    optimizer = TABLE_OPTIMIZERS.get(config.train.sparse_optimizer)
     if towers is None or towers.is_flat:
         flat = build(config, schema, device, trained=trained)
-        model = shard_model(flat, plan, TABLES, device, codecs=flat_codecs(config.partition.exchange, plan), ssd=ssd)
+        exchange = flat_codecs(config.partition.exchange, plan)
+        model = shard_model(flat, plan, TABLES, device, optimizer, codecs=exchange, ssd=ssd)
         return Sharded(model, flat.head, RowAccess(model))
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     built = build_towers(config, schema, layout, device, trained=trained)
     own = layout.sites[built.towers.groups.number].features
     site_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
-    model = shard_model(built, site_plan, f"{TOWERS}.{TABLES}", device, built.towers.table_ranks(TOWERS), ssd=ssd)
+    ranks = built.towers.table_ranks(TOWERS)
+    model = shard_model(built, site_plan, f"{TOWERS}.{TABLES}", device, optimizer, ranks, ssd=ssd)
     specs = [TableSpec(column.name, column.rows, config.model.embedding_dim) for column in schema.sparse]
     return Sharded(model, built.head, RowAccess(model, specs), built.towers)

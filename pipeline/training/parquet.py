@@ -21,6 +21,7 @@ from pipeline.records import (
     UNSEEN,
     DatasetSchema,
     raw_column,
+    read,
     unseen_column,
     weight_column,
 )
@@ -125,7 +126,7 @@ class SplitReader:
 
     def __init__(self, store: Store, dataset: Artifact, split: str) -> None:
         self.store, self.dataset, self.split = store, dataset, split
-        self.schema = DatasetSchema.from_json(store.read_json(f"{dataset.path}/{SCHEMA_FILE}"))
+        self.schema = read(DatasetSchema, store, f"{dataset.path}/{SCHEMA_FILE}")
         self.groups = _groups(self.schema, split)
         self.rows = sum(group.rows for group in self.groups)
         self.single = [column.name for column in self.schema.sparse if not column.multi]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError
-from pipeline.records import DatasetSchema, dataset_path
+from pipeline.records import DatasetSchema, dataset_path, read
 from pipeline.store import Artifact, Store
 
 
@@ -49,7 +49,7 @@ def _vocab(feature: str) -> str:
 
 def table_rows(store: Store, dataset: Artifact) -> dict[str, int]:
     """Rows of every table of ``dataset``."""
-    schema = DatasetSchema.from_json(store.read_json(f"{dataset.path}/schema.json"))
+    schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
     return {column.name: column.rows for column in schema.sparse}
 
 

@@ -53,9 +53,9 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
     """What both learning rates are multiplied with in ``step`` (from 0) of ``total``.
 
-    The warm-up rises to 1 in its last step. In the last ``decay_share`` of the steps from there on
+    The warm-up rises to 1 in its last step. In the last ``decay_ratio`` of the steps from there on
     ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
-    to ``min_lr_share`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    to ``min_lr_factor`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
     """
     rising = warmup_steps(train, total)
     peak = max(1, rising) - 1
@@ -63,7 +63,7 @@ def lr_factor(train: TrainConfig, step: int, total: int) -> float:
         return (step + 1) / rising
     if train.schedule == "constant" or total - 1 <= peak:
         return 1.0
-    steps, share = total - 1 - peak, train.decay_share
+    steps, share = total - 1 - peak, train.decay_ratio
     done = min(1.0, max(0.0, (step - peak - (1.0 - share) * steps) / (share * steps)))
     left = 1.0 - done if train.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
-    return train.min_lr_share + (1.0 - train.min_lr_share) * left
+    return train.min_lr_factor + (1.0 - train.min_lr_factor) * left

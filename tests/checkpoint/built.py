@@ -82,7 +82,7 @@ CODINGS = {
     "q4": TableCoding(Coding(4, 25, 0.6), "bf16"),
     "q3": TableCoding(Coding(3, 10, 0.5)),
     "q2": TableCoding(Coding(2, 10, 0.3), "fp32", compress=False),
-    "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1),
+    "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1, heat="adagrad_sum"),
 }
 
 

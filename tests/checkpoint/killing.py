@@ -77,7 +77,7 @@ def settings(world, checkpoint):
         hardware=HardwareConfig(name="t", ranks_per_host=world),
         train=TrainConfig(
             global_batch=BATCH, epochs=EPOCHS, lr=0.01, sparse_lr=0.1, warmup_steps=3, precision="fp32",
-            threads_per_rank=1, log_every_steps=5, schedule="cosine", decay_share=1.0,
+            threads_per_rank=1, log_every_steps=5, schedule="cosine", decay_ratio=1.0,
         ),
         checkpoint=CheckpointConfig(**options),
     )  # fmt: skip

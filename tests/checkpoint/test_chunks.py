@@ -1,6 +1,7 @@
 """A chunk gives back the rows it was given, in every coding, and says what is wrong with a damaged one."""
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,8 +71,10 @@ def test_a_wrong_row_count_is_noticed() -> None:
 
 def test_the_hottest_rows_keep_eight_bits() -> None:
     rows = block(range(10, 110))
-    (hot, fine), (others, coarse) = split_by_heat(rows, TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07))
-    assert (fine, coarse) == (TableCoding(HOT, "bf16", hot=0.07), TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07))
+    (hot, fine), (others, coarse) = split_by_heat(
+        rows, coding := TableCoding(Coding(2, 10, 0.3), "bf16", hot=0.07, heat="adagrad_sum")
+    )
+    assert (fine, coarse) == (replace(coding, weight=HOT), coding)
     sums = rows.state["adagrad_sum"]
     assert len(hot) == 7
     assert sums[hot].min() > sums[others].max()
@@ -81,8 +84,9 @@ def test_the_hottest_rows_keep_eight_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    "coding", [TableCoding("fp32", hot=0.1), TableCoding(Coding(8), hot=0.1), TableCoding(Coding(4)),
-               TableCoding(Coding(4), hot=1e-4)]
+    "coding", [TableCoding("fp32", hot=0.1, heat="adagrad_sum"), TableCoding(Coding(8), hot=0.1, heat="adagrad_sum"),
+               TableCoding(Coding(4), heat="adagrad_sum"), TableCoding(Coding(4), hot=0.1),
+               TableCoding(Coding(4), hot=1e-4, heat="adagrad_sum")]
 )  # fmt: skip
 def test_rows_are_not_split_where_none_would_gain(coding: TableCoding) -> None:
     assert split_by_heat(block(range(50)), coding) == [(None, coding)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.compose import compose, conf_directory, config_hash, from_yaml, sweep, to_yaml
-from pipeline.config import Config
+from pipeline.config.paths import field_type, find_place, places
 from pipeline.errors import ConfigError
 
 CONF = conf_directory()
@@ -85,13 +85,13 @@ MISTAKES = [
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.schedule=cosin", "train.schedule is 'cosin', expected one of: constant, linear, cosine", "train.schedule="),
     (
-        "train={schedule: constant, min_lr_share: 0.1}",
-        "train.min_lr_share is 0.1, but train.schedule=constant never",
+        "train={schedule: constant, min_lr_factor: 0.1}",
+        "train.min_lr_factor is 0.1, but train.schedule=constant never",
         "train.schedule=cosine",
     ),
     (
-        "train={schedule: constant, decay_share: 0.3}",
-        "train.decay_share is 0.3, but train.schedule=constant never",
+        "train={schedule: constant, decay_ratio: 0.3}",
+        "train.decay_ratio is 0.3, but train.schedule=constant never",
         "train.schedule=linear",
     ),
     ("train.global_batch=automatic", "train.global_batch is 'automatic', expected auto or a whole number", "=auto"),
@@ -208,10 +208,9 @@ def test_composition_leaves_no_files_and_no_hydra_state(tmp_path: Path) -> None:
 
 
 def test_every_field_of_the_schema_is_reached_by_a_dotted_path() -> None:
-    from pipeline.compose.overrides import field_type, leaves
-
-    paths = list(leaves(Config))
-    assert "train.guard.window_steps" in paths
+    paths = [place.path for place in places()]
+    assert "train.guard.window_steps" in paths and "data.sparse.*.rows" in paths
     assert all(field_type(path) is not None for path in paths)
+    assert all(find_place(path).path == path for path in paths)
     assert field_type("data.sparse.anything.rows") is not None
     assert field_type("train.nope") is None

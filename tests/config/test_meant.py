@@ -3,8 +3,8 @@
 import pytest
 
 from pipeline.compose import compose
-from pipeline.compose.meant import MEANT, meant_by
-from pipeline.compose.overrides import field_type
+from pipeline.config.meant import MEANT, meant_by
+from pipeline.config.paths import field_type
 from pipeline.errors import ConfigError
 
 

@@ -9,11 +9,12 @@ from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.embeddings.clipping import clip_table_gradients
-from pipeline.embeddings.collection import apply_fused_optimizer, build_collection, pooled_stack
-from pipeline.embeddings.learning import dense_table_optimizer, set_sparse_lr
+from pipeline.embeddings.collection import build_collection, pooled_stack
+from pipeline.embeddings.learning import replica_optimizer, set_sparse_lr
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.tables import dense_parameters
+from pipeline.specs import TABLE_OPTIMIZERS
 from tests.embeddings.ranks import DIM, ROWS, plan_for, schema
 
 SEED, BATCH, STEPS, LR, EPS = 5, 12, 5, 0.1, 1e-8
@@ -53,8 +54,7 @@ def rate(step):
 def make(plan, seed=SEED, ssd=None, optimizer="rowwise_adagrad", device="cpu", clip=None):
     model = Toy()
     model.head.to(device)
-    apply_fused_optimizer(model.collection, 123.0, optimizer)
-    dmp = shard_model(model, plan, "collection", torch.device(device), ssd=ssd)
+    dmp = shard_model(model, plan, "collection", torch.device(device), TABLE_OPTIMIZERS.get(optimizer), ssd=ssd)
     if clip is not None:
         clip_table_gradients(dmp, clip)
     access = RowAccess(dmp)
@@ -66,7 +66,7 @@ def train(dmp, first=0, last=STEPS, device="cpu"):
     """Steps [first, last) on this rank's slice; outputs of each step [b, F, D]."""
     rank, world = dist.get_rank(), dist.get_world_size()
     optimizer = torch.optim.SGD(dense_parameters(dmp).values(), lr=0.1)
-    tables = dense_table_optimizer(dmp)
+    tables = replica_optimizer(dmp)
     outputs = {}
     size = BATCH // world
     for step in range(first, last):

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from pipeline.compose.checks import TAKEN_NAMES
+from pipeline.config.features import TAKEN_NAMES
 from pipeline.embeddings.rows import initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import TableSpec

@@ -9,6 +9,8 @@ from pipeline.config import GateConfig
 from pipeline.evaluation import Scored, SliceColumn, evaluate, judge, measure
 from pipeline.evaluation.bootstrap import block_of_rows, block_sums, poisson_weights, resample
 from pipeline.evaluation.shift import calibration_by_prediction, kolmogorov_smirnov, population_stability
+from pipeline.records import Best, Curve, Former, GateRecord
+from tests.records.made import gate_record
 
 SETTINGS = GateConfig(replicates=200, blocks=200)
 N = 20_000
@@ -33,32 +35,34 @@ def judged(settings: GateConfig = SETTINGS, scored: Scored | None = None, **know
     if scored is None:
         rng, truth, labels, _ = world()
         scored = Scored(labels=labels, candidate=noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.4))
-    return judge(measure(scored, settings) | known, settings)
+    return judge(dataclasses.replace(measure(scored, settings), **known), settings)
 
 
-def former(record, coverage=None):
-    """What a version's gate record says of it on a later day."""
-    own = record["candidate"]
-    return {
-        "ne": own["ne"][0], "calibration": own["calibration"][0],
-        "calibration_by_prediction": own["calibration_by_prediction"], "coverage": coverage or {},
-    }  # fmt: skip
+FORMER = Former(ne=0.8, calibration=1.0, calibration_by_prediction=0.0)
+
+
+def former(record: GateRecord) -> Former:
+    """What a version's gate record says of it on a later day, its errors apart."""
+    own = record.candidate
+    return Former(
+        ne=own.ne.point, calibration=own.calibration.point, calibration_by_prediction=own.calibration_by_prediction
+    )
 
 
 def test_a_better_candidate_passes_and_every_question_is_answered() -> None:
-    found = judged(former={"ne": 0.8, "calibration": 1.0, "calibration_by_prediction": 0.0})
-    assert (found["verdict"], found["reasons"]) == ("PASS", [])
-    asked = {check["setting"] for check in found["checks"]}
+    found = judged(former=FORMER)
+    assert (found.verdict, found.reasons) == ("PASS", ())
+    asked = {check.setting for check in found.checks}
     for setting in ("max_ne", "min_auc", "max_calibration_error", "max_ne_increase", "max_psi", "max_label_shift"):
         assert f"gate.{setting}" in asked
-    assert found["change"]["ne"][2] < 0, "the interval of the rise of NE lies below zero"
+    assert found.change.ne.high < 0, "the interval of the rise of NE lies below zero"
 
 
 def test_without_an_incumbent_only_absolute_questions_are_asked() -> None:
     rng, truth, labels, _ = world()
     found = judged(scored=Scored(labels=labels, candidate=noisy(rng, truth, 0.3)))
-    assert found["verdict"] == "PASS"
-    assert not {"change", "shift", "incumbent"} & set(found)
+    assert found.verdict == "PASS"
+    assert (found.change, found.shift, found.incumbent) == (None, None, None)
 
 
 def test_figures_are_those_of_evaluation() -> None:
@@ -66,20 +70,20 @@ def test_figures_are_those_of_evaluation() -> None:
     logits = noisy(rng, truth, 0.3)
     found, exact = judged(scored=Scored(labels=labels, candidate=logits)), evaluate(labels, logits)
     for name in ("ne", "auc", "calibration"):
-        assert found["candidate"][name][0] == pytest.approx(exact[name], rel=1e-12)
+        assert getattr(found.candidate, name).point == pytest.approx(exact[name], rel=1e-12)
 
 
 def test_a_worse_candidate_is_held_and_so_is_one_of_which_the_rows_do_not_tell() -> None:
     rng, truth, labels, _ = world()
     good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.6)
     found = judged(scored=Scored(labels=labels, candidate=bad, incumbent=good))
-    assert found["verdict"] == "HOLD"
-    assert "the incumbent's on the same rows" in found["reasons"][0] and "gate.max_ne_increase" in found["reasons"][0]
+    assert found.verdict == "HOLD"
+    assert "the incumbent's on the same rows" in found.reasons[0] and "gate.max_ne_increase" in found.reasons[0]
     few = slice(0, 60)
     settings = dataclasses.replace(SETTINGS, min_rows=10)
     barely = noisy(rng, truth, 0.32)
     found = judged(settings, Scored(labels=labels[few], candidate=barely[few], incumbent=good[few]))
-    assert found["verdict"] == "HOLD" and "too few rows to tell" in found["reasons"][0]
+    assert found.verdict == "HOLD" and "too few rows to tell" in found.reasons[0]
 
 
 @pytest.mark.parametrize("corruption", ["mixed up", "clicks lost", "flipped"])
@@ -101,18 +105,18 @@ def test_a_night_with_corrupted_labels_is_held_and_the_reasons_name_calibration_
         candidate = np.log(p / (1 - p))
     candidate = candidate + rng.normal(0, 1e-3, N)
     found = judged(scored=Scored(labels=labels, candidate=candidate, incumbent=incumbent), former=yesterday)
-    assert found["verdict"] == "HOLD"
-    assert found["change"]["ne"][0] < 0, "on these rows the candidate is the better one"
-    assert any(reason.startswith("calibration") for reason in found["reasons"])
-    assert any(reason.startswith("NE") for reason in found["reasons"])
+    assert found.verdict == "HOLD"
+    assert found.change.ne.point < 0, "on these rows the candidate is the better one"
+    assert any(reason.startswith("calibration") for reason in found.reasons)
+    assert any(reason.startswith("NE") for reason in found.reasons)
 
 
 def test_a_model_off_by_a_factor_is_held_for_its_calibration() -> None:
     rng, truth, labels, _ = world()
     found = judged(scored=Scored(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
-    assert len(found["reasons"]) == 1
-    assert found["reasons"][0].startswith("calibration is 1.29")
-    assert "above the observed ones, beyond 10.0% (gate.max_calibration_error)" in found["reasons"][0]
+    assert len(found.reasons) == 1
+    assert found.reasons[0].startswith("calibration is 1.29")
+    assert "above the observed ones, beyond 10.0% (gate.max_calibration_error)" in found.reasons[0]
 
 
 def test_slices_show_what_the_whole_hides() -> None:
@@ -122,9 +126,9 @@ def test_slices_show_what_the_whole_hides() -> None:
     column = SliceColumn(codes=country, names={2: "de"})
     loose = dataclasses.replace(SETTINGS, max_ne_increase=None, max_calibration_error=None, max_psi=None)
     found = judged(loose, Scored(labels=labels, candidate=bad, incumbent=good, slices={"country": column}))
-    assert found["verdict"] == "HOLD"
-    assert all("country=de" in reason for reason in found["reasons"])
-    assert {each["value"] for each in found["slices"]} == {"0", "1", "de", "3"}
+    assert found.verdict == "HOLD"
+    assert all("country=de" in reason for reason in found.reasons)
+    assert {each.value for each in found.slices} == {"0", "1", "de", "3"}
 
 
 def test_small_values_of_a_slice_are_judged_together() -> None:
@@ -133,8 +137,8 @@ def test_small_values_of_a_slice_are_judged_together() -> None:
     settings = dataclasses.replace(SETTINGS, slice_values=3)
     scored = Scored(labels=labels, candidate=noisy(rng, truth, 0.3), slices={"c": SliceColumn(codes=codes)})
     found = measure(scored, settings)
-    assert [each["value"] for each in found["slices"]] == ["1", "2", "3", "all others"]
-    assert sum(each["rows"] for each in found["slices"]) == N
+    assert [each.value for each in found.slices] == ["1", "2", "3", "all others"]
+    assert sum(each.rows for each in found.slices) == N
 
 
 @pytest.mark.parametrize(
@@ -147,15 +151,15 @@ def test_small_values_of_a_slice_are_judged_together() -> None:
 )
 def test_what_publishing_knows_is_judged_too(known: dict, words: str) -> None:
     found = judged(**known)
-    assert found["verdict"] == "HOLD" and len(found["reasons"]) == 1
-    assert words in found["reasons"][0]
+    assert found.verdict == "HOLD" and len(found.reasons) == 1
+    assert words in found.reasons[0]
 
 
 def test_a_feature_whose_ids_are_suddenly_new_is_named() -> None:
-    before = {"ne": 0.8, "calibration": 1.0, "calibration_by_prediction": 0.0, "coverage": {"a": 0.9, "b": 0.9}}
+    before = dataclasses.replace(FORMER, coverage={"a": 0.9, "b": 0.9})
     found = judged(coverage={"a": 0.89, "b": 0.6}, former=before)
-    assert len(found["reasons"]) == 1
-    assert "coverage of feature 'b' is 60.0%, with the incumbent 90.0%" in found["reasons"][0]
+    assert len(found.reasons) == 1
+    assert "coverage of feature 'b' is 60.0%, with the incumbent 90.0%" in found.reasons[0]
 
 
 def test_predictions_that_are_not_finite_are_held_not_an_error() -> None:
@@ -163,33 +167,32 @@ def test_predictions_that_are_not_finite_are_held_not_an_error() -> None:
     logits = noisy(rng, truth, 0.3)
     logits[:3] = np.nan
     found = judged(scored=Scored(labels=labels, candidate=logits))
-    assert found["reasons"] == ["3 of the candidate's predictions are not finite"]
+    assert found.reasons == ("3 of the candidate's predictions are not finite",)
 
 
 def test_serving_that_scores_unlike_training_is_held() -> None:
     rng, truth, labels, _ = world()
     good, bad = noisy(rng, truth, 0.3), noisy(rng, truth, 0.5)
     found = judged(scored=Scored(labels=labels, candidate=bad, trained=good))
-    assert len(found["reasons"]) == 1 and "gate.max_serving_gap" in found["reasons"][0]
+    assert len(found.reasons) == 1 and "gate.max_serving_gap" in found.reasons[0]
 
 
 def test_a_forced_gate_passes_and_says_why_and_what_it_overrode() -> None:
     rng, truth, labels, _ = world()
     forced = dataclasses.replace(SETTINGS, force="launch day, traffic is new")
     found = judged(forced, Scored(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
-    assert (found["verdict"], found["forced"]) == ("PASS", "launch day, traffic is new")
-    assert found["reasons"][0] == "forced: launch day, traffic is new" and len(found["reasons"]) == 2
-    assert "forced" not in judged(forced), "a gate that passes anyway is not forced"
+    assert (found.verdict, found.forced) == ("PASS", "launch day, traffic is new")
+    assert found.reasons[0] == "forced: launch day, traffic is new" and len(found.reasons) == 2
+    assert judged(forced).forced is None, "a gate that passes anyway is not forced"
 
 
 @pytest.mark.parametrize(
     "known", [{"weights_not_finite": {"table 'C1'": 2}}, {"predictions_not_finite": {"candidate": 1}}]
 )
 def test_no_reason_lets_values_through_that_are_not_finite(known: dict) -> None:
-    record = {"rows": 5000, "predictions_not_finite": {}, **known}
-    found = judge(record, dataclasses.replace(SETTINGS, force="the traffic is new"))
-    assert found["verdict"] == "HOLD" and "forced" not in found
-    assert "not finite" in found["reasons"][0]
+    found = judge(gate_record(**known), dataclasses.replace(SETTINGS, force="the traffic is new"))
+    assert found.verdict == "HOLD" and found.forced is None
+    assert "not finite" in found.reasons[0]
 
 
 def test_a_question_is_not_asked_where_its_setting_is_null() -> None:
@@ -197,9 +200,9 @@ def test_a_question_is_not_asked_where_its_setting_is_null() -> None:
     names = [f.name for f in dataclasses.fields(GateConfig) if "float | None" in str(f.type)]
     off = dataclasses.replace(SETTINGS, **dict.fromkeys(names))
     scored = Scored(labels=labels, candidate=-noisy(rng, truth, 0.3), incumbent=noisy(rng, truth, 0.3))
-    found = judged(off, scored, coverage={"a": 0.0}, former={"ne": 1, "calibration": 1, "coverage": {"a": 1}})
-    assert found["verdict"] == "PASS"
-    assert [check["name"] for check in found["checks"]] == ["finite weights", "finite predictions", "rows"]
+    found = judged(off, scored, coverage={"a": 0.0}, former=dataclasses.replace(FORMER, coverage={"a": 1.0}))
+    assert found.verdict == "PASS"
+    assert [check.name for check in found.checks] == ["finite weights", "finite predictions", "rows"]
 
 
 def test_intervals_cover_what_they_say() -> None:
@@ -228,9 +231,9 @@ def test_shift_is_zero_for_equal_predictions_and_grows() -> None:
 
 
 def test_calibration_by_prediction_leaves_chance_out() -> None:
-    curve = {"predicted": [0.1, 0.5], "observed": [0.1, 0.51], "rows": [1000, 1000]}
+    curve = Curve(predicted=[0.1, 0.5], observed=[0.1, 0.51], rows=[1000, 1000])
     assert calibration_by_prediction(curve) == 0
-    crossed = {"predicted": [0.1, 0.5], "observed": [0.5, 0.1], "rows": [1000, 1000]}
+    crossed = Curve(predicted=[0.1, 0.5], observed=[0.5, 0.1], rows=[1000, 1000])
     assert calibration_by_prediction(crossed) == pytest.approx(1.29, abs=0.02)
 
 
@@ -245,13 +248,13 @@ def moved(better: bool, rows: int = N) -> Scored:
 def test_predictions_that_moved_only_warn_where_the_candidate_is_surely_better() -> None:
     """A model that learnt more spreads its predictions: that is what it was trained for."""
     found = judged(scored=moved(better=True))
-    assert found["shift"]["psi"] > SETTINGS.max_psi and found["change"]["ne"][2] < 0
-    assert (found["verdict"], found["reasons"]) == ("PASS", [])
-    (warning,) = found["warnings"]
+    assert found.shift.psi > SETTINGS.max_psi and found.change.ne.high < 0
+    assert (found.verdict, found.reasons) == ("PASS", ())
+    (warning,) = found.warnings
     assert "gate.max_psi" in warning and "NE is surely better, so this only warns" in warning
     found = judged(scored=moved(better=False))
-    assert found["verdict"] == "HOLD" and found["warnings"] == []
-    assert any("above 0.25 (gate.max_psi)" in reason for reason in found["reasons"])
+    assert found.verdict == "HOLD" and found.warnings == ()
+    assert any("above 0.25 (gate.max_psi)" in reason for reason in found.reasons)
 
 
 def test_rises_that_pass_one_by_one_do_not_add_up() -> None:
@@ -269,28 +272,28 @@ def test_rises_that_pass_one_by_one_do_not_add_up() -> None:
     levels = [seen(spread) for spread in np.interp(wanted, rises, spreads)]
     alone = dataclasses.replace(SETTINGS, best_of_last=1)
     pairs = [Scored(labels=labels, candidate=levels[n], incumbent=levels[n - 1]) for n in (1, 2, 15, 30)]
-    assert all(judged(alone, each)["verdict"] == "PASS" for each in pairs), "every night by itself is within the limit"
+    assert all(judged(alone, each).verdict == "PASS" for each in pairs), "every night by itself is within the limit"
     assert evaluate(labels, levels[30])["ne"] / rises[0] > 1.04
     held = []
     for night in range(1, 6):
         best = levels[0] if night > 1 else None
         scored = Scored(labels=labels, candidate=levels[night], incumbent=levels[night - 1], best=best)
         record = measure(scored, SETTINGS)
-        record["best"] = record.get("best", {}) | {"version": "v00001-aaaaaaaa", "notes": []}
-        found = judge(record, SETTINGS)
-        held += [night] if found["verdict"] == "HOLD" else []
+        best = dataclasses.replace(record.best or Best(), version="v00001-aaaaaaaa")
+        found = judge(dataclasses.replace(record, best=best), SETTINGS)
+        held += [night] if found.verdict == "HOLD" else []
     assert held == [2, 3, 4, 5]
-    assert "rises that passed one by one have added up" in found["reasons"][0]
-    assert "that of v00001-aaaaaaaa on the same rows" in found["reasons"][0]
+    assert "rises that passed one by one have added up" in found.reasons[0]
+    assert "that of v00001-aaaaaaaa on the same rows" in found.reasons[0]
 
 
 @pytest.mark.parametrize(
     ("best", "words", "warned"),
     [
-        ({"version": "v2", "notes": []}, "the incumbent is the best of them by their records", False),
-        ({"version": "v2", "notes": ["v1 is gone"]}, "v1 is gone; no version before the incumbent was compared", True),
+        (Best(version="v2"), "the incumbent is the best of them by their records", False),
+        (Best(version="v2", notes=("v1 is gone",)), "v1 is gone; no version before the incumbent was compared", True),
         (
-            {"version": "v1", "notes": [], "predictions_not_finite": 3},
+            Best(version="v1", predictions_not_finite=3),
             "3 of the predictions of v1 are not finite",
             True,
         ),
@@ -298,9 +301,9 @@ def test_rises_that_pass_one_by_one_do_not_add_up() -> None:
 )
 def test_a_best_version_that_cannot_be_compared_with_is_said_and_holds_nothing(best, words: str, warned: bool) -> None:
     found = judged(best=best)
-    (check,) = [each for each in found["checks"] if each["setting"] == "gate.best_of_last"]
-    assert found["verdict"] == "PASS" and check["passed"] and words in check["words"]
-    assert (check["warned"], bool(found["warnings"])) == (warned, warned)
+    (check,) = [each for each in found.checks if each.setting == "gate.best_of_last"]
+    assert found.verdict == "PASS" and check.passed and words in check.words
+    assert (check.warned, bool(found.warnings)) == (warned, warned)
 
 
 def test_a_first_model_that_knows_nothing_is_held_where_there_are_few_clicks() -> None:
@@ -314,8 +317,8 @@ def test_a_first_model_that_knows_nothing_is_held_where_there_are_few_clicks() -
         untrained = -4.5 + 0.1 * (simple + 4.5)
         settings = GateConfig()
         found = judge(measure(Scored(labels=clicks, candidate=untrained, baseline=simple), settings, night), settings)
-        check = next(check for check in found["checks"] if check["setting"] == "gate.min_baseline_gain")
-        held += not check["passed"]
+        check = next(check for check in found.checks if check.setting == "gate.min_baseline_gain")
+        held += not check.passed
     assert held == len(nights)
 
 
@@ -328,23 +331,23 @@ def first_night(candidate_noise: float, baseline_noise: float, **changes):
 
 def test_a_first_model_is_held_where_a_simple_one_learnt_twice_as_much() -> None:
     found = first_night(4.0, 0.5)
-    assert found["candidate"]["ne"][0] < 1 and found["verdict"] == "HOLD"
-    (reason,) = found["reasons"]
+    assert found.candidate.ne.point < 1 and found.verdict == "HOLD"
+    (reason,) = found.reasons
     assert "that of a logistic regression on the same rows" in reason and "below 50% (gate.min_baseline_gain)" in reason
     assert "has not learnt what a simple one learns in one pass" in reason
-    assert first_night(4.0, 0.5, min_baseline_gain=None)["verdict"] == "PASS"
+    assert first_night(4.0, 0.5, min_baseline_gain=None).verdict == "PASS"
 
 
 def test_a_first_model_that_is_somewhat_worse_than_a_simple_one_passes_with_a_warning() -> None:
     found = first_night(0.9, 0.5)
-    assert (found["verdict"], found["reasons"]) == ("PASS", [])
-    assert "a simple model is surely better" in found["warnings"][0]
-    assert first_night(0.3, 0.5)["warnings"] == []
+    assert (found.verdict, found.reasons) == ("PASS", ())
+    assert "a simple model is surely better" in found.warnings[0]
+    assert first_night(0.3, 0.5).warnings == ()
 
 
 def test_a_simple_model_that_learnt_nothing_asks_nothing() -> None:
     rng, truth, labels, _ = world()
     scored = Scored(labels=labels, candidate=noisy(rng, truth, 3.0), baseline=rng.normal(-1.2, 0.5, N))
     found = judged(dataclasses.replace(SETTINGS, max_calibration_error=None), scored)
-    assert found["baseline"]["ne"][0] > 1 and found["verdict"] == "PASS"
-    assert any("knows no more than the base rate" in each["words"] for each in found["checks"])
+    assert found.baseline.ne.point > 1 and found.verdict == "PASS"
+    assert any("knows no more than the base rate" in each.words for each in found.checks)

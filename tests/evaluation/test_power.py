@@ -53,8 +53,8 @@ def night(rng: np.random.Generator, rows: int, rise: float, shared: float) -> Sc
 
 def answer(scored: Scored, settings: GateConfig = SETTINGS) -> tuple[bool, str]:
     """Whether the question beside the incumbent passed, and its words."""
-    (check,) = [each for each in judge(measure(scored, settings), settings)["checks"] if each["name"] == QUESTION]
-    return check["passed"], check["words"]
+    (check,) = [each for each in judge(measure(scored, settings), settings).checks if each.name == QUESTION]
+    return check.passed, check.words
 
 
 def pass_rate(rows: int, rise: float, nights: int, shared: float = 0.5) -> float:
@@ -73,7 +73,7 @@ def test_an_equal_model_passes_where_the_rows_can_tell_and_the_rows_it_takes_are
     """The rows that a verdict asks for are those with which nine of ten equal models pass."""
     rng = np.random.default_rng(7)
     few = night(rng, 4000, 0.0, 0.9)
-    needed = judge(measure(few, SETTINGS), SETTINGS)["power"]["rows_needed"]
+    needed = judge(measure(few, SETTINGS), SETTINGS).power.rows_needed
     assert 10_000 < needed < 40_000
     passed = [answer(night(rng, needed, 0.0, 0.9))[0] for _ in range(60)]
     assert np.mean(passed) >= 0.75, np.mean(passed)  # 0.9, less the error of `needed` and of 60 nights
@@ -121,11 +121,11 @@ def test_more_power_holds_more() -> None:
     rng = np.random.default_rng(3)
     scored = night(rng, 20_000, 0.0, 0.97)
     found = {
-        power: judge(measure(scored, SETTINGS), dataclasses.replace(SETTINGS, power=power))["power"]
+        power: judge(measure(scored, SETTINGS), dataclasses.replace(SETTINGS, power=power)).power
         for power in (0.5, 0.8, 0.99)
     }
-    assert found[0.5]["bound"] < found[0.8]["bound"] < found[0.99]["bound"]
-    assert found[0.5]["rows_needed"] == 0 < found[0.8]["rows_needed"] < found[0.99]["rows_needed"]
+    assert found[0.5].bound < found[0.8].bound < found[0.99].bound
+    assert found[0.5].rows_needed == 0 < found[0.8].rows_needed < found[0.99].rows_needed
 
 
 def test_a_limit_of_nothing_asks_for_no_rows() -> None:
@@ -143,9 +143,9 @@ def test_nights_of_few_clicks_with_nothing_wrong_are_not_held_for_their_labels(r
         days = [_few_clicks(rng, rows, clicks / rows) for _ in range(2)]
         former = former_figures(judge(measure(Scored(labels=days[0][0], candidate=days[0][1]), settings), settings))
         today = Scored(labels=days[1][0], candidate=days[1][1], incumbent=days[1][1])
-        found = judge(measure(today, settings) | {"former": former}, settings)
+        found = judge(dataclasses.replace(measure(today, settings), former=former), settings)
         asked = ("gate.max_label_shift", "gate.max_ne_drift")
-        held += any(each["setting"] in asked and not each["passed"] for each in found["checks"])
+        held += any(each.setting in asked and not each.passed for each in found.checks)
     assert held <= 0.01 * nights + 2, held
 
 
@@ -162,8 +162,7 @@ def test_clicks_that_are_lost_or_doubled_are_still_held(factor: float) -> None:
     former = former_figures(judge(measure(Scored(labels=then, candidate=before), SETTINGS), SETTINGS))
     odds = 1 / (1 + np.exp(-logits))
     spoilt = (rng.random(len(labels)) < np.minimum(odds * factor, 1)).astype(np.float32)
-    found = judge(
-        measure(Scored(labels=spoilt, candidate=logits, incumbent=logits), SETTINGS) | {"former": former}, SETTINGS
-    )
-    reasons = [each["name"] for each in found["checks"] if not each["passed"]]
-    assert "click rate" in reasons and "labels are spoilt" in " ".join(found["reasons"])
+    measured = measure(Scored(labels=spoilt, candidate=logits, incumbent=logits), SETTINGS)
+    found = judge(dataclasses.replace(measured, former=former), SETTINGS)
+    reasons = [each.name for each in found.checks if not each.passed]
+    assert "click rate" in reasons and "labels are spoilt" in " ".join(found.reasons)

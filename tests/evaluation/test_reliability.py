@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import DataError
 from pipeline.evaluation import evaluate, reliability
+from pipeline.records import Curve
 
 
 @st.composite
@@ -21,7 +22,7 @@ def cases(draw):
 def test_bins_cover_all_rows_and_add_up_to_the_calibration(case, bins):
     labels, logits = case
     found = reliability(labels, logits, bins)
-    predicted, observed, rows = (np.array(found[name]) for name in ("predicted", "observed", "rows"))
+    predicted, observed, rows = (np.array(values) for values in (found.predicted, found.observed, found.rows))
     assert rows.sum() == len(labels) and len(rows) <= bins and (rows > 0).all()
     assert (observed * rows).sum() == pytest.approx(labels.sum())
     assert (predicted * rows).sum() / labels.sum() == pytest.approx(evaluate(labels, logits)["calibration"])
@@ -37,14 +38,12 @@ def test_the_order_of_rows_changes_no_bit(case, bins, random):
 
 
 def test_equal_logits_share_one_bin():
-    assert reliability([0, 1, 1, 0], [0.0, 0.0, 0.0, 0.0], bins=4) == {
-        "predicted": [0.5], "observed": [0.5], "rows": [4]
-    }  # fmt: skip
+    assert reliability([0, 1, 1, 0], [0.0, 0.0, 0.0, 0.0], bins=4) == Curve(predicted=[0.5], observed=[0.5], rows=[4])
 
 
 def test_bins_are_of_equal_size_without_ties():
     logits = np.random.default_rng(4).permutation(100) / 10 - 5
-    assert reliability(logits > 0, logits, bins=10)["rows"] == [10] * 10
+    assert reliability(logits > 0, logits, bins=10).rows == [10] * 10
 
 
 def test_one_class_is_a_data_error():

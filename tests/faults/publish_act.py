@@ -7,14 +7,15 @@ from unittest import mock
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.publishing import versions
 from pipeline.publishing.served import SERVING, Description, local_version
-from pipeline.publishing.tables import TableLayout
 from pipeline.publishing.writing import WrittenTable, write_table
+from pipeline.records import TableLayout
 from pipeline.stages import publish as stage
 from pipeline.stages.judging import Written
 from pipeline.store import Store, artifact_key
 from tests.checkpoint import built
 from tests.faults.acts import WENT_ON, removed, require, whole
 from tests.publishing import made
+from tests.records.made import gate_record
 
 RUN = "runs/r/publish/k"
 
@@ -74,12 +75,12 @@ class Publishing:
         with local_version(self.store, path) as folder:
             require((folder / "dense.pt2").read_bytes() == b"p" * 5000, "judged other bytes than were written")
         reached("judged")
-        return {"verdict": "PASS", "reasons": [], "incumbent_version": self.former}
+        return gate_record(incumbent_version=self.former)
 
     def report(self, draft, record, reached):
         """The verdict alone."""
         reached("committed")
-        draft.write_json(stage.GATE, record)
+        draft.write_json(stage.GATE, record.to_json())
 
     def verify(self, ended):
         """What serves is whole; no version is listed that is not; the same stage again publishes once."""

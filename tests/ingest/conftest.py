@@ -6,8 +6,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
+from pipeline.config.checks import check
 from pipeline.ingest import ingest
 from pipeline.records import DatasetSchema
 from pipeline.store import Store

@@ -6,8 +6,8 @@ from datetime import date
 import polars as pl
 import pytest
 
-from pipeline.compose.checks import check
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
+from pipeline.config.checks import check
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
 from pipeline.records import dataset_path

@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.compose.checks import check
 from pipeline.config import SparseDefaults, SparseFeature, SplitConfig
+from pipeline.config.checks import check
 from pipeline.errors import ConfigError
 from pipeline.ingest import state
 from pipeline.ingest.vocabulary import COOLING, empty, updated

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.compose import compose
-from pipeline.config import DataConfig, DeclaredTable, TableDefaults
+from pipeline.config import DataConfig, TableDefaults, TableFigures
 from pipeline.errors import ConfigError
 from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.table_specs import harmonic, hit_curve
@@ -26,7 +26,7 @@ def planned_for(tmp_path, **tables):
 
 def test_the_planner_gets_schema_and_profile(tmp_path):
     artifact, schema, profile = planned_for(
-        tmp_path, a=DeclaredTable(rows=100, pooling=3.0, zipf=0.0), b=DeclaredTable(rows=7, weighted=True)
+        tmp_path, a=TableFigures(rows=100, pooling=3.0, zipf=0.0), b=TableFigures(rows=7, weighted=True)
     )
     schema, profile = DatasetSchema.from_json(schema), Profile.from_json(profile)
     assert sorted(artifact.files) == ["profile.json", "schema.json"]
@@ -49,26 +49,26 @@ def test_zipf_sums_are_exact_enough(exponent):
 
 
 def test_a_measured_curve_stands_for_zipf_and_ends_at_one():
-    table = DeclaredTable(rows=1000, hot_rows=[10, 100], hot_share=[0.4, 0.9])
+    table = TableFigures(rows=1000, hot_rows=[10, 100], hot_share=[0.4, 0.9])
     assert hit_curve(table, 1.0) == ([10, 100, 1000], [0.4, 0.9, 1.0])
-    whole = DeclaredTable(rows=100, hot_rows=[10, 100], hot_share=[0.4, 1.0])
+    whole = TableFigures(rows=100, hot_rows=[10, 100], hot_share=[0.4, 1.0])
     assert hit_curve(whole, 1.0) == ([10, 100], [0.4, 1.0])
 
 
 def test_one_row_is_a_table_too():
-    assert hit_curve(DeclaredTable(rows=1), 1.05) == ([1], [1.0])
+    assert hit_curve(TableFigures(rows=1), 1.05) == ([1], [1.0])
 
 
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (DeclaredTable(rows=0), "data.tables.t.rows is 0"),
-        (DeclaredTable(rows=9, pooling=-1.0), "data.tables.t.pooling is -1"),
-        (DeclaredTable(rows=9, hot_rows=[1, 3], hot_share=[0.5]), "two lists of one length"),
-        (DeclaredTable(rows=9, hot_rows=[3, 1], hot_share=[0.5, 0.6]), "rows rising"),
-        (DeclaredTable(rows=9, hot_rows=[1, 10], hot_share=[0.5, 1.0]), "at most 9"),
-        (DeclaredTable(rows=9, hot_rows=[1, 9], hot_share=[0.5, 0.9]), "shares rising to 1"),
-        (DeclaredTable(rows=9, zipf=1.0, hot_rows=[9], hot_share=[1.0]), "both zipf and a hit curve"),
+        (TableFigures(rows=0), "data.tables.t.rows is 0"),
+        (TableFigures(rows=9, pooling=-1.0), "data.tables.t.pooling is -1"),
+        (TableFigures(rows=9, hot_rows=[1, 3], hot_share=[0.5]), "two lists of one length"),
+        (TableFigures(rows=9, hot_rows=[3, 1], hot_share=[0.5, 0.6]), "rows rising"),
+        (TableFigures(rows=9, hot_rows=[1, 10], hot_share=[0.5, 1.0]), "at most 9"),
+        (TableFigures(rows=9, hot_rows=[1, 9], hot_share=[0.5, 0.9]), "shares rising to 1"),
+        (TableFigures(rows=9, zipf=1.0, hot_rows=[9], hot_share=[1.0]), "both zipf and a hit curve"),
     ],
 )
 def test_figures_that_cannot_be_are_refused(tmp_path, table, words):
@@ -82,7 +82,7 @@ def test_no_tables_and_bad_names_are_refused(tmp_path):
         planned_for(tmp_path)
     assert "+data.tables.user=" in caught.value.hint
     with pytest.raises(ConfigError, match="'a.b'"):
-        planned_for(tmp_path, **{"a.b": DeclaredTable(rows=9)})
+        planned_for(tmp_path, **{"a.b": TableFigures(rows=9)})
 
 
 def test_the_key_covers_what_the_profile_depends_on():

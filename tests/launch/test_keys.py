@@ -12,12 +12,13 @@ import pytest
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config, ModelConfig
 from pipeline.ingest import ingest
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.stages import INPUTS, key_config
 from pipeline.stages.keys import CHECKPOINTS, KEYS, SETTINGS, TRAIN, uses
 from pipeline.store import Store
-from tests.setting_paths import LEAVES, MODEL
+from tests.setting_paths import LEAVES
 
 # Configurations between which every condition of the list holds and does not hold.
 BASES = {
@@ -153,7 +154,7 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
             continue
         yield kind, part
         kind = typing.get_type_hints(kind)[part]
-        kind = MODEL if kind is ModelConfig else kind
+        kind = DlrmConfig if kind is ModelConfig else kind
 
 
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:

@@ -40,7 +40,7 @@ def group():
 
 def config(ddr=0.25, ranks=2, held="auto"):
     made = Config(run="r", model=DlrmConfig(), hardware=HardwareConfig(name="t", ddr_gib=ddr, ranks_per_host=ranks))
-    made.launch.hold_memory = held
+    made.launch.limit_memory = held
     return made
 
 

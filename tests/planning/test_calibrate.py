@@ -18,6 +18,7 @@ from pipeline.planning.calibrate import (
 )
 from pipeline.planning.cost import ShardLoad, shard_ms
 from pipeline.planning.probes import time_disk
+from pipeline.specs import TABLE_OPTIMIZERS
 
 TRUE = HardwareConfig(name="true", ddr_gb_per_s=7.0, lookup_ns=6.0, update_ns=25.0, table_overhead_us=12.0)
 
@@ -26,7 +27,7 @@ def kernel_time(tables, columns, lookups, distinct):
     """What the cost model says a kernel with TRUE's figures takes."""
     load = ShardLoad(
         rows=10**6, columns=columns, lookups=lookups, distinct=distinct, pooled_rows=lookups, sharding="table_wise",
-        tier="ddr", hit_rate=1.0, weighted=False,
+        tier="ddr", hit_rate=1.0, weighted=False, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
     )  # fmt: skip
     phases = shard_ms(TRUE, load, global_batch=lookups)
     return KernelTime(

@@ -9,7 +9,7 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
 from pipeline.planning.memory import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
-from pipeline.specs import ModelCosts
+from pipeline.specs import TABLE_OPTIMIZERS, ModelCosts
 
 CPU = HardwareConfig(
     name="cpu", ddr_gb_per_s=10.0, lookup_ns=0.0, update_ns=0.0, table_overhead_us=0.0, step_overhead_ms=0.0
@@ -19,7 +19,7 @@ HOSTS = replace(TWO, hosts=2, inter_host_gb_per_s=0.5)
 GPU = replace(CPU, device="cuda", hbm_gb_per_s=1000.0, hbm_to_ddr_gb_per_s=10.0)
 LOAD = ShardLoad(
     rows=10_000, columns=16, lookups=1000.0, distinct=500.0, pooled_rows=1000.0, sharding="table_wise", tier="ddr",
-    hit_rate=1.0, weighted=False,
+    hit_rate=1.0, weighted=False, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
 )  # fmt: skip
 
 

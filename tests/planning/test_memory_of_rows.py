@@ -10,6 +10,7 @@ from pipeline.planning.candidates import _bytes
 from pipeline.planning.choices import Table
 from pipeline.planning.loads import Block
 from pipeline.records import ShardPlan, TablePlan, place_bytes
+from pipeline.specs import TABLE_OPTIMIZERS
 from tests.planning.plan_cases import cpu
 
 EDGE = int((2**31 - 1) / 1.2)
@@ -24,7 +25,9 @@ def test_places_are_counted_as_wide_as_the_log_makes_them(rows):
 def counted(device, tier, rows=MILLION, cache_rows=0):
     """(HBM, DDR) of a whole table."""
     hardware = dataclasses.replace(cpu(1, 1), device=device, hbm_gib=80.0, ssd_gib=900.0)
-    table = Table(name="t", rows=rows, dim=16, pooling=1.0, curve=None)
+    table = Table(
+        name="t", rows=rows, dim=16, pooling=1.0, curve=None, optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad")
+    )
     return _bytes(hardware, table, tier, cache_rows, Block(0, rows, 0, 16), 0, 0)[:2]
 
 

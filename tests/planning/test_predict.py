@@ -14,6 +14,7 @@ from pipeline.planning.hitrate import HitCurve
 from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
 from pipeline.planning.predict import predict
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
+from pipeline.specs import TABLE_OPTIMIZERS
 
 ROWS, DIM = 1000, 16
 HARDWARE = HardwareConfig(name="two", ranks_per_host=2)
@@ -57,7 +58,15 @@ def about(plan):
 
 
 def loads(kind, ranked):
-    table = Table(name="a", rows=ROWS, dim=DIM, pooling=2.0, curve=HitCurve.zipf(ROWS, 1.1), ranked=ranked)
+    table = Table(
+        name="a",
+        rows=ROWS,
+        dim=DIM,
+        pooling=2.0,
+        curve=HitCurve.zipf(ROWS, 1.1),
+        ranked=ranked,
+        optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
+    )
     blocks = [Block(s.row, s.rows, s.column, s.columns) for s in plan_of(a=kind).tables["a"].shards]
     asked = asked_of(config(), table, kind, blocks)
     hits = hit_rates(HARDWARE, table, "ddr", 0, blocks, asked)

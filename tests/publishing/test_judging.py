@@ -11,6 +11,7 @@ from pipeline.evaluation import evaluate
 from pipeline.ingest import ingest
 from pipeline.publishing.translate import NotComparableError
 from pipeline.publishing.versions import version_path
+from pipeline.records import Best
 from pipeline.stages.judging import _baseline, _best
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
@@ -28,7 +29,7 @@ def store(tmp_path) -> Store:
     return made
 
 
-def best(store: Store, opened=lambda version: version, **gate) -> tuple[dict, dict]:
+def best(store: Store, opened=lambda version: version, **gate) -> tuple[Best, dict]:
     """What the record says of the best version, and the models to score."""
     settings = config(model="m")
     settings = dataclasses.replace(settings, gate=dataclasses.replace(settings.gate, **gate))
@@ -37,14 +38,14 @@ def best(store: Store, opened=lambda version: version, **gate) -> tuple[dict, di
 
 
 def test_the_best_of_the_last_versions_is_scored_too(store: Store) -> None:
-    assert best(store) == ({"version": V[1], "notes": []}, {"best": V[1]})
-    assert best(store, best_of_last=2) == ({"version": V[3], "notes": []}, {"best": V[3]})
+    assert best(store) == (Best(version=V[1]), {"best": V[1]})
+    assert best(store, best_of_last=2) == (Best(version=V[3]), {"best": V[3]})
 
 
 def test_one_that_is_gone_is_said_and_the_next_best_is_taken(store: Store) -> None:
     store.fs.rm(store.full(version_path("m", V[1])), recursive=True)
     assert best(store) == (
-        {"version": V[2], "notes": [f"{V[1]}, which was better by its record, is gone"]}, {"best": V[2]},
+        Best(version=V[2], notes=(f"{V[1]}, which was better by its record, is gone",)), {"best": V[2]},
     )  # fmt: skip
 
 
@@ -57,9 +58,9 @@ def test_one_that_is_damaged_or_cannot_be_scored_fails_no_night(store: Store) ->
         return version
 
     found, models = best(store, opened)
-    assert found["version"] == V[3] and models == {"best": V[3]}
-    assert found["notes"][0].startswith(f"{V[1]}, which was better by its record, cannot be scored: ")
-    assert found["notes"][1] == f"{V[2]}, which was better by its record, cannot be scored: it needs feature 'x'"
+    assert found.version == V[3] and models == {"best": V[3]}
+    assert found.notes[0].startswith(f"{V[1]}, which was better by its record, cannot be scored: ")
+    assert found.notes[1] == f"{V[2]}, which was better by its record, cannot be scored: it needs feature 'x'"
 
 
 def test_a_store_that_does_not_answer_is_no_verdict_on_a_version(store: Store) -> None:

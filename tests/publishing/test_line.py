@@ -5,18 +5,18 @@ import pytest
 from pipeline.publishing.line import better_by_record
 from pipeline.publishing.versions import promote, roll_back, version_path
 from pipeline.store import Store
+from tests.records.made import figures, gate_record
 
 V = [f"v{number:05d}-aaaaaaaa" for number in range(10)]
 
 
 def put(store: Store, number: int, change: float | None = None, before: int | None = None, **record) -> None:
     """Version ``number``, judged beside version ``before``, and published."""
-    found = {"verdict": "PASS", "incumbent_version": None if before is None else V[before], **record}
-    if change is not None:
-        found["change"] = {"ne": [change, change - 0.01, change + 0.01]}
+    beside = None if change is None else figures(change, 0.0, 0.0)
+    made = gate_record(incumbent_version=None if before is None else V[before], change=beside, **record)
     with store.draft(version_path("m", V[number]), kind="model", key="k", config={}, inputs={}) as draft:
-        draft.write_json("gate.json", found)
-        draft.commit({"verdict": found["verdict"]})
+        draft.write_json("gate.json", made.to_json())
+        draft.commit({"verdict": made.verdict})
     promote(store, "m", V[number], by="publish", reason="because")
 
 

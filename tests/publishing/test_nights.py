@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 SMALL = [
     "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
-    "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear", "train.decay_share=1",
+    "train.warmup_steps=5", "train.precision=fp32", "train.lr=0.01", "train.schedule=linear", "train.decay_ratio=1",
     "data.sparse_defaults.min_count=1",
     "publish.model=clicks", "publish.quantise=fp32", "gate.slices=[C1]", "gate.slice_min_clicks=300",
     "train.epochs=3", "gate.max_calibration_error=0.25",

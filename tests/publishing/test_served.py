@@ -166,7 +166,7 @@ def test_a_description_of_another_format_is_refused(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     folder = Path(store.full(made.write_version(store, "8")))
     (folder / SERVING).write_text('{"format": "other"}')
-    with pytest.raises(ArtifactError, match="format 'other', expected 'nightjar-model-1'"):
+    with pytest.raises(ArtifactError, match="has format other, expected nightjar-model-1"):
         ServedModel(folder, 0)
 
 

@@ -13,8 +13,9 @@ from pipeline.checkpoint.quantise import Coding, decode, encode
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.errors import ArtifactError
 from pipeline.publishing.rowcache import RowCache, TableReader, shares
-from pipeline.publishing.tables import TableLayout, record_bytes
+from pipeline.publishing.tables import record_bytes
 from pipeline.publishing.writing import write_table
+from pipeline.records import TableLayout
 from pipeline.store import Store
 from tests.checkpoint import built
 from tests.publishing import made

@@ -1,39 +1,54 @@
 """The gate's page, Markdown and lines: what they say, that they are whole without an incumbent, that all is escaped."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from pipeline.records import (
+    Beside,
+    Best,
+    Check,
+    Curve,
+    Former,
+    GateRecord,
+    Histogram,
+    ModelFigures,
+    RowsPower,
+    Shift,
+    Slice,
+)
 from pipeline.report.gate import gate_markdown, gate_page
+from tests.records.made import figures, gate_record, interval
+
+CHECKS = (
+    Check("rows", "gate.min_rows", True, "12,345 rows scored"),
+    Check("NE", "gate.max_ne", False, "NE is 0.75 <b>"),
+)
 
 
-def interval(point: float) -> list[float]:
-    return [point, point - 0.01, point + 0.01]
-
-
-def record(incumbent: bool = True, **more) -> dict:
-    curve = {"predicted": [0.1, 0.5], "observed": [0.12, 0.45], "rows": [500, 500]}
-    figures = {name: interval(value) for name, value in (("ne", 0.75), ("auc", 0.81), ("calibration", 1.02))}
+def record(incumbent: bool = True, **more) -> GateRecord:
+    curve = Curve(predicted=[0.1, 0.5], observed=[0.12, 0.45], rows=[500, 500])
+    ours = figures(kind=ModelFigures, calibration_by_prediction=0.0)
+    part = Slice(slice="country", value="<de>", rows=400, clicks=100, candidate=figures())
+    shares = Histogram(edges=np.linspace(0, 1, 5).tolist(), candidate=[0.4, 0.3, 0.2, 0.1])
     made = {
-        "model": "clicks", "version": "v00002-ab", "rows": 12_345, "clicks": 3_000, "confidence": 0.95,
-        "verdict": "HOLD", "reasons": ["NE is 0.75 <b>", "calibration is off"], "candidate": figures,
-        "reliability": {"candidate": curve}, "coverage": {"a": 0.8},
-        "histogram": {"edges": np.linspace(0, 1, 5).tolist(), "candidate": [0.4, 0.3, 0.2, 0.1]},
-        "checks": [
-            {"name": "rows", "setting": "gate.min_rows", "passed": True, "words": "12,345 rows scored"},
-            {"name": "NE", "setting": "gate.max_ne", "passed": False, "words": "NE is 0.75 <b>"},
-        ],
-        "slices": [{"slice": "country", "value": "<de>", "rows": 400, "clicks": 100, "candidate": figures}],
+        "model": "clicks", "version": "v00002-ab", "rows": 12_345, "verdict": "HOLD", "candidate": ours,
+        "reasons": ("NE is 0.75 <b>", "calibration is off"), "reliability": {"candidate": curve},
+        "coverage": {"a": 0.8}, "histogram": shares, "checks": CHECKS, "slices": (part,),
     }  # fmt: skip
     if incumbent:
-        made["incumbent_version"] = "v00001-cd"
-        made["incumbent"], made["change"] = figures, {name: interval(0.001) for name in figures}
-        made["power"] = {"limit": 0.002, "power": 0.9, "bound": 0.01, "resolved": 0.013, "rows_needed": 520_000}
-        made["shift"], made["former"] = {"psi": 0.1, "ks": 0.05}, {"coverage": {"a": 0.9}}
-        made["reliability"]["incumbent"], made["histogram"]["incumbent"] = curve, [0.25] * 4
-        made["slices"][0] |= {"incumbent": figures, "change": {"ne": interval(0.02)}}
-    return made | more
+        beside = figures(0.02, 0.0, 0.0)
+        made |= {
+            "incumbent_version": "v00001-cd", "incumbent": ours, "change": figures(0.001, 0.001, 0.001),
+            "power": RowsPower(limit=0.002, power=0.9, bound=0.01, resolved=0.013, rows_needed=520_000),
+            "shift": Shift(psi=0.1, ks=0.05), "reliability": {"candidate": curve, "incumbent": curve},
+            "former": Former(ne=0.8, calibration=1.0, calibration_by_prediction=0.0, coverage={"a": 0.9}),
+            "histogram": replace(shares, incumbent=[0.25] * 4),
+            "slices": (replace(part, incumbent=figures(), change=beside),),
+        }  # fmt: skip
+    return gate_record(**(made | more))
 
 
 @pytest.mark.parametrize("incumbent", [True, False])
@@ -54,10 +69,10 @@ def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
 
 def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
     words = "predictions moved <b>; NE is surely better, so this only warns"
-    warned = {"name": "prediction shift", "setting": "gate.max_psi", "passed": True, "words": words, "warned": True}
-    best = {"version": "v00001-aa", "notes": [], "ne": interval(0.74), "change": interval(0.013)}
-    shown = record(best=best, baseline={"ne": interval(0.8), "change": interval(-0.06)}, warnings=[words])
-    shown["checks"] = [*shown["checks"], warned]
+    warned = Check("prediction shift", "gate.max_psi", True, words, warned=True)
+    best = Best(version="v00001-aa", ne=interval(0.74), change=interval(0.013))
+    simple = Beside(ne=interval(0.8), change=interval(-0.06))
+    shown = record(best=best, baseline=simple, warnings=(words,), checks=(*CHECKS, warned))
     page, text = gate_page(shown), gate_markdown(shown)
     assert "Worth a look" in page and "predictions moved &lt;b&gt;" in page and ">warned</span>" in page
     assert page.index(">no<") < page.index(">warned<") < page.index(">yes<")
@@ -83,11 +98,11 @@ def test_markdown_has_figures_questions_and_slices() -> None:
 
 
 def test_a_verdict_without_figures_still_has_a_page() -> None:
-    bare = {"verdict": "HOLD", "reasons": ["3 of the candidate's predictions are not finite"], "rows": 5, "checks": []}
+    bare = gate_record(verdict="HOLD", reasons=("3 of the candidate's predictions are not finite",), rows=5)
     assert "not finite" in gate_page(bare)
     assert "not finite" in gate_markdown(bare)
 
 
 def test_what_was_overridden_is_not_shown_as_held() -> None:
-    page = gate_page(record(verdict="PASS", forced="launch day", reasons=["forced: launch day", "NE is 0.9"]))
+    page = gate_page(record(verdict="PASS", forced="launch day", reasons=("forced: launch day", "NE is 0.9")))
     assert "What was overridden" in page and "forced: launch day" in page and "Why it is held" not in page

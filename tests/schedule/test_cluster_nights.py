@@ -36,7 +36,7 @@ SETTINGS = (
     "launch.namespace=training", "launch.lease_seconds=10", "schedule.name=clicks", "schedule.retries=0",
     "schedule.cron='* * * * *'", "data=criteo", "data.sparse_defaults.min_count=1", "hardware.hosts=2",
     "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256", "train.lr=0.01",
-    "train.sparse_lr=0.2", "train.schedule=linear", "train.decay_share=1", "train.warmup_steps=5",
+    "train.sparse_lr=0.2", "train.schedule=linear", "train.decay_ratio=1", "train.warmup_steps=5",
     "train.precision=fp32", "train.threads_per_rank=1",
     f"publish.model={MODEL}", "nightly.wait_minutes=0", "nightly.lease_seconds=10",
 )  # fmt: skip

@@ -18,7 +18,7 @@ MISTAKES = [
     (["backfill", "from=2026-01-01"], "to= is missing"),
     (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 lies after to=2026-01-01"),
     (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is no http or https URL"),
-    (["nightly", "nightly.timezone=Mars/Base"], "nightly.timezone is 'Mars/Base', expected the name of a time zone"),
+    (["nightly", "nightly.time_zone=Mars/Base"], "nightly.time_zone is 'Mars/Base', expected the name of a time zone"),
     (["nightly", "nightly.wait_minutes=-1"], "nightly.wait_minutes is -1"),
     (["nightly", "--date", "2026-01-01"], "nightjar nightly does not know --date"),
     (["schedule", "render", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),

@@ -38,7 +38,7 @@ def config(hosts, ranks, **partition):
         train=TrainConfig(
             global_batch=BATCH, lr=0.02, sparse_lr=0.1, warmup_steps=2, precision="fp32", threads_per_rank=1,
             dense_optimizer="adagrad", weight_decay=0.1,  # added to the gradient: Adagrad alone forgives any factor
-            schedule="linear", decay_share=1.0, min_lr_share=0.1,
+            schedule="linear", decay_ratio=1.0, min_lr_factor=0.1,
         ),
     )  # fmt: skip
 

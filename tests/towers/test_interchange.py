@@ -31,7 +31,7 @@ def settings(hosts, ranks, module, assigned=ASSIGNED, **changes):
     made.checkpoint = CheckpointConfig()
     made.evaluate = EvaluateConfig(global_batch=30)
     made.train.dense_optimizer = "adam"
-    made.train.schedule, made.train.min_lr_share = "constant", 0.0  # max_steps stops these runs, and they go on
+    made.train.schedule, made.train.min_lr_factor = "constant", 0.0  # max_steps stops these runs, and they go on
     for name, value in changes.items():
         setattr(made.train, name, value)
     if module is None:

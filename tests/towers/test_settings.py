@@ -117,7 +117,7 @@ def test_towers_json_is_what_was_written():
     )
     record = towers.to_json()
     assert record["version"] == 2 and record["partition"] == "dmt"
-    assert record["towers"] == ({"features": ("a", "b"), "hosts": (0,)}, {"features": ("c", "d", "e"), "hosts": (1,)})
+    assert record["towers"] == [{"features": ["a", "b"], "hosts": [0]}, {"features": ["c", "d", "e"], "hosts": [1]}]
     assert Towers.from_json(record) == towers and not towers.is_flat
     assert flat_towers(dmt(hosts=3), FEATURES).towers == (Tower(features=tuple(FEATURES), hosts=(0, 1, 2)),)
 

@@ -19,7 +19,7 @@ GIB = 2**30
 
 def config(hosts, ranks, held="auto"):
     made = Config(model=DlrmConfig(), hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0))
-    made.launch.hold_memory = held
+    made.launch.limit_memory = held
     return made
 
 

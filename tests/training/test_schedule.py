@@ -9,7 +9,7 @@ from pipeline.training.schedule import lr_factor, planned_steps, planned_text, w
 
 
 def factors(total, **train):
-    settings = TrainConfig(**{"schedule": "constant", "decay_share": 1.0, **train})
+    settings = TrainConfig(**{"schedule": "constant", "decay_ratio": 1.0, **train})
     return [lr_factor(settings, step, total) for step in range(total)]
 
 
@@ -20,20 +20,20 @@ def test_constant_rises_evenly_and_stays():
 
 def test_linear_falls_evenly_from_the_end_of_the_warm_up_to_the_last_step():
     assert factors(7, warmup_steps=2, schedule="linear") == pytest.approx([0.5, 1, 0.8, 0.6, 0.4, 0.2, 0])
-    found = factors(5, warmup_steps=0, schedule="linear", min_lr_share=0.2)
+    found = factors(5, warmup_steps=0, schedule="linear", min_lr_factor=0.2)
     assert found == pytest.approx([1, 0.8, 0.6, 0.4, 0.2])
 
 
 def test_cosine_is_half_a_wave():
-    found = factors(11, warmup_steps=1, schedule="cosine", min_lr_share=0.5)
+    found = factors(11, warmup_steps=1, schedule="cosine", min_lr_factor=0.5)
     assert found == pytest.approx([0.75 + 0.25 * math.cos(math.pi * step / 10) for step in range(11)])
     assert (found[0], found[5], found[10]) == pytest.approx((1, 0.75, 0.5))
 
 
 def test_a_share_of_the_decay_keeps_the_rate_until_then():
-    found = factors(12, warmup_steps=2, schedule="linear", decay_share=0.4)
+    found = factors(12, warmup_steps=2, schedule="linear", decay_ratio=0.4)
     assert found == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0])
-    half = factors(12, warmup_steps=2, schedule="cosine", decay_share=0.4, min_lr_share=0.5)
+    half = factors(12, warmup_steps=2, schedule="cosine", decay_ratio=0.4, min_lr_factor=0.5)
     assert half[:8] == [0.5] + 7 * [1]
     assert half[7:] == pytest.approx([0.75 + 0.25 * math.cos(math.pi * part / 4) for part in range(5)])
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from torchrec.distributed.batched_embedding_kernel import BaseBatchedEmbeddingBag
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.collection import has_state
 from pipeline.embeddings.ssd.files import ScratchFile
 from pipeline.errors import PlanError
 
@@ -59,7 +58,7 @@ class HostBuffers(dict[str, Tensor]):
 
 
 def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostBuffers]) -> None:
-    """Tell each named table to live in its buffers, with those that have the same. After ``apply_fused_optimizer``.
+    """Tell each named table to live in its buffers, with those that have the same. After ``fuse_optimizer``.
 
     Every rank names the same tables, for TorchRec's groups must be alike; PlanError where FBGEMM cannot do it.
     """
@@ -71,8 +70,6 @@ def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostB
         )
     for name, table in buffers.items():
         weight: Any = collection.embedding_bags[name].weight
-        if not has_state(weight):
-            table.pop("momentum1", None)
         own = {"preallocated_host_buffers": table}
         weight._optimizer_kwargs = [{**weight._optimizer_kwargs[0], **own}]
     for config in collection.embedding_bag_configs():

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from pipeline.embeddings.ssd.log import log_bytes
 from pipeline.records import Plan
 
-FLOAT = 4
-
 
 class Piece(NamedTuple):
     """Bytes on a disk: a shard's log, or the ``copy`` of its rows that a checkpoint takes."""
@@ -27,7 +25,7 @@ def pieces(plan: Plan, tables: Iterable[str], rank: int) -> list[Piece]:
     for name in tables:
         for shard in plan.tables[name].shards:
             if shard.rank // plan.ranks_per_host == host and shard.rows:
-                copied = shard.rows * (shard.columns * FLOAT + plan.tables[name].state_bytes)
+                copied = shard.rows * plan.tables[name].row_bytes(shard.columns)
                 found.append(Piece(log_bytes(shard.rows, shard.columns), name, shard.rank, copy=False))
                 found.append(Piece(copied, name, shard.rank, copy=True))
     return found

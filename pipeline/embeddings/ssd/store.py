@@ -30,6 +30,7 @@ from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan
+from pipeline.specs.table_optimizer import TableOptimizer
 
 SSD = "ssd"
 Ids = Mapping[str, NDArray[np.int64]]
@@ -90,26 +91,31 @@ class SsdStore:
         files = [shard.log.file for shard in self._shards.values()]
         return shortcomings(self._fetcher.queue, self._worker, files)
 
-    def give(self, collection: EmbeddingBagCollection) -> None:
+    def give(self, collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
         """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded.
 
-        Those of a width share a kernel.
+        Those of a width share a kernel. ``optimizer``: theirs, which fits tier ssd.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in (name for name in self._names if name in collection.embedding_bags):
             kinds.setdefault((self._plan.tables[name].sharding, self._plan.tables[name].dim), []).append(name)
         buffers: dict[str, HostBuffers] = {}
         for (_, dim), names in kinds.items():
-            buffers |= dict.fromkeys(names, self._buffers([self._shards[n] for n in names if n in self._shards], dim))
+            shards = [self._shards[name] for name in names if name in self._shards]
+            buffers |= dict.fromkeys(names, self._buffers(shards, dim, state=bool(optimizer.columns)))
         give_buffers(collection, buffers)
 
-    def _buffers(self, shards: list[SsdShard], dim: int) -> HostBuffers:
+    def _buffers(self, shards: list[SsdShard], dim: int, *, state: bool) -> HostBuffers:
         if self.cached:
             return HostBuffers(
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )
         rows = sum(shard.rows for shard in shards)
-        return HostBuffers(weights=sparse_memory(rows * dim), momentum1=sparse_memory(rows))
+        # FBGEMM calls the first state of any optimizer momentum1, and refuses one that it does not need.
+        buffers = HostBuffers(weights=sparse_memory(rows * dim))
+        if state:
+            buffers["momentum1"] = sparse_memory(rows)
+        return buffers
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; hooks that want rows go before."""
@@ -158,7 +164,8 @@ class SsdStore:
 
     def _copied(self, table: str) -> int:
         """float32 of a copy of all rows: weights and the optimizer's state."""
-        return self._shards[table].rows * (self._shards[table].dim + self._plan.tables[table].state_bytes // 4)
+        shard = self._shards[table]
+        return shard.rows * self._plan.tables[table].row_bytes(shard.dim) // 4
 
     def prefetch(self, ids: Ids) -> None:
         """Bring the rows of a batch to come into memory. ``ids``: row numbers by table, of the whole global batch.

@@ -1,0 +1,35 @@
+"""``nightjar explain``: what a setting is, which values it takes and which artifacts depend on it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from pipeline.commands.console import tell
+
+EPILOG = """\
+  nightjar explain                  all groups
+  nightjar explain train            all settings of a group
+  nightjar explain train.lr         one setting
+"""
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar explain``."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("name", nargs="?", help="a setting or a group, such as train.lr or train (default: all groups)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print the settings as JSON")
+    form.add_argument("--markdown", action="store_true", help="print the page docs/configuration.md")
+    parser.set_defaults(function=_explain)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from pipeline.commands import settings
+
+    if options.markdown:
+        sys.stdout.write(settings.markdown())
+    else:
+        records = [settings.record(place) for place in settings.chosen(options.name)]
+        tell(options.json, records, lambda found: "\n".join(map(settings.shown, found)))
+    return 0

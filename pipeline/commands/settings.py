@@ -1,0 +1,134 @@
+"""Settings as ``nightjar explain`` shows them: type, bounds, default, sentence, artifact keys."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import MISSING
+
+from pipeline.config.fields import AUTO, setting_of
+from pipeline.config.paths import Place, describe, entry_type, find_place, nearest, places
+from pipeline.config.renamed import renamed_error
+from pipeline.config.values import span
+from pipeline.errors import ConfigError
+from pipeline.stages.keys import keys_of
+
+WIDTH = 118
+PAGE = """\
+# Configuration
+
+Every setting, as `nightjar explain --markdown` prints it (`make docs` writes this page). Set one on the command line,
+`train.lr=0.001`, or in a YAML file of your own directory, `-cd <directory>`. `*` stands for the name of an entry: add
+one with `+data.sparse.user.rows=1000`. The defaults are those of the schema; the files of `conf/` set others for single
+data sets, machines and experiments.
+
+**Keys** are the artifact keys that a setting can belong to. If you change the setting, these artifacts, and those made
+from them, are made anew; a setting without keys changes no artifact. The key `checkpoints` decides which checkpoints a
+training continues from; the finished training, `train`, has all its settings too.
+"""
+
+
+def chosen(name: str | None) -> list[Place]:
+    """The setting called ``name``, or the group with all it has; all groups where ``name`` is None.
+
+    Raises ConfigError with the nearest name where there is none, and with the new name where it is a former one.
+    """
+    if name is None:
+        return [place for place in places() if "." not in place.path]
+    if renamed := renamed_error(name, before="nightjar explain "):
+        raise renamed
+    place = find_place(name)
+    if place is None:
+        near = nearest(name)
+        meant = f"; did you mean {near}?" if near else ""
+        raise ConfigError(f"{name} is unknown{meant}", hint=f"nightjar explain {near}" if near else "nightjar explain")
+    return [place, *(each for each in places() if each.path.startswith(place.prefix))]
+
+
+def record(place: Place) -> dict[str, Any]:
+    """What ``--json`` prints of a setting: path, type, default, bounds, choices, doc, keys; of a group path and doc."""
+    known = setting_of(place.field)
+    if place.group:
+        return {"group": place.prefix.removesuffix("."), "doc": known.doc}
+    return {
+        "setting": place.path,
+        "type": _type(place),
+        "default": None if place.default == MISSING else place.default,
+        "required": place.default == MISSING,
+        "low": known.low,
+        "high": known.high,
+        "choices": list(known.allowed()),
+        "doc": known.doc,
+        "keys": list(keys_of(place.path)),
+    }
+
+
+def _type(place: Place) -> str:
+    if setting_of(place.field).auto:
+        return f"a whole number or {AUTO}"
+    if typing.get_origin(place.kind) is dict:
+        return f"a mapping {{name: {describe(entry_type(place.kind)).removeprefix('a ')}}}"
+    return describe(place.kind)
+
+
+def _figures(known: dict[str, Any], quote: str = "") -> str:
+    """Type, bounds, choices and default of a setting's record in one line."""
+    choices = " | ".join(known["choices"])
+    if choices and known["type"].startswith("a text"):
+        parts = [f"one of {choices}{known['type'].removeprefix('a text')}"]
+    else:
+        limits = f"some of {choices}" if choices else span(known["low"], known["high"])
+        parts = [known["type"], limits] if limits else [known["type"]]
+    default = f"{quote}{_value(known['default'])}{quote}"
+    return ", ".join(parts) + ("; it must be set" if known["required"] else f"; default {default}")
+
+
+def _value(value: Any) -> str:
+    """``value`` as one types it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return value if value and value.strip() == value and value not in ',"' else f"'{value}'"
+    return json.dumps(value)
+
+
+def shown(known: dict[str, Any]) -> str:
+    """The record of a setting or a group as text for the terminal."""
+    if "group" in known:
+        return f"{known['group']}: {known['doc']}"
+    lines = [f"{known['setting']}: {_figures(known)}"]
+    lines += textwrap.wrap(known["doc"], WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join([*lines, f"  artifact keys: {', '.join(known['keys']) or 'none'}"])
+
+
+def markdown() -> str:
+    """The page ``docs/configuration.md``."""
+    return PAGE + "".join(_sections())
+
+
+def _sections() -> Iterator[str]:
+    yield "\n## At the top\n\n"
+    yield from (_item(place) for place in places() if "." not in place.path and not place.group)
+    for place in places():
+        if place.group:
+            own = [each for each in places() if each.path.rpartition(".")[0] == place.prefix.removesuffix(".")]
+            name = place.prefix.removesuffix(".")
+            yield f"\n{'#' * min(2 + name.replace('.*', '').count('.'), 4)} `{name}`\n\n"
+            yield _filled(" ".join(place.group.__doc__.replace("``", "`").split()))
+            yield "\n"
+            yield from (_item(each) for each in own if not each.group)
+
+
+def _item(place: Place) -> str:
+    known = record(place)
+    keys = f"; keys: {', '.join(known['keys'])}" if known["keys"] else ""
+    return _filled(f"- `{known['setting']}`: {_figures(known, '`')}{keys}. {known['doc']}", "  ")
+
+
+def _filled(text: str, indent: str = "") -> str:
+    lines = textwrap.wrap(text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,97 @@
+"""The check of a whole configuration: every value by itself, every group, and then settings of different groups."""
+
+from __future__ import annotations
+
+from pipeline.config import DEFAULT_STAGES, Config
+from pipeline.config.kubernetes import check_kubernetes
+from pipeline.config.renamed import RENAMED
+from pipeline.config.values import check_values
+from pipeline.errors import ConfigError
+
+OWN_PROCESSES = ("train", "evaluate")  # stages whose ranks need processes of their own
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for the first value or combination that is wrong, with the override that fixes it."""
+    check_values(config)
+    _check_stages(config)
+    _check_batch(config)
+    _check_slices(config)
+    _check_checkpoint_tables(config)
+    _check_allowed(config)
+    if config.launch.name == "kubernetes":
+        check_kubernetes(config)
+
+
+def _check_stages(config: Config) -> None:
+    if not config.stages:
+        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(DEFAULT_STAGES)}]")
+    if not config.store.strip():
+        raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
+    split = config.data.split
+    if "evaluate" in config.stages and split.by == "hash" and split.test_share == 0:
+        raise ConfigError(
+            "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
+            hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
+        )
+    for name in OWN_PROCESSES:
+        if config.world_size > 1 and name in config.launch.inline:
+            raise ConfigError(
+                f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
+                hint="launch.inline=[ingest,plan,partition]",
+            )
+
+
+def _check_batch(config: Config) -> None:
+    batch = config.train.global_batch
+    if isinstance(batch, int) and batch < config.world_size:
+        raise ConfigError(
+            f"train.global_batch is {batch}, expected at least one sample for each of the {config.world_size} ranks",
+            hint=f"train.global_batch={1024 * config.world_size}",
+        )
+
+
+def _check_slices(config: Config) -> None:
+    for name in config.gate.slices:
+        if name not in config.data.sparse and name != "day":
+            raise ConfigError(
+                f"gate.slices names {name!r}, expected sparse features or day",
+                hint=f"gate.slices=[{next(iter(config.data.sparse), 'day')}]",
+            )
+
+
+def _check_checkpoint_tables(config: Config) -> None:
+    for table in config.checkpoint.tables:
+        if table not in config.data.sparse:
+            near = ", ".join(list(config.data.sparse)[:5])
+            raise ConfigError(
+                f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
+                hint=f"~checkpoint.tables.{table}",
+            )
+
+
+def _check_allowed(config: Config) -> None:
+    for path in config.checkpoint.allow:
+        if path in RENAMED:
+            now = [RENAMED.get(each, each) for each in config.checkpoint.allow]
+            raise ConfigError(
+                f"checkpoint.allow names {path}, which is now {RENAMED[path]}",
+                hint=f"checkpoint.allow=[{','.join(now)}]",
+            )
+        if path != "dataset" and not _is_setting(config, path):
+            raise ConfigError(
+                f"checkpoint.allow names {path!r}, expected settings such as train.lr, or dataset",
+                hint="checkpoint.allow=[train.lr]",
+            )
+
+
+def _is_setting(config: Config, path: str) -> bool:
+    node: object = config
+    for part in path.split("."):
+        if isinstance(node, dict) and part in node:
+            node = node[part]
+        elif part in getattr(node, "__dataclass_fields__", ()):
+            node = getattr(node, part)
+        else:
+            return False
+    return True

@@ -1,0 +1,204 @@
+"""Features and tables of the ``data`` group: what one column, one id or one table may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omegaconf import MISSING
+
+from pipeline.config.fields import setting
+from pipeline.errors import ConfigError
+
+TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
+MAPPINGS = ("vocab", "hash", "double_hash", "learned")
+WHEN_FULL = ("replace", "keep")
+MOST_ROWS = 2**31 - 1  # row numbers are int32
+
+# A table is a submodule of its collection by the feature's name: names that modules have already cannot be tables.
+TAKEN_NAMES = frozenset(
+    (
+        "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
+        "compile", "cpu", "cuda", "double", "dump_patches", "eval", "extra_repr", "float", "forward", "get_buffer",
+        "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "items", "keys", "load_state_dict",
+        "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
+        "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+        "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+        "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+        "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory",
+        "state_dict", "to", "to_empty", "train", "training", "type", "update", "values", "xpu", "zero_grad"
+    )
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class LabelConfig:
+    """The label: which column is the click, and which of its values count."""
+
+    column: str = setting("label", doc="This column holds the label.")
+    positive: str = setting("1", doc="A row with this label is a click.")
+    negative: str = setting("0", doc="A row with this label is not a click. Any other label sends it to quarantine.")
+
+
+@dataclass(kw_only=True)
+class DenseFeature:
+    """One numeric feature."""
+
+    column: str | None = setting(None, doc="The feature is read from this column; null: from the column of its name.")
+    transform: str | None = setting(
+        None,
+        choices=TRANSFORMS,
+        doc="The values are transformed so; null: as `data.dense_transform` says. percentile gives the number of the "
+        "bin, divided by `bins`. max_norm is a layer of the model: the value divided by the largest one so far, plus "
+        "a trainable bias, and 0 for a missing value.",
+    )
+    clip: list[float] = setting(
+        factory=list, doc="Values are clipped to [lowest, highest] before the transform; []: they are not clipped."
+    )
+    bins: int = setting(100, low=2, high=10_000, doc="Transform percentile sorts the values into this many bins.")
+    min: float | None = setting(None, doc="A row with a smaller value goes to quarantine; null: there is no limit.")
+    max: float | None = setting(None, doc="A row with a larger value goes to quarantine; null: there is no limit.")
+    required: bool = setting(False, doc="A row without a value goes to quarantine.")
+
+    def check(self, path: str) -> None:
+        """The two numbers of ``clip`` must rise."""
+        if self.clip and (len(self.clip) != 2 or not self.clip[0] < self.clip[1]):
+            raise ConfigError(
+                f"{path}.clip is {self.clip}, expected two numbers that rise", hint=f"{path}.clip=[0,1000]"
+            )
+
+
+@dataclass(kw_only=True)
+class SparseDefaults:
+    """What a categorical feature uses where it sets nothing itself."""
+
+    mapping: str = setting(
+        "vocab",
+        choices=MAPPINGS,
+        doc="Ids become rows of the table by this mapping. vocab: ids ranked by frequency get a row each, ids that "
+        "were not seen share row 1. hash: xxhash64 modulo the rows. double_hash: the sum of two such rows. learned: "
+        "rare ids share rows with ids that behave alike.",
+    )
+    rows: int = setting(
+        100_000,
+        low=3,
+        high=MOST_ROWS,
+        doc="A table has at most this many rows, including the reserved rows 0 (missing) and 1 (unseen or rare).",
+    )
+    min_count: int = setting(1, low=1, doc="An id gets a row of its own after this many lookups.")
+    when_full: str = setting(
+        "replace",
+        choices=WHEN_FULL,
+        doc="What happens to new ids when a vocab table is full. replace: they take the rows of ids that are looked "
+        "up less often. keep: they get no row.",
+    )
+    evict_after_days: int | None = setting(
+        None,
+        low=1,
+        doc="An id loses its row after this many days of logs without it; null: never. This needs mapping vocab and "
+        "`data.day`.",
+    )
+    separator: str | None = setting(None, doc="This text separates several ids in one field; null: a field is one id.")
+    weight_separator: str | None = setting(
+        None, doc="This text separates an id from its weight; null: ids have no weights."
+    )
+
+
+@dataclass(kw_only=True)
+class SparseFeature:
+    """One categorical feature and the table of the same name that embeds it."""
+
+    column: str | None = setting(None, doc="The feature is read from this column; null: from the column of its name.")
+    mapping: str | None = setting(
+        None, choices=MAPPINGS, doc="As `data.sparse_defaults.mapping`, for this feature; null: that one."
+    )
+    rows: int | None = setting(
+        None, low=3, high=MOST_ROWS, doc="As `data.sparse_defaults.rows`, for this feature; null: that one."
+    )
+    min_count: int | None = setting(
+        None, low=1, doc="As `data.sparse_defaults.min_count`, for this feature; null: that one."
+    )
+    when_full: str | None = setting(
+        None, choices=WHEN_FULL, doc="As `data.sparse_defaults.when_full`, for this feature; null: that one."
+    )
+    evict_after_days: int | None = setting(
+        None, low=1, doc="As `data.sparse_defaults.evict_after_days`, for this feature; null: that one."
+    )
+    separator: str | None = setting(None, doc="As `data.sparse_defaults.separator`, for this feature; null: that one.")
+    weight_separator: str | None = setting(
+        None, doc="As `data.sparse_defaults.weight_separator`, for this feature; null: that one."
+    )
+    cross: list[str] = setting(
+        factory=list, doc="The values of these columns together are the id, instead of the value of one column."
+    )
+    bins: int | None = setting(
+        None,
+        low=2,
+        high=10_000_000,
+        doc="The column holds numbers, and the number of the percentile bin, out of this many, is the id; null: the "
+        "column holds ids.",
+    )
+    max_ids: int | None = setting(
+        None, low=1, high=10_000_000, doc="At most this many ids of a field count, the first ones; null: all do."
+    )
+    integer: bool = setting(False, doc="A row whose ids are not whole numbers goes to quarantine.")
+    required: bool = setting(False, doc="A row without an id goes to quarantine.")
+
+    def check(self, path: str) -> None:
+        """An id comes from a cross, from bins or from a field with separators, not from two of them."""
+        if sum((bool(self.cross), self.bins is not None, self.separator is not None)) > 1:
+            raise ConfigError(
+                f"{path} has more than one of cross, bins and separator, expected one of them",
+                hint=f"{path}.cross=[] or {path}.bins=null",
+            )
+
+
+@dataclass(kw_only=True)
+class TableDefaults:
+    """What a table of ``data.tables`` uses where it sets nothing itself."""
+
+    pooling: float = setting(1.0, low=0.0, doc="A sample looks up this many rows on average.")
+    zipf: float = setting(
+        1.05, low=0.0, high=10.0, doc="The frequencies of the rows follow Zipf's law with this exponent; 0: all alike."
+    )
+
+
+@dataclass(kw_only=True)
+class TableFigures:
+    """A table of ``data.format=tables``: known by its figures alone, without logs."""
+
+    rows: int = setting(MISSING, low=1, high=MOST_ROWS, doc="The table has this many rows.")
+    pooling: float | None = setting(
+        None,
+        low=0.0,
+        high=1e6,
+        doc="A sample looks up this many rows on average; null: as `data.table_defaults.pooling`.",
+    )
+    zipf: float | None = setting(
+        None,
+        low=0.0,
+        high=10.0,
+        doc="The frequencies of the rows follow Zipf's law with this exponent, 0: all alike; null: as "
+        "`data.table_defaults.zipf`.",
+    )
+    hot_rows: list[int] = setting(
+        factory=list, doc="A measured hit curve replaces `zipf`: numbers of hottest rows, rising."
+    )
+    hot_share: list[float] = setting(
+        factory=list, doc="Each number of `hot_rows` serves this share of the lookups; the shares rise to 1."
+    )
+    weighted: bool = setting(False, doc="Lookups have weights.")
+
+    def check(self, path: str) -> None:
+        """The hit curve must rise to 1, and exclude ``zipf``."""
+        rows, shares = self.hot_rows, self.hot_share
+        rising = all(a < b for a, b in zip(rows, rows[1:], strict=False)) and shares == sorted(shares)
+        inside = all(1 <= k <= self.rows for k in rows) and all(0.0 < share <= 1.0 for share in shares)
+        ended = not rows or rows[-1] < self.rows or shares[-1:] == [1.0]
+        if len(rows) != len(shares) or not rising or not inside or not ended:
+            raise ConfigError(
+                f"{path} has hot_rows {rows} and hot_share {shares}, expected two lists of one length, rows rising "
+                f"from 1 to at most {self.rows}, shares rising to 1, which all {self.rows} rows have",
+                hint=f"{path}.hot_rows=[{max(self.rows // 10, 1)},{self.rows}] {path}.hot_share=[0.8,1.0]",
+            )
+        if rows and self.zipf is not None:
+            raise ConfigError(f"{path} has both zipf and a hit curve, expected one of them", hint=f"{path}.zipf=null")

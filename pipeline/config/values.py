@@ -1,0 +1,124 @@
+"""Checks of values: one walk over the configuration compares every setting with its bounds and choices.
+
+A complaint names the setting, its value, what is expected and the override that fixes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from dataclasses import Field
+from typing import Any, Protocol, runtime_checkable
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pipeline.config.fields import AUTO, METADATA, Setting
+from pipeline.errors import ConfigError
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
+
+
+@runtime_checkable
+class Checked(Protocol):
+    """A group whose settings must also fit each other."""
+
+    def check(self, path: str) -> None:
+        """Raise ConfigError where settings of the group, which lies at dotted ``path``, contradict each other."""
+        ...
+
+
+def check_values(node: Any, path: str = "") -> None:
+    """Raise ConfigError for the first setting below dataclass ``node`` that its declaration does not allow.
+
+    ``path``: where the node lies in the configuration. Entries of dictionaries and lists are checked too. A node that
+    has a method ``check`` is asked once all its settings are fine by themselves.
+    """
+    for each in dataclasses.fields(node):
+        _check(getattr(node, each.name), f"{path}.{each.name}" if path else each.name, each)
+    if isinstance(node, Checked):
+        node.check(path)
+
+
+def _check(value: Any, path: str, each: Field[Any]) -> None:
+    known: Setting | None = each.metadata.get(METADATA)
+    if dataclasses.is_dataclass(value):
+        check_values(value, path)
+    elif isinstance(value, dict):
+        for name, entry in value.items():
+            _check(entry, f"{path}.{name}", each)
+    elif isinstance(value, list):
+        _check_list(value, path, each)
+    elif known is not None and value is not None and value != each.default:  # a default is always allowed
+        check_value(value, path, known)
+
+
+def _check_list(values: list[Any], path: str, each: Field[Any]) -> None:
+    for entry in values:
+        if dataclasses.is_dataclass(entry):
+            check_values(entry, path)
+    allowed = each.metadata[METADATA].allowed() if METADATA in each.metadata else ()
+    for entry in values if allowed else ():
+        if entry not in allowed:
+            mended = [nearest_of(value, allowed) for value in values]
+            raise ConfigError(
+                f"{path} names {entry!r}, expected some of: {', '.join(allowed)}", hint=f"{path}=[{','.join(mended)}]"
+            )
+
+
+def check_value(value: Any, path: str, known: Setting) -> None:
+    """Raise ConfigError where ``value`` of the setting at ``path`` is none of its choices or outside its bounds."""
+    allowed = known.allowed()
+    if allowed and value not in allowed:
+        raise ConfigError(
+            f"{path} is {value!r}, expected one of: {', '.join(allowed)}", hint=f"{path}={nearest_of(value, allowed)}"
+        )
+    if known.auto and isinstance(value, str):
+        if value != AUTO:
+            raise ConfigError(f"{path} is {value!r}, expected {AUTO} or a whole number", hint=f"{path}={AUTO}")
+    elif known.low is not None or known.high is not None:
+        _check_range(float(value), path, known.low, known.high)
+
+
+def _check_range(value: float, path: str, low: float | None, high: float | None) -> None:
+    if not math.isfinite(value):
+        raise ConfigError(f"{path} is {value}, expected a finite number", hint=f"{path}={_plain(low or 0)}")
+    if (low is not None and value < low) or (high is not None and value > high):
+        bound = low if low is not None and value < low else high or 0
+        raise ConfigError(f"{path} is {value:.10g}, expected {span(low, high)}", hint=f"{path}={_plain(bound)}")
+
+
+def span(low: float | None, high: float | None) -> str:
+    """A closed range in words; "" where both ends are open."""
+    if low is None:
+        return "" if high is None else f"at most {_plain(high)}"
+    return f"at least {_plain(low)}" if high is None else f"between {_plain(low)} and {_plain(high)}"
+
+
+def _plain(bound: float) -> str:
+    return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
+
+
+def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
+    """The one of ``allowed`` that is spelled most like ``value``, the first where none is."""
+    return next(iter(difflib.get_close_matches(str(value), allowed, n=1)), allowed[0])
+
+
+def check_name(path: str, name: str, example: str) -> None:
+    """Raise ConfigError where ``name`` cannot be a directory's; ``example``: the hint where nothing of it can stay."""
+    if not re.fullmatch(_NAME, name):
+        raise ConfigError(
+            f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
+            hint=f"{path}={re.sub(r'[^A-Za-z0-9_-]+', '-', name).strip('-')[:100] or example}",
+        )
+
+
+def check_time_zone(path: str, zone: str | None) -> None:
+    """Raise ConfigError where ``zone`` is not the name of a time zone."""
+    try:
+        if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed
+            ZoneInfo(str(zone))
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ConfigError(
+            f"{path} is {zone!r}, expected the name of a time zone", hint=f"{path}=Europe/Berlin"
+        ) from None

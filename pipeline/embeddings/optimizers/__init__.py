@@ -1,0 +1,8 @@
+"""The optimizers of tables: ``train.sparse_optimizer``. A new one is a file here and a line in ``SPECS``."""
+
+from __future__ import annotations
+
+from pipeline.embeddings.optimizers import rowwise_adagrad, sgd
+from pipeline.specs.table_optimizer import TableOptimizer
+
+SPECS: tuple[TableOptimizer, ...] = (rowwise_adagrad.SPEC, sgd.SPEC)

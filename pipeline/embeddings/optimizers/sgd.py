@@ -1,0 +1,31 @@
+"""Plain gradient descent: no state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.specs.table_optimizer import TableOptimizer
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+class Sgd(TableOptimizer):
+    """row -= lr * g."""
+
+    name = "sgd"
+    replica_passes = 5
+
+    def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
+        """As of any."""
+        from torch.optim import SGD
+
+        return SGD, {}
+
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+        """As of any."""
+        weights.add_(gradient, alpha=-lr)
+
+
+SPEC = Sgd()

@@ -1,0 +1,86 @@
+"""``nightly.json``: one night, from what it starts from to its verdict."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeline.records.gate import Interval
+from pipeline.records.record import Record, absent
+from pipeline.records.result import Shrunk, StageOutcome
+
+NIGHT = "nightly.json"
+PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base(Record):
+    """The version a night starts from; ``day``: of its logs ("": not known). Paths are relative to the store."""
+
+    version: str
+    day: str
+    run: str
+    checkpoint: str
+    dataset: str
+    plan: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class NightRecord(Record):
+    """The night of ``date`` for ``model``. ``outcome``: running | published | held | failed.
+
+    ``settings``, ``logs``: hashes of what decides the verdict. ``base``: None where nothing was published before.
+    ``skipped``: missed days that it goes on without; ``changed``: what is not as it was for ``base``, in words;
+    ``seconds``: by stage. Times are seconds since 1970.
+    """
+
+    FILE: ClassVar[str] = NIGHT
+    KIND: ClassVar[str] = "night's record"
+    REMEDY: ClassVar[str] = "remove it and call the night again"
+
+    format: int = 1
+    model: str
+    date: str
+    run: str
+    outcome: str
+    exit_code: int | None = None
+    settings: str = ""
+    logs: str = ""
+    base: Base | None = None
+    started: float | None = absent()
+    skipped: tuple[str, ...] | None = absent()
+    seconds_waited: float | None = absent()
+    finished: float | None = absent()
+    summary: str | None = absent()
+    message: str | None = absent()
+    hint: str | None = absent()
+    verdict: str | None = absent(unless="seconds")
+    reasons: tuple[str, ...] | None = absent()
+    warnings: tuple[str, ...] | None = absent()
+    version: str | None = absent(unless="seconds")
+    incumbent: str | None = absent(unless="seconds")
+    forced: str | None = absent(unless="seconds")
+    rows: int | None = absent(unless="seconds")
+    rows_quarantined: int | None = absent(unless="seconds")
+    seconds: dict[str, float] | None = absent()
+    stages: dict[str, StageOutcome] | None = absent()
+    shrunk: tuple[Shrunk, ...] | None = absent()
+    ne: float | None = absent()
+    ne_interval: tuple[float, float] | None = absent()
+    rows_scored: int | None = absent()
+    incumbent_ne: float | None = absent()
+    ne_change: Interval | None = absent()
+    gate_page: str | None = absent()
+    changed: tuple[str, ...] | None = absent()
+
+    @property
+    def decided(self) -> bool:
+        """Whether the night has its verdict."""
+        return self.outcome in (PUBLISHED, HELD)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; of a night without a run the page stands last, as it always did."""
+        record = super().to_json()
+        if self.seconds is None and "summary" in record:
+            record["summary"] = record.pop("summary")
+        return record

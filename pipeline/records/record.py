@@ -1,0 +1,206 @@
+"""How records become JSON and come back: one conversion for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, ClassVar, Protocol, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from pipeline.errors import ArtifactError
+
+_UNLESS = "left out unless"
+_SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {
+    float: ("a number", (int, float)),
+    int: ("a whole number", (int,)),
+    str: ("a string", (str,)),
+    bool: ("true or false", (bool,)),
+}
+
+
+def absent(default: Any = None, *, unless: str = "") -> Any:
+    """A field that is left out of the JSON where it has its default, so that an earlier release can read that.
+
+    ``unless``: another field; where that one has a value, the default is written too.
+    """
+    return dataclasses.field(default=default, metadata={_UNLESS: unless})
+
+
+class Record:
+    """Base of the records: frozen dataclasses whose JSON has the names and the order of their fields.
+
+    A field with a default may be missing. Unknown keys are ignored, so a release may add some without a new version;
+    a ``STRICT`` record is an instruction, and what this release does not know it cannot obey. ``VERSION`` rises where a
+    key is removed or changes its meaning; other versions are refused. JSON without ``VERSION_KEY`` has version 1.
+    """
+
+    FILE: ClassVar[str] = "the record"
+    KIND: ClassVar[str] = "record"
+    STRICT: ClassVar[bool] = False
+    VERSION: ClassVar[int | str] = 1
+    VERSION_KEY: ClassVar[str] = "format"
+    REMEDY: ClassVar[str] = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for ``json.dumps``."""
+        found, kind = dict[str, Any](), cast(Any, type(self))
+        for name, default, unless in _layout(kind):
+            value = getattr(self, name)
+            if unless is None or value != default or (unless and getattr(self, unless) is not None):
+                found[name] = plain(value)
+        return found
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "") -> Self:
+        """The record that ``to_json`` wrote.
+
+        ``where``: the file, for messages. Raises ArtifactError, naming file and key, for another version, a key that is
+        missing and a value of another type.
+        """
+        where = where or cls.FILE
+        version = data.get(cls.VERSION_KEY, 1) if isinstance(data, Mapping) else cls.VERSION
+        if version != cls.VERSION:
+            raise ArtifactError(
+                f"{where} has {cls.VERSION_KEY} {version}, expected {cls.VERSION}: another release made it",
+                hint=cls.REMEDY,
+            )
+        try:
+            return _record(cls, data)
+        except _WrongError as error:
+            key = ".".join(reversed(error.path)) or "it"
+            kind = f"{cls.KIND} of {cls.VERSION_KEY} {cls.VERSION}"
+            raise ArtifactError(f"{where} is not a {kind}: {key} {error}", hint=cls.REMEDY) from None
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Reads(Protocol):
+    """A store, as far as reading a record goes."""
+
+    def read_json(self, path: str) -> Any:
+        """The parsed file; ArtifactError where it is missing or damaged."""
+
+    def url_of(self, path: str) -> str:
+        """How people are told of ``path``."""
+
+
+def read(kind: type[R], store: Reads, path: str) -> R:
+    """The record of type ``kind`` at ``path``; ArtifactError as ``from_json`` and where the file is missing."""
+    return kind.from_json(store.read_json(path), store.url_of(path))
+
+
+class _WrongError(Exception):
+    """A value that does not fit its type; ``path``: its key, the innermost part first."""
+
+    def __init__(self, said: str, *path: str) -> None:
+        super().__init__(said)
+        self.path = [*path]
+
+
+@cache
+def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
+    """Names of the fields, each with its default and its ``unless``: None where the field is always written."""
+    return tuple((field.name, field.default, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The type of every field of dataclass ``kind``."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+@cache
+def required(kind: type) -> frozenset[str]:
+    """The fields of dataclass ``kind`` that have no default."""
+    missing = dataclasses.MISSING
+    fields = dataclasses.fields(kind)
+    return frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing)
+
+
+def plain(value: Any) -> Any:
+    """``value`` as ``json.dumps`` takes it: records, wherever they stand in it, by their ``to_json``."""
+    if isinstance(value, Record):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value
+
+
+def _record(kind: Any, data: object) -> Any:
+    if not isinstance(data, Mapping):
+        raise _WrongError(f"is {_shown(data)}, expected an object")
+    hints = hints_of(kind)
+    if missing := sorted(required(kind) - data.keys()):
+        raise _WrongError("is missing", missing[0])
+    if kind.STRICT and (unknown := sorted(data.keys() - hints.keys())):
+        raise _WrongError("is unknown", unknown[0])
+    return kind(**{name: _at(name, hint, data[name]) for name, hint in hints.items() if name in data})
+
+
+def _at(key: str, hint: Any, value: object) -> Any:
+    try:
+        return _convert(hint, value)
+    except _WrongError as error:
+        error.path.append(key)
+        raise
+
+
+def _convert(hint: Any, value: object) -> Any:
+    """``value`` of JSON as the type ``hint``."""
+    if hint is Any or hint is object:
+        return value
+    if hint in _SCALARS:
+        words, classes = _SCALARS[hint]
+        if isinstance(value, classes) and (hint is bool or not isinstance(value, bool)):
+            return value
+        raise _WrongError(f"is {_shown(value)}, expected {words}")
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return _record(hint, value)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _one_of(arguments, value)
+    if origin in (dict, Mapping):
+        if not isinstance(value, Mapping):
+            raise _WrongError(f"is {_shown(value)}, expected an object")
+        return {key: _at(str(key), arguments[1], each) for key, each in value.items()}
+    if not isinstance(value, list | tuple):
+        raise _WrongError(f"is {_shown(value)}, expected a list")
+    return _listed(hint, origin, arguments, value)
+
+
+def _listed(hint: Any, origin: Any, arguments: tuple[Any, ...], value: list[Any] | tuple[Any, ...]) -> Any:
+    if origin is list:
+        return _each([arguments[0]] * len(value), value)
+    if origin is tuple and arguments[1:] == (...,):
+        return tuple(_each([arguments[0]] * len(value), value))
+    kinds = list(get_type_hints(hint).values()) if origin is None else arguments  # of a NamedTuple
+    if len(kinds) != len(value):
+        raise _WrongError(f"has {len(value)} values, expected {len(kinds)}")
+    return hint(*_each(kinds, value)) if origin is None else tuple(_each(kinds, value))
+
+
+def _each(kinds: Iterable[Any], values: Iterable[Any]) -> list[Any]:
+    return [_at(str(place), kind, value) for place, (kind, value) in enumerate(zip(kinds, values, strict=True))]
+
+
+def _one_of(kinds: tuple[Any, ...], value: object) -> Any:
+    if value is None and types.NoneType in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not types.NoneType]
+    for kind in others[:-1]:
+        try:
+            return _convert(kind, value)
+        except _WrongError:
+            continue
+    return _convert(others[-1], value)
+
+
+def _shown(value: object) -> str:
+    """``value`` in a message: short."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{type(value).__name__} {text[:30]}..."

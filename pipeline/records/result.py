@@ -1,0 +1,246 @@
+"""``result.json``: the outcome of a run, put together from the summaries of its stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pipeline.records.record import Record, absent
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOutcome(Record):
+    """How a stage went: done | skipped | failed, wall seconds, and the artifact's path (None where it failed)."""
+
+    status: str
+    seconds: float = 0.0
+    artifact: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IngestPart(Record):
+    """The dataset: rows by split, bytes read, reasons of the quarantine.
+
+    ``rows_*`` of dicts are by day (late) or by feature (freed, replaced); ``replaces``: the path of the dataset of the
+    same day whose place this one takes. What is of days is absent where ``data.day`` is not set.
+    """
+
+    rows: int | None = absent()
+    rows_train: int | None = absent()
+    rows_test: int | None = absent()
+    rows_quarantined: int | None = absent()
+    bytes_in: int | None = absent()
+    rows_per_s: float | None = absent()
+    reasons: dict[str, int] | None = absent()
+    warnings: tuple[str, ...] | None = absent()
+    day: str | None = absent()
+    rows_late: dict[str, int] | None = absent()
+    rows_other_days: int | None = absent()
+    rows_freed: dict[str, int] | None = absent()
+    replaces: str | None = absent(unless="day")
+    rows_replaced: dict[str, int] | None = absent()
+    split_by_place: tuple[str, ...] | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TablePlace(Record):
+    """Where a table lies."""
+
+    tier: str
+    sharding: str
+    ranks: list[int] | int = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPart(Record):
+    """Predicted bytes by tier over all ranks, ms of a step, and each table's place."""
+
+    tiers: dict[str, int] | None = absent()
+    predicted_step_ms: float | None = absent()
+    tables: dict[str, TablePlace] | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Milliseconds(Record):
+    """What the plan predicted, where it did, and what training measured."""
+
+    predicted_ms: float | None = absent()
+    measured_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bytes(Record):
+    """As ``Milliseconds``, of memory."""
+
+    predicted_bytes: float | None = absent()
+    measured_bytes: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resumed(Record):
+    """Where a session of training went on from."""
+
+    step: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkShare(Record):
+    """Bytes that a sample sends within hosts and between hosts; ``dense_*``: of the dense part's gradients."""
+
+    intra_host: float | None = absent()
+    inter_host: float | None = absent()
+    dense_intra_host: float | None = absent()
+    dense_inter_host: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SsdPart(Record):
+    """Tables on tier ssd: shares of lookups served from memory, and faults and bytes of a step."""
+
+    ssd_hit_rate: float | None = None
+    ssd_prefetch_coverage: float | None = None
+    ssd_faults: float | None = None
+    ssd_read_bytes: float | None = None
+    ssd_written_bytes: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget(Record):
+    """The limit of memory of a host, and the most that one took at an interval's end."""
+
+    limit_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainPart(Record):
+    """Samples and steps of the whole training; rates and seconds of this session; memory of the rank that took most."""
+
+    samples: int | None = absent()
+    steps: int | None = absent()
+    global_batch: int | None = absent()
+    seconds: float | None = absent()
+    samples_per_s: float | None = absent()
+    data_wait_share: float | None = absent()
+    peak_rss_bytes: int | None = absent()
+    world_size: int | None = absent()
+    resumed: Resumed | None = absent()
+    phases: dict[str, Milliseconds] | None = absent()
+    step: Milliseconds | None = absent()
+    memory: Bytes | None = absent()
+    bytes_per_sample: LinkShare | None = absent()
+    peak_pss_bytes: int | None = absent()
+    ssd: SsdPart | None = absent()
+    budget: Budget | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPart(Record):
+    """The checkpoints of a session; ``stall_share``: of its time."""
+
+    count: int | None = absent()
+    bytes_written: int | None = absent()
+    bytes_full_equivalent: int | None = absent()
+    stall_share: float | None = absent()
+    skipped: int | None = absent()
+    failed: int | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(Record):
+    """``metrics.json``, and ``eval`` of a result: figures on the held-out rows.
+
+    ``bayes_ne``: NE of a model that knows the probabilities the labels were drawn from.
+    """
+
+    FILE: ClassVar[str] = "metrics.json"
+
+    samples: int | None = absent()
+    ne: float | None = absent()
+    auc: float | None = absent()
+    logloss: float | None = absent()
+    calibration: float | None = absent()
+    bayes_ne: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatePart(Record):
+    """The verdict on ``version``, judged beside ``incumbent`` (None: nothing served)."""
+
+    verdict: str
+    reasons: tuple[str, ...] = ()
+    forced: str | None = absent()
+    version: str = ""
+    incumbent: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPart(Record):
+    """The version that was published."""
+
+    name: str = ""
+    version: str
+    uri: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowersPart(Record):
+    """How many towers on how many hosts, the number of features of each, what they do and how they were found."""
+
+    towers: int
+    hosts: int
+    features: list[int]
+    module: str
+    strategy: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk(Record):
+    """A stage went on with ``hosts`` in place of ``from_hosts``; ``why``: what the cluster said."""
+
+    stage: str
+    from_hosts: int
+    hosts: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ErrorPart(Record):
+    """What stopped the run."""
+
+    message: str
+    exit_code: int
+    hint: str | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(Record):
+    """The outcome of ``run``: done | failed. A part whose stage has no artifact is absent."""
+
+    FILE: ClassVar[str] = "result.json"
+    KIND: ClassVar[str] = "run's result"
+
+    run: str
+    status: str
+    stages: dict[str, StageOutcome] = field(default_factory=dict)
+    ingest: IngestPart | None = absent()
+    plan: PlanPart | None = absent()
+    train: TrainPart | None = absent()
+    checkpoint: CheckpointPart | None = absent()
+    eval: Evaluation | None = absent()
+    gate: GatePart | None = absent()
+    model: ModelPart | None = absent()
+    towers: TowersPart | None = absent()
+    shrunk: tuple[Shrunk, ...] | None = absent()
+    error: ErrorPart | None = absent()
+
+    @property
+    def seconds(self) -> float:
+        """Wall seconds of all stages this run did."""
+        return sum(stage.seconds for stage in self.stages.values())
+
+    def artifact(self, stage: str) -> str | None:
+        """The path of the artifact of ``stage``; None where it has none."""
+        found = self.stages.get(stage)
+        return found.artifact if found is not None else None

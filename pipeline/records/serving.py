@@ -1,0 +1,54 @@
+"""``serving.json``: what a reader of a published version must know of its files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from pipeline.records.dataset import DatasetSchema
+from pipeline.records.record import Record
+
+SERVING = "serving.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableLayout(Record):
+    """``file`` holds ``rows`` records of ``record_bytes``. ``coding``: 8 | 4 | fp16 | fp32.
+
+    ``units``: of each ``block_rows`` rows the power of two that their low and span are relative to.
+    """
+
+    file: str
+    rows: int
+    dim: int
+    coding: str
+    record_bytes: int
+    block_rows: int
+    units: list[float] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """Of all records."""
+        return self.rows * self.record_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Record):
+    """Names of the dense features, the sparse ones in order (multi-valued or not), tables by name."""
+
+    FILE: ClassVar[str] = SERVING
+    KIND: ClassVar[str] = "description of a model"
+    VERSION: ClassVar[str] = "nightjar-model-1"
+    REMEDY: ClassVar[str] = "publish it again"
+
+    format: str = VERSION
+    dense: tuple[str, ...]
+    sparse: dict[str, bool]
+    dim: int
+    tables: dict[str, TableLayout]
+
+    @staticmethod
+    def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout]) -> Description:
+        """The description of a model of the dataset ``schema``."""
+        sparse = {column.name: column.multi for column in schema.sparse}
+        return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables)

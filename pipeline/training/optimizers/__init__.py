@@ -1,0 +1,8 @@
+"""The optimizers of the dense part: ``train.dense_optimizer``. A new one is a file here and a line in ``SPECS``."""
+
+from __future__ import annotations
+
+from pipeline.specs.dense_optimizer import DenseOptimizer
+from pipeline.training.optimizers import adagrad, adam
+
+SPECS: tuple[DenseOptimizer, ...] = (adam.SPEC, adagrad.SPEC)
