@@ -15,7 +15,7 @@ COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """What the settings of all ranking models have in common; each model's own are a class derived from this one."""
+    """The ranking model. A model's own settings are a class derived from this one, beside its spec."""
 
     name: str = setting(MISSING, choices=MODELS.names, doc="This model is trained.")
     embedding_dim: int = setting(16, low=4, high=4096, doc="Embeddings have this width, a multiple of 4.")

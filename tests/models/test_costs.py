@@ -20,7 +20,7 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning.cost import FLOAT, dense_costs
 from pipeline.planning.memory import PER_PARAMETER, dense_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
-from pipeline.specs import MODELS, ModelInputs
+from pipeline.specs import DENSE_OPTIMIZERS, MODELS, ModelInputs
 
 SHAPES = [(13, 26, 16), (0, 5, 8), (2, 1, 4), (1, 40, 32)]  # dense features, vectors, their width
 ROWS = 6
@@ -56,7 +56,8 @@ def test_the_planner_charges_what_the_built_model_computes(name: str, dense: int
     profile = Profile(
         rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse={c.name: feature for c in sparse}
     )
-    assert dense_bytes(config, schema, profile)["dense"] == int(PER_PARAMETER * FLOAT * parameters)
+    state = max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
+    assert dense_bytes(config, schema, profile)["dense"] == int((PER_PARAMETER + state) * FLOAT * parameters)
 
 
 def test_what_a_dlrm_is_charged_with_by_hand() -> None:
@@ -103,7 +104,6 @@ def register(monkeypatch):
     def add(module: type[nn.Module]) -> None:
         class Spec:
             name, config = "asked", ModelConfig
-            check = staticmethod(lambda config: None)
             build = staticmethod(lambda config, inputs: module())
 
         monkeypatch.setattr(MODELS, "_specs", {**{spec.name: spec for spec in MODELS}, "asked": Spec()})
@@ -120,7 +120,7 @@ def test_an_elementwise_output_takes_the_place_of_an_input_that_no_gradient_need
     for module in (Relu, Gelu):
         register(module)
         found[module] = model_costs(
-            ModelConfig(name="asked", embedding_dim=len(found) + 1), inputs(2, 1, 4)
+            ModelConfig(name="asked", embedding_dim=4 * len(found) + 4), inputs(2, 1, 4)
         ).activations
     assert found[Gelu] - found[Relu] == 10
 
