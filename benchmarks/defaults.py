@@ -53,8 +53,9 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
     day = FIRST + timedelta(days=number)
     shared = [f"store={store.url}", *world]
     held = run(["nightly", f"date={day}", *shared])
-    record = read_record(store, MODEL, day) or {}
-    result = store.read_json(f"runs/{record['run']}/result.json")
+    record = read_record(store, MODEL, day)
+    assert record is not None
+    result = store.read_json(f"runs/{record.run}/result.json")
     figures = result["eval"]
     first = store.get(store.read_json(f"runs/{MODEL}-{FIRST}/result.json")["model"]["uri"], "publish")
     now = serving(store, MODEL)
@@ -69,7 +70,7 @@ def _night(store: Store, world: Sequence[str], number: int, judged: int) -> dict
         f"{day}  {night['gain']:.1%} of the reachable gain, calibration {night['calibration']:.3f}; "
         f"NE {found['nightly']:.5f}, frozen {found['frozen']:.5f} ({found['frozen'] / found['nightly'] - 1:+.2%} "
         f"± {found['error']:.2%}), "
-        f"{night['seconds']:.0f} s{'  HELD: ' + '; '.join(record.get('reasons', [])) if held else ''}",
+        f"{night['seconds']:.0f} s{'  HELD: ' + '; '.join(record.reasons or ()) if held else ''}",
         flush=True,
     )
     return night

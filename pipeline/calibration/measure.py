@@ -23,11 +23,11 @@ from pipeline.planning.calibrate import (
     slower_kernels,
 )
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
-from pipeline.planning.memory import GIB
 from pipeline.planning.predict import Prediction, predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.specs import ModelCosts
 from pipeline.store import Store
+from pipeline.units import GIB
 
 Say = Callable[[str], None]
 STEPS = 20

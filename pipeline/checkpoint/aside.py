@@ -11,9 +11,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.checkpoint.index import readable, removing, step_of
+from pipeline.checkpoint.index import readable, step_of
 from pipeline.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
+from pipeline.store.removal import removing
 
 FOLDER, RECORD = "aside", "set-aside.json"
 FORMER = "former-manifest.json"

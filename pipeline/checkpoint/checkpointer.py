@@ -42,6 +42,7 @@ from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError, DamagedError, PassingError
 from pipeline.store import Artifact, Store
+from pipeline.units import MIB
 
 _SAMPLE_ROWS = 4096
 
@@ -211,7 +212,7 @@ class Checkpointer:
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
             blocks=blocks, coding=partial(self._coding, final), dense=tensors, state=record,
             tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
-            summary=summary, chunk_bytes=int(self.config.chunk_mib * 2**20),
+            summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=self._compact if compacting else None,
             prune=partial(self._prune, self._pruner, list(self._entries)) if prune else None,
         )  # fmt: skip

@@ -265,9 +265,9 @@ def gc(
         sweep(store, going)
     return {
         "dry_run": dry_run,
-        "removed": [asdict(each) for each in going],
-        "bytes": sum(each.bytes for each in going),
-        "kept": staying,
+        "removed": [each.to_json("path", "bytes", "reason") for each in going],
+        "bytes": sum(each.bytes or 0 for each in going),
+        "kept": [each.to_json("path", "reason") for each in staying],
     }
 
 

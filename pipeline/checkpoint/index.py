@@ -9,14 +9,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Container, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import DamagedError
-from pipeline.store import MANIFEST, Artifact, Store, disk_errors
+from pipeline.store import MANIFEST, Artifact, Store, removal
 
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
@@ -205,8 +204,7 @@ def sweep(store: Store, directory: str, pinned: Iterable[str] = (), aside: Conta
         if name in stay:
             lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
         else:
-            with removing(path):
-                store.fs.rm(store.full(path), recursive=True)
+            removal.remove(store, path)
             lines.append(f"removed {path}, which has no manifest: it was never committed")
     return lines
 
@@ -222,14 +220,4 @@ def remove(store: Store, directory: str, entries: list[Entry], on_point: OnPoint
 
 def remove_folder(store: Store, path: str, on_point: OnPoint = ignore) -> None:
     """Remove the checkpoint at ``path``: it stops existing before its files go. ArtifactError if the store refuses."""
-    with removing(path):
-        if store.exists(f"{path}/{MANIFEST}"):
-            store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
-        on_point(FaultPoint.PRUNE)
-        if store.exists(path):
-            store.fs.rm(store.full(path), recursive=True)
-
-
-def removing(path: str) -> AbstractContextManager[None]:
-    """Around the removal of ``path``: ArtifactError where the store refuses it."""
-    return disk_errors(path, option="", doing="removing")
+    removal.remove(store, path, lambda: on_point(FaultPoint.PRUNE))

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from pipeline.checkpoint.index import NAME, committed, damage_hint, readable, step_of
 from pipeline.errors import ArtifactError
 from pipeline.store import MANIFEST, Artifact, Store
-
-PATH = re.compile(r"runs/[^/\s]+/checkpoints/[^/\s]+/step-\d{8,}")
 
 
 def directories(store: Store, run: str | None = None) -> list[str]:

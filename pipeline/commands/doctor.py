@@ -19,8 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.units import GIB
 
-GIB = 1 << 30
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8")}
 LOCK = "make install installs the locked set (requirements/*.txt, with --no-deps)"

@@ -134,8 +134,8 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
     if in_file:
-        found = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
-        return ConfigError(f"{in_file['file']}.yaml: {found.message}", hint=f"mend {in_file['file']}.yaml")
+        about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
+        return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"mend {in_file['file']}.yaml")
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
     if merged and field_type(merged["key"]) is not None:  # a list in a list, of the wrong kind: OmegaConf names no key
         return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
@@ -143,6 +143,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
+    """What ``error`` about setting ``key`` means: it has a new name, does not exist, is not there yet, or is wrong."""
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and key.startswith("model."):
         return _about_model(key, refused[1])
@@ -153,21 +154,35 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         near = nearest(key)
         meant = f"; did you mean {near}?" if near else ""
         return ConfigError(f"{key} is unknown{meant}", hint=near or "nightjar run --cfg job lists every key")
-    given = [o for o in overrides if o.key_or_group == key and not o.is_delete()]
-    if not given and "not in struct" in str(error).lower():
+    given = next((each for each in overrides if each.key_or_group == key and not each.is_delete()), None)
+    return _missing_entry(key, kind, error, given) or _wrong_type(key, kind, error, given)
+
+
+def _missing_entry(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError | None:
+    """The error for an entry of a dictionary that must be added first; None where ``error`` is another one."""
+    if given is None:
+        if "not in struct" not in str(error).lower():
+            return None
         value = "{}" if is_dataclass(kind) or typing.get_origin(kind) is dict else f"<{describe(kind)}>"
         return ConfigError(f"{key} does not exist here yet", hint=f"+{key}={value} adds it")
-    if given and "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given[0].is_add():
-        return ConfigError(f"{key} does not exist here yet", hint=f"+{given[0].input_line} adds it")
+    if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
+        return ConfigError(f"{key} does not exist here yet", hint=f"+{given.input_line} adds it")
+    return None
+
+
+def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:
+    """The error for a value of another type than ``kind``; ``given``: the override that has it, None for a file."""
+    text = _value_text(given) if given else ""
+    plain = given is not None and not _is_mapping(given)
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
-        return _about_pin(key, _value_text(given[0]) if given and not _is_mapping(given[0]) else "")
-    value = f" is {_value_text(given[0])!r}," if given else f": {str(error).splitlines()[0]};"
-    text = _value_text(given[0]) if given else ""
-    if given and is_dataclass(strip_none(kind)) and not _is_mapping(given[0]):
+        return _about_pin(key, text if plain else "")
+    if plain and is_dataclass(strip_none(kind)):
         return _about_group(key, text)
-    text = f"[{text}]" if "list of lists" in describe(kind) and not text.startswith("[") else text
-    listed = f"{key}=[{text}]" if given and "list" in describe(kind) else ""
-    return ConfigError(f"{key}{value} expected {describe(kind)}", hint=listed or f"{key}=<{describe(kind)}>")
+    expected = describe(kind)
+    got = f" is {text!r}," if given else f": {str(error).splitlines()[0]};"
+    listed = f"[[{text}]]" if "list of lists" in expected and not text.startswith("[") else f"[{text}]"
+    hint = f"{key}={listed}" if given and "list" in expected else f"{key}=<{expected}>"
+    return ConfigError(f"{key}{got} expected {expected}", hint=hint)
 
 
 def _about_model(key: str, owner: str) -> ConfigError:

@@ -64,10 +64,10 @@ def _cron_problem(text: str) -> str:
 
 def _is_range(part: str, low: int, high: int, numbers: dict[str, int]) -> bool:
     """Whether ``part`` of a field is *, a value or a rising range from ``low`` to ``high``; ``numbers``: by name."""
-    found = CRON_PART.fullmatch(part)
-    if found is None:
+    match = CRON_PART.fullmatch(part)
+    if match is None:
         return False
-    ends = [numbers.get(end, int(end) if end.isdigit() else -1) for end in found.groups()[:2] if end]
+    ends = [numbers.get(end, int(end) if end.isdigit() else -1) for end in match.groups()[:2] if end]
     return ends == sorted(ends) and all(low <= end <= high for end in ends)
 
 
@@ -109,7 +109,7 @@ def _check_hosts(config: Config) -> None:
 
 
 def _check_pods(pods: PodConfig) -> None:
-    known = tuple(dict.fromkeys((*STAGES, "publish", LAUNCHER)))
+    known = (*STAGES, LAUNCHER)
     for stage, resources in pods.resources.items():
         if stage not in known:
             raise ConfigError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import AUTO, setting
 from pipeline.errors import ConfigError
+from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 
 
 @dataclass(kw_only=True)
@@ -51,9 +52,9 @@ class TrainConfig:
     sparse_lr: float = setting(
         0.05, low=0.0, doc="The embedding tables train with this learning rate after the warm-up."
     )
-    dense_optimizer: str = setting("adam", choices=("adam", "adagrad"), doc="This optimizer trains the dense part.")
+    dense_optimizer: str = setting("adam", choices=DENSE_OPTIMIZERS.names, doc="This optimizer trains the dense part.")
     sparse_optimizer: str = setting(
-        "rowwise_adagrad", choices=("rowwise_adagrad", "sgd"), doc="This optimizer trains the embedding tables."
+        "rowwise_adagrad", choices=TABLE_OPTIMIZERS.names, doc="This optimizer trains the embedding tables."
     )
     weight_decay: float = setting(
         0.0, low=0.0, doc="The dense part's weights decay with this coefficient; adam decouples it (AdamW)."

@@ -29,11 +29,11 @@ class ReplicaOptimizer(torch.optim.Optimizer):
 
     Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
     ``step`` costs O(rows * dim) and must be called after each backward pass. The state lies on the kernel, where
-    ``kernel_states`` finds it; ``state_dict`` holds none.
+    ``kernel_states`` finds it; ``state_dict`` holds none. ``steps``: taken so far.
     """
 
     def __init__(self, modules: Sequence[Any], optimizer: TableOptimizer) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self.steps = optimizer, 0
         self._parts: list[tuple[Tensor, int, dict[str, Tensor]]] = []
         for module in modules:
             dims = {dim for _, dim in module.embedding_specs}
@@ -51,9 +51,10 @@ class ReplicaOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients of the last backward pass."""
         lr = self.param_groups[0]["lr"]
+        self.steps += 1
         for weights, rows, state in self._parts:
             if weights.grad is not None:
-                self._optimizer.update(weights.view(rows, -1), weights.grad.view(rows, -1), state, lr)
+                self._optimizer.update(weights.view(rows, -1), weights.grad.view(rows, -1), state, lr, self.steps)
 
 
 def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
@@ -75,6 +76,16 @@ def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[dict[s
     rows = [rows for rows, _ in kernel.module.embedding_specs]
     parts = zip(*(kernel.module.table_state[name].split(rows) for name in names), strict=True)
     return [dict(zip(names, each, strict=True)) for each in parts]
+
+
+def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
+    """Say how many steps the tables have taken, which some optimizers correct a bias by. Call it after a restore."""
+    for kernel in kernels(dmp):
+        if kernel.fused:
+            kernel.module.set_optimizer_step(steps)
+    replicas = replica_optimizer(dmp)
+    if replicas is not None:
+        replicas.steps = steps
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:

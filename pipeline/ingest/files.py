@@ -21,8 +21,9 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.sources import COMPRESSED, Block, Files, RawBlock, TextBlock, decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, text_blocks
+from pipeline.units import MIB
 
-BLOCK_UNIT = 1 << 20  # bytes in the unit of ingest.block_mib
+BLOCK_UNIT = MIB  # of ingest.block_mib
 PART_BLOCKS = 4  # blocks of a part that another process reads
 _SEEN = 1 << 20  # bytes in which a line must end where parts meet
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")

@@ -17,11 +17,11 @@ from pipeline.config import Config
 from pipeline.errors import GuardError
 from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
+from pipeline.units import GIB
 
 _MOUNTS = Path("/proc/self/mounts")
 _OWN = Path("/proc/self/cgroup")
 _NAME = "nightjar-ranks"
-GIB = 2**30
 _LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
 _USED = {1: "memory.usage_in_bytes", 2: "memory.current"}
 _PEAK = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}

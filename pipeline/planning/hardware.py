@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass
 
 from pipeline.config import TIERS, Config, HardwareConfig
 from pipeline.errors import ConfigError
+from pipeline.units import GIB
 
-GIB = 2**30
 BYTES_PER_MS = 1e6  # 1 GB/s in bytes per millisecond
 # What memory is counted in; hbm_cached is DDR with a cache in HBM.
 MEMORIES = ("hbm", "ddr", "ssd")

@@ -6,8 +6,8 @@ from pipeline.config import Config
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
+from pipeline.units import GIB
 
-GIB = 2**30
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.
 RUNTIME = 64 << 20
 # Where the ids of a row begin that has several.

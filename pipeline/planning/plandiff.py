@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.planning.report import stored_bytes, table_ranks
+from pipeline.planning.report import table_ranks
 from pipeline.planning.stored import StoredPlan
 from pipeline.planning.text_bars import TIERS
 from pipeline.records import ShardPlan, TablePlan
@@ -64,7 +64,7 @@ def _side(stored: StoredPlan) -> dict[str, Any]:
     plan = stored.plan
     return {
         "name": stored.name, "hardware": plan.hardware, "device": plan.device, "world_size": plan.world_size,
-        "tables": len(plan.tables), "bytes": sum(stored_bytes(table) for table in plan.tables.values()),
+        "tables": len(plan.tables), "bytes": sum(table.bytes for table in plan.tables.values()),
     }  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
     return {
         "places": {key: pair for key, pair in places.items() if pair[0] != pair[1]},
         "from": _place(old), "to": _place(new), "kinds": [_kind(old), _kind(new)],
-        "bytes": stored_bytes(new), "bytes_moved": moved_bytes(old, new),
+        "bytes": new.bytes, "bytes_moved": moved_bytes(old, new),
         "cost_ms": [old.cost_ms, new.cost_ms], "hit_rate": [old.hit_rate, new.hit_rate],
         "because": _because(_own(name, first, second, changes), changes), "reasons": [old.reason, new.reason],
     }  # fmt: skip

@@ -11,7 +11,6 @@ from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table, choices, tables_of, tiers_of
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hardware import (
-    GIB,
     MEMORIES,
     Capacity,
     capacity,
@@ -28,6 +27,7 @@ from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
 from pipeline.planning.search import Found, Space, anywhere, best
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
+from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.engine import Engine

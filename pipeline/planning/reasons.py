@@ -5,8 +5,9 @@ from __future__ import annotations
 from pipeline.config import Config
 from pipeline.planning.candidates import Offer
 from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table
-from pipeline.planning.hardware import GIB, fast_memory, size_text
+from pipeline.planning.hardware import fast_memory, size_text
 from pipeline.planning.search import Space
+from pipeline.units import GIB
 
 
 def reason(config: Config, table: Table, choice: Choice, offer: Offer, space: Space) -> str:

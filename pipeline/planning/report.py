@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pipeline.planning.hardware import size_text
 from pipeline.planning.text_bars import memory_lines, phase_lines
 from pipeline.records import Plan, TablePlan
+from pipeline.units import GIB
 
-GIB = 2**30
 SHOWN_TABLES = 40
 SHOWN_CACHES = 12
 SHOWN_REASONS = 8
@@ -39,14 +39,9 @@ def table_ranks(table: TablePlan) -> list[int]:
     return sorted({shard.rank for shard in table.shards})
 
 
-def stored_bytes(table: TablePlan) -> int:
-    """fp32 weights and optimizer state of one copy of the table."""
-    return table.bytes
-
-
 def by_size(plan: Plan) -> list[tuple[str, TablePlan]]:
     """The tables, largest first."""
-    return sorted(plan.tables.items(), key=lambda item: (-stored_bytes(item[1]), item[0]))
+    return sorted(plan.tables.items(), key=lambda item: (-item[1].bytes, item[0]))
 
 
 def render_plan(plan: Plan, width: int = 80) -> str:
@@ -84,7 +79,7 @@ def _cells(table: TablePlan) -> list[str]:
     return [
         f"{table.rows:,}" if table.rows < 1e9 else f"{table.rows}",
         str(table.dim),
-        f"{stored_bytes(table) / GIB:.3f}",
+        f"{table.bytes / GIB:.3f}",
         SHORT.get(table.tier, table.tier),
         SHORT.get(table.sharding, table.sharding),
         _ranks(table_ranks(table)),
@@ -154,9 +149,9 @@ def _reason_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[
 
 def _closing(plan: Plan) -> list[str]:
     tables = f"{len(plan.tables)} table" + "s" * (len(plan.tables) != 1)
-    size = size_text(sum(stored_bytes(table) for table in plan.tables.values()))
+    size = size_text(sum(table.bytes for table in plan.tables.values()))
     lines = [f"{tables}, {size} with optimizer state"]
-    on_ssd = sum(stored_bytes(table) for table in plan.tables.values() if table.tier == "ssd")
+    on_ssd = sum(table.bytes for table in plan.tables.values() if table.tier == "ssd")
     if on_ssd:
         lines.append(f"SSD: {size_text(on_ssd)} for a checkpoint's copy of the rows there, beside the rows")
     if plan.phases:  # a plan of version 1 knows neither phases nor gap
@@ -168,7 +163,7 @@ def _closing(plan: Plan) -> list[str]:
 
 
 def _gib(tables: Iterable[TablePlan]) -> str:
-    return f"{sum(stored_bytes(table) for table in tables) / GIB:.3f}"
+    return f"{sum(table.bytes for table in tables) / GIB:.3f}"
 
 
 def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[str, int]] = COLUMNS) -> str:

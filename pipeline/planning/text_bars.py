@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pipeline.records import PHASES, Plan
+from pipeline.units import GIB
 
-GIB = 2**30
 SHOWN_RANKS = 8
 TIERS = ("hbm", "ddr", "ssd")
 LABEL = 16

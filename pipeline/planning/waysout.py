@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config, TablePin
 from pipeline.errors import NightjarError
 from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, impossible
-from pipeline.planning.hardware import GIB, MEMORIES, memories, memory_gib
+from pipeline.planning.hardware import MEMORIES, memories, memory_gib
 from pipeline.planning.placement import Placement
 from pipeline.planning.search import Space
+from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.planner import Setting

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError, UnreachableError
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store import Artifact, Store
 from pipeline.store.conditional import Seen, SwappedError, look, swap
 from pipeline.store.refusals import taken
+from pipeline.store.removal import age, forget, remove, written
 from pipeline.store.retrying import explained, passes
 
 CURRENT = "current.json"
@@ -356,15 +357,13 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
                 {"version": each.version, "bytes": each.bytes, "reason": problem or f"not among the newest {keep}"}
             )
             if not dry_run:
-                _forget(store, path)
+                forget(store, path)
         for name in store.names(model_path(model)):
             full = store.full(f"{model_path(model)}/{name}")
-            if name.startswith(".write-") and not dry_run and time.time() - _written(store, full) >= min_age_seconds:
+            if name.startswith(".write-") and not dry_run and age(store, full) >= min_age_seconds:
                 store.fs.rm_file(full)
     for entry in () if dry_run else gone:  # after the lock: a night that publishes does not wait for large files to go
-        full = store.full(version_path(model, str(entry["version"])))
-        if store.fs.exists(full):
-            store.fs.rm(full, recursive=True)
+        remove(store, version_path(model, str(entry["version"])))
     return gone
 
 
@@ -373,19 +372,4 @@ def _touched(store: Store, path: str, each: Listing) -> float:
     if each.created is not None:
         return each.created
     full = store.full(path)
-    return max(_written(store, file) for file in store.fs.find(full) or [full])
-
-
-def _written(store: Store, full: str) -> float:
-    """When a file was last written, seconds since 1970; now where the store does not say, for it may be so."""
-    try:
-        return float(store.fs.modified(full).timestamp())
-    except NotImplementedError:
-        return time.time()
-
-
-def _forget(store: Store, path: str) -> None:
-    """From now on there is no version at ``path``, whatever files lie there."""
-    manifest = f"{store.full(path)}/{MANIFEST}"
-    if store.fs.exists(manifest):
-        store.fs.rm_file(manifest)
+    return max(written(store, file) for file in store.fs.find(full) or [full])

@@ -23,6 +23,9 @@ class Interval(NamedTuple):
 class Curve(Record):
     """Reliability: mean prediction, observed click rate and rows of each bin, by rising prediction."""
 
+    FILE: ClassVar[str] = "reliability.json"
+    KIND: ClassVar[str] = "reliability curve"
+
     predicted: list[float]
     observed: list[float]
     rows: list[int]

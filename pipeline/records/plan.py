@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from pipeline.records.record import Record, absent
+from pipeline.units import GIB
 
 # Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
@@ -139,7 +140,7 @@ class Plan(Record):
 
     def capacity_bytes(self, tier: str) -> float:
         """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
-        return self.figures.get(f"{tier}_gib", 0.0) * 2**30
+        return self.figures.get(f"{tier}_gib", 0.0) * GIB
 
     def resident_bytes(self, rank: int) -> int | None:
         """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.

@@ -173,6 +173,7 @@ class GatePart(Record):
     forced: str | None = absent()
     version: str = ""
     incumbent: str | None = None
+    warnings: tuple[str, ...] | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

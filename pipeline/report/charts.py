@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline import units
 from pipeline.records import Curve
-from pipeline.report import units
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Line, Point, line_plot, reliability_plot
 

@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report import units
+from pipeline import units
+from pipeline.report.text_table import text_table
 
 _MOST_CHANGES = 40
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns; a heading that ends with ``*`` marks a column of numbers (to the right)."""
-    names = [name.removesuffix("*") for name in head]
-    widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
-    right = [name.endswith("*") for name in head]
-
-    def line(cells: Sequence[str]) -> str:
-        parts = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(cells, widths, right, strict=True)]
-        return "  ".join(parts).rstrip()
-
-    return "\n".join([line(names), *(line(row) for row in rows)])
 
 
 def _pairs(pairs: Mapping[str, str]) -> str:
@@ -55,7 +43,7 @@ def listing(records: Sequence[Mapping[str, Any]]) -> str:
     ]  # fmt: skip
     head = ("checkpoint", "step*", "type", "on", "coding", "rows*", "size*", "of full*", "age*", "rest on it")
     total = sum(r["bytes"] or 0 for r in records)
-    lines = [table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
+    lines = [text_table(head, rows), f"{units.plural(len(records), 'checkpoint')}, {units.size(total)}"]
     lines += [f"damaged: {r['path']}/{r['problem']}" for r in records if r["problem"]]
     return "\n".join([*lines, *(f"set aside: {r['path']}: {r['why']}" for r in records if "why" in r)])
 
@@ -85,7 +73,7 @@ def details(record: Mapping[str, Any]) -> str:
     head = ("table", "rows*", "dim*", "rows stored*", "share*", "size*", "coding")
     shown = {name: config[name] for name in ("seed", "model", "train", "checkpoint") if name in config}
     settings = "\n".join(f"  {path}: {value}" for path, value in _leaves(shown))
-    return f"{_pairs(facts)}\n\n{table(head, rows)}\n\nsettings (all: --json)\n{settings}"
+    return f"{_pairs(facts)}\n\n{text_table(head, rows)}\n\nsettings (all: --json)\n{settings}"
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -117,7 +105,7 @@ def difference(result: Mapping[str, Any]) -> str:
         for name, t in result["tables"].items()
     ]  # fmt: skip
     parts = [f"from {result['first']}\nto   {result['second']}"]
-    parts.append(table(("table", "rows*", "changed*", "share*", "largest*", "mean*"), rows))
+    parts.append(text_table(("table", "rows*", "changed*", "share*", "largest*", "mean*"), rows))
     odd = [f"  {n}: {_size(a)} -> {_size(b)}" for n, (a, b) in result["tables_differ"].items()]
     if odd:
         parts.append("tables that differ in size\n" + "\n".join(odd))
@@ -127,7 +115,7 @@ def difference(result: Mapping[str, Any]) -> str:
         if "values" in d
     ]
     if dense:
-        parts.append(table(("dense parameter", "values*", "largest*", "mean*"), dense))
+        parts.append(text_table(("dense parameter", "values*", "largest*", "mean*"), dense))
     shapes = [f"  {n}: {d['shapes'][0]} -> {d['shapes'][1]}" for n, d in result["dense"].items() if "shapes" in d]
     if shapes:
         parts.append("dense parameters that differ in shape\n" + "\n".join(shapes))
@@ -167,4 +155,4 @@ def exported(result: Mapping[str, Any]) -> str:
         [f["table"], units.count(f["rows"]), units.count(f["dim"]), units.size(f["bytes"]), f["file"]]
         for f in result["files"]
     ]
-    return f"{result['checkpoint']}\n{table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"
+    return f"{result['checkpoint']}\n{text_table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"

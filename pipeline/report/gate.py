@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline import units
 from pipeline.records import HOLD, Check, GateRecord, Interval, RowsPower, Slice
-from pipeline.report import units
 from pipeline.report.gateplots import gate_figures
 from pipeline.report.page import Table, from_template, pill
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from pipeline import units
 from pipeline.records import GateRecord, Histogram, Slice
-from pipeline.report import units
 from pipeline.report.charts import calibration
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Frame, Line, drawing, reference_lines, tag

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline import units
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.records import Curve, Plan, read
-from pipeline.report import units
 from pipeline.report.charts import run_figures
 from pipeline.report.data import MOST_REASONS, QUALITY, data_words, features_table, quarantine_table, read_data
 from pipeline.report.gate import GATE_PAGE

@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline import units
 from pipeline.records import ShownVersion
-from pipeline.report import units
 
 
 def listing(models: Sequence[Mapping[str, Any]]) -> str:

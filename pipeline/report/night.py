@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
-from pipeline.report import units
-from pipeline.report.page import from_template, items, pill
+from pipeline import units
+from pipeline.records import NightRecord, plain
+from pipeline.report.page import from_template, pill
 from pipeline.report.tables import stages_bar, stages_table
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
@@ -15,76 +14,75 @@ SKIPPED = "Missed days that were skipped: this night learns nothing from them"
 _PILL = {"published": "PASS", "held": "HOLD"}
 
 
-def night_page(record: Mapping[str, Any]) -> str:
+def night_page(record: NightRecord) -> str:
     """The page; everything that comes from data is escaped, parts that are not known are left out."""
-    outcome, stages = str(record["outcome"]), record.get("stages", {})
+    outcome, stages = record.outcome, plain(record.stages or {})
     why = {"published": "What was overridden", "held": "Why it is held"}.get(outcome, "What stopped it")
     return from_template(
-        "night.html", title=f"Night {record['date']}: {outcome}", files="nightly.json and result.json",
-        heading=f"{record['model']}, night of {record['date']}", outcome=pill(_PILL.get(outcome, "failed"), outcome),
+        "night.html", title=f"Night {record.date}: {outcome}", files="nightly.json and result.json",
+        heading=f"{record.model}, night of {record.date}", outcome=pill(_PILL.get(outcome, "failed"), outcome),
         about=_sentence(record), why=why, reasons=_why(record), stopped=outcome != "published",
-        hint=record.get("hint"), warnings=items(record, "warnings"), summary=_cards(record), skipped_title=SKIPPED,
-        skipped=items(record, "skipped"), changed=items(record, "changed"), stages=stages_table(stages),
+        hint=record.hint, warnings=record.warnings, summary=_cards(record), skipped_title=SKIPPED,
+        skipped=record.skipped, changed=record.changed, stages=stages_table(stages),
         stages_bar=stages_bar(stages), links=_links(record),
     )  # fmt: skip
 
 
-def night_markdown(record: Mapping[str, Any]) -> str:
+def night_markdown(record: NightRecord) -> str:
     """The same as Markdown, for a ticket or a chat."""
-    lines = [f"# {record['model']}, night of {record['date']}: {record['outcome']}", "", _sentence(record), ""]
+    lines = [f"# {record.model}, night of {record.date}: {record.outcome}", "", _sentence(record), ""]
     lines += [*(f"- {reason}" for reason in _why(record)), ""] if _why(record) else []
-    lines += [f"What to do: {record['hint']}", ""] if record.get("hint") else []
-    lines += [*(f"- warning: {words}" for words in record.get("warnings", ())), ""] if record.get("warnings") else []
+    lines += [f"What to do: {record.hint}", ""] if record.hint else []
+    lines += [*(f"- warning: {words}" for words in record.warnings), ""] if record.warnings else []
     found = _cards(record)
     if found:
         lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in found), ""]
-    if record.get("skipped"):
-        lines += [f"## {SKIPPED}", "", *(f"- {line}" for line in record["skipped"]), ""]
-    if record.get("changed"):
-        lines += ["## What changed", "", *(f"- {line}" for line in record["changed"]), ""]
-    if record.get("seconds"):
+    if record.skipped:
+        lines += [f"## {SKIPPED}", "", *(f"- {line}" for line in record.skipped), ""]
+    if record.changed:
+        lines += ["## What changed", "", *(f"- {line}" for line in record.changed), ""]
+    if record.seconds:
         lines += ["| stage | time |", "|---|---|"]
-        lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record["seconds"].items()), ""]
+        lines += [*(f"| {name} | {units.duration(value)} |" for name, value in record.seconds.items()), ""]
     return "\n".join([*lines, *(f"- {name}: `{path}`" for name, path in _links(record)), ""])
 
 
-def _why(record: Mapping[str, Any]) -> list[str]:
-    reasons = [str(reason) for reason in record.get("reasons", ())]
-    return reasons or ([str(record["message"])] if record.get("message") else [])
+def _why(record: NightRecord) -> list[str]:
+    return [*(record.reasons or ())] or ([record.message] if record.message else [])
 
 
-def _sentence(record: Mapping[str, Any]) -> str:
-    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.get("finished")))
+def _sentence(record: NightRecord) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.finished))
     serving = {
-        "published": f"{record.get('version')} serves",
-        "held": f"{record['incumbent']} goes on serving" if record.get("incumbent") else "nothing serves yet",
-    }.get(record["outcome"], "what served goes on serving")
-    return f"{serving} · exit code {record['exit_code']} · finished {when} UTC"
+        "published": f"{record.version} serves",
+        "held": f"{record.incumbent} goes on serving" if record.incumbent else "nothing serves yet",
+    }.get(record.outcome, "what served goes on serving")
+    return f"{serving} · exit code {record.exit_code} · finished {when} UTC"
 
 
-def _cards(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
     """Name, value, a few words."""
     found = []
-    if "ne" in record:
-        under = f"on {units.count(record.get('rows_scored'))} held-out rows"
-        found.append(("NE of the candidate", units.decimal(record["ne"]), under))
-    if "incumbent_ne" in record:
-        change, low, high = record["ne_change"]
+    if record.ne is not None:
+        under = f"on {units.count(record.rows_scored)} held-out rows"
+        found.append(("NE of the candidate", units.decimal(record.ne), under))
+    if record.ne_change is not None:
+        change, low, high = record.ne_change
         under = f"the candidate's is {change:+.2%} [{low:+.2%}, {high:+.2%}]"
-        found.append(("NE of the incumbent", units.decimal(record["incumbent_ne"]), under))
-    if record.get("rows") is not None:
-        quarantined = f"{units.count(record.get('rows_quarantined'))} in quarantine"
-        found.append(("Rows", units.count(record["rows"]), quarantined))
-    if seconds := record.get("seconds"):
+        found.append(("NE of the incumbent", units.decimal(record.incumbent_ne), under))
+    if record.rows is not None:
+        quarantined = f"{units.count(record.rows_quarantined)} in quarantine"
+        found.append(("Rows", units.count(record.rows), quarantined))
+    if seconds := record.seconds:
         longest = max(seconds, key=lambda name: seconds[name])
         found.append(("Stages took", units.duration(sum(seconds.values())), f"most of it {longest}"))
-    if record.get("seconds_waited"):
-        found.append(("Waited", units.duration(record["seconds_waited"]), "for the day's logs"))
+    if record.seconds_waited:
+        found.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
     return found
 
 
-def _links(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    found = [("Verdict", record.get("gate_page")), ("Run", f"runs/{record['run']}/report.html")]
-    if base := record.get("base"):
-        found += [("Started from", base["checkpoint"]), ("Id mappings from", base["dataset"])]
+def _links(record: NightRecord) -> list[tuple[str, str]]:
+    found = [("Verdict", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
+    if base := record.base:
+        found += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
     return [(name, path) for name, path in found if path]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.report import units
+from pipeline import units
 from pipeline.report.page import Table, with_meter, words
 
 Figures = Mapping[str, float]

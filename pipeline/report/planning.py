@@ -6,8 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report import units
-from pipeline.report.checkpoints import table
+from pipeline import units
+from pipeline.report.text_table import text_table
 
 WIDTH = 80
 TIERS = ("hbm", "ddr", "ssd")
@@ -34,7 +34,7 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
         ]
         for number, record in enumerate(records, 1)
     ]
-    lines = [table(head, rows)]
+    lines = [text_table(head, rows)]
     for numbers, short, way_out in _problems(records):
         lines += ["", _wrapped(f"{numbers}: {short}")]
         lines += [_wrapped(f"   first way out: {way_out}")] if way_out else []
@@ -130,7 +130,7 @@ def _figures(record: Mapping[str, Any]) -> str:
     for tier, used in record["memory"].items():
         rows.append(_row(f"{tier.upper()} in tables", used["all_bytes"], None))
         rows.append(_row("  of the fullest rank", used["fullest_bytes"], None))
-    return table(("predicted", "from*", "to*", "change*"), rows)
+    return text_table(("predicted", "from*", "to*", "change*"), rows)
 
 
 def _row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:

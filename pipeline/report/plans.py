@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline import units
 from pipeline.records import PHASES, Plan, TablePlan
-from pipeline.report import units
 from pipeline.report.page import COLOURS, Table, from_template, two_lines, with_meter, words
 from pipeline.report.stacked_bars import Series, StackedBars, milliseconds
 from pipeline.report.svg import tag
 from pipeline.report.tables import rank_words
 
 PLAN_PAGE = "plan.html"
-GIB = 2**30
 TIERS = ("hbm", "ddr", "ssd")
 SHOWN_TIER = {"hbm_cached": "hbm cached ddr"}
 MOST_TABLES = 2_000
@@ -95,7 +94,7 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
     for tier in TIERS:
         series, room = _series(plan, tier), plan.capacity_bytes(tier)
         if any(any(one.values) for one in series):
-            limit: dict[str, Any] = {"limit": room, "limit_name": "capacity", "scale": GIB}
+            limit: dict[str, Any] = {"limit": room, "limit_name": "capacity", "scale": units.GIB}
             bars = StackedBars(title=tier.upper(), unit="GiB a rank", series=series, show=units.size, **limit)
             drawn.append(bars)
         elif room and (tier != "hbm" or plan.device == "cuda"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pipeline.report import units
+from pipeline import units
 from pipeline.report.records import MetricsLog
 from pipeline.report.summary import summary
 from pipeline.store import Store

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from pipeline.report import units
+from pipeline import units
 from pipeline.report.page import Figure
 from pipeline.report.svg import LEFT, RIGHT, TOP, WIDTH, Axis, Frame, Line, drawing, reference_lines, tag, ticks
 

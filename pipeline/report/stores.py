@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.report import units
+from pipeline import units
 
 _NOUNS = {"dataset": "dataset", "run": "run", "plan": "plan", "towers": "towers artifact", "remains": "remain"}
 

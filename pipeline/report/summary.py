@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pipeline.report import units
+from pipeline import units
 from pipeline.report.phases import phase_lines
 
 WIDTH = 80

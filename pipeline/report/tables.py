@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from pipeline import units
 from pipeline.records import Plan, TablePlan
-from pipeline.report import units
 from pipeline.report.page import COLOURS, Table, pill, with_meter, with_swatch, words
 from pipeline.report.svg import tag
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from pipeline.report import units
+from pipeline import units
 from pipeline.report.page import COLOURS
 from pipeline.report.svg import drawing, tag
 

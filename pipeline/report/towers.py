@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline import units
 from pipeline.records import Plan, TowerEvidence, Towers
-from pipeline.report import units
 from pipeline.report.page import COLOURS, Figure, Table, from_template, with_swatch
 from pipeline.report.tables import rank_words
 from pipeline.report.towermap import heat_map, tower_map

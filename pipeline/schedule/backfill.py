@@ -7,8 +7,9 @@ from datetime import date, timedelta
 
 from pipeline.config import Config
 from pipeline.errors import DataError
+from pipeline.records import FAILED, HELD, PUBLISHED
 from pipeline.schedule.base import run_name
-from pipeline.schedule.nightly import FAILED, HELD, INTERRUPTED, PUBLISHED, Tools, read_record, run_night
+from pipeline.schedule.nightly import INTERRUPTED, Tools, read_record, run_night
 from pipeline.store import Store
 
 Compose = Callable[[date], Config]
@@ -39,16 +40,16 @@ def run_nights(
             tools.say(f"\nnight {place} of {len(days)}: {day}")
         last = place == len(days)
         record = run_night(compose(day), store, day, tools, wait_last if last else 0.0, skipped if last else ())
-        code = int(record["exit_code"])
+        code = record.exit_code or 0
         if code > INTERRUPTED:
             return code
         if catching_up and not last and code == DataError.exit_code:
-            why = record.get("message") or "its logs are missing or wrong"
+            why = record.message or "its logs are missing or wrong"
             skipped.append(why if str(day) in why else f"{day}: {why}")
             tools.say(f"catch-up   {day} is skipped: the later nights are done without it")
             continue
-        held = held or (code if record["outcome"] == HELD else 0)
-        if record["outcome"] == FAILED:
+        held = held or (code if record.outcome == HELD else 0)
+        if record.outcome == FAILED:
             failed = failed or code
             if not last and not keep_going:
                 tools.say(
@@ -66,7 +67,7 @@ def missed_nights(store: Store, model: str, day: date, most: int, say: Callable[
     out are said.
     """
     tonight = read_record(store, model, day)
-    if tonight is not None and tonight["outcome"] == PUBLISHED:
+    if tonight is not None and tonight.outcome == PUBLISHED:
         return []
     last = last_night(store, model, day)
     if last is None or most < 1:
@@ -87,6 +88,6 @@ def last_night(store: Store, model: str, day: date) -> date | None:
     for back in range(1, LOOK_BACK_DAYS + 1):
         other = day - timedelta(days=back)
         record = read_record(store, model, other) if run_name(model, other) in known else None
-        if record is not None and record["outcome"] in (PUBLISHED, HELD):
+        if record is not None and record.decided:
             return other
     return None

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import asdict, dataclass
 from datetime import date
-from typing import Any
 
 from pipeline.config import STAGES, Config, NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.publishing.versions import incumbent, read_current, version_path
+from pipeline.records import Base
 from pipeline.store import Artifact, Store
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """A published version; ``day``: of its logs ("": not known). Paths are relative to the store."""
-
-    version: str
-    day: str
-    run: str
-    checkpoint: str
-    dataset: str
-    plan: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def run_name(model: str, day: date) -> str:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pipeline.checkpoint.retention import age
 from pipeline.errors import ArtifactError
+from pipeline.records import NIGHT, NightRecord
 from pipeline.records.step import run_directory
-from pipeline.schedule.nightly import HELD, PUBLISHED, RECORD
-from pipeline.schedule.references import read_known, unknown
 from pipeline.store import MANIFEST, Store, reachable
+from pipeline.store.references import read_record, unknown
+from pipeline.store.removal import written
 
 DATASET, PLAN, TOWERS, RUN = "dataset", "plan", "towers", "run"
 _KINDS = {"datasets": DATASET, "plans": PLAN, "towers": TOWERS, "runs": RUN}
@@ -146,7 +145,7 @@ def _written(store: Store, full: str, info: Mapping[str, Any]) -> float:
     known = info.get("mtime" if store.is_local else "LastModified")
     if isinstance(known, datetime):
         return known.timestamp()
-    return known if isinstance(known, float) else time.time() - age(store, full)
+    return known if isinstance(known, float) else written(store, full)
 
 
 def _folder(store: Store, path: str, content: _Content) -> Folder:
@@ -168,12 +167,12 @@ def _folder(store: Store, path: str, content: _Content) -> Folder:
 
 
 def _night(store: Store, run: str) -> Night | None:
-    path = f"{run_directory(run)}/{RECORD}"
-    record = read_known(store, path)
-    if record is None:
+    path = f"{run_directory(run)}/{NIGHT}"
+    data = read_record(store, path)
+    if data is None:
         return None
     try:
-        decided = record["outcome"] in (PUBLISHED, HELD)
-        return Night(run=run, model=str(record["model"]), date=str(record["date"]), decided=decided)
-    except (KeyError, TypeError) as error:
-        raise unknown(store, path, f"is not the record of a night: {error!r} is missing") from None
+        record = NightRecord.from_json(data)
+    except ArtifactError as error:
+        raise unknown(store, path, f"cannot be read: {error.message}") from None
+    return Night(run=run, model=record.model, date=record.date, decided=record.decided)

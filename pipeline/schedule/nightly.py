@@ -10,26 +10,24 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from typing import Any
 
 from pipeline.compose import config_hash
 from pipeline.config import Config
-from pipeline.errors import SIGNALLED, ArtifactError, GateHeldError, NightjarError, exit_code_of
+from pipeline.errors import SIGNALLED, GateHeldError, NightjarError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
+from pipeline.records import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord, read
 from pipeline.records.step import run_directory
-from pipeline.schedule.base import Base, find_base, night_config, run_name
+from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.summary import finished_record, line_of, write_summary
 from pipeline.schedule.watermark import wait_for
 from pipeline.schedule.webhook import deliver
 from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
 
-RECORD = "nightly.json"
-FORMAT = 1
-PUBLISHED, HELD, FAILED, RUNNING = "published", "held", "failed", "running"
 INTERRUPTED = SIGNALLED  # exit codes above it: a signal ended the launcher
 
 
@@ -43,27 +41,19 @@ class Tools:
 
 def record_path(model: str, day: date) -> str:
     """Where the record of a night lies, relative to the store."""
-    return f"{run_directory(run_name(model, day))}/{RECORD}"
+    return f"{run_directory(run_name(model, day))}/{NIGHT}"
 
 
-def read_record(store: Store, model: str, day: date) -> dict[str, Any] | None:
+def read_record(store: Store, model: str, day: date) -> NightRecord | None:
     """The record of the night of ``day``; None where it never began. ArtifactError for one of another release."""
     path = record_path(model, day)
-    if not store.exists(path):
-        return None
-    record: dict[str, Any] = store.read_json(path)
-    if record.get("format") != FORMAT:
-        raise ArtifactError(
-            f"{store.url_of(path)} has format {record.get('format')}, expected {FORMAT}: another release wrote it",
-            hint="remove it and call the night again",
-        )
-    return record
+    return read(NightRecord, store, path) if store.exists(path) else None
 
 
 def run_night(
     config: Config, store: Store, day: date, tools: Tools, wait_minutes: float, skipped: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Do the night of ``day``, unless it has its verdict; returns its record, ``outcome`` and ``exit_code`` in it.
+) -> NightRecord:
+    """Do the night of ``day``, unless it has its verdict; returns its record.
 
     ``config``: composed for that day. ``skipped``: missed days that it goes on without, and why. Failures become
     outcomes, told as a verdict is. Above 128 the exit code of a signal: the night goes on where it stopped when it is
@@ -72,31 +62,29 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
-            again = "its logs are others by now: " if record["logs"] != _logs(config, day) else "nothing to do: "
+            again = "its logs are others by now: " if record.logs != _logs(config, day) else "nothing to do: "
             tools.say(f"night      {line_of(record)}; {again}force=true does it again")
             return record
-        record = _begun(config, store, day, record) | {"skipped": list(skipped)}
+        record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
     except Exception as problem:
         return _refused(config, day, _of_family(problem), tools)
-    tools.say(f"night      {day} of model {config.model_name}: run {record['run']}, {_from(record)}")
+    tools.say(f"night      {day} of model {config.model_name}: run {record.run}, {_from(record.base)}")
     try:
-        record["seconds_waited"] = round(wait_for(config, day, wait_minutes, tools.say), 1)
-        record["logs"] = _logs(config, day)
-        base = None if record["base"] is None else Base(**record["base"])
-        night = night_config(config, day, base)
-        code, error = tools.run(night), None
+        record = replace(record, seconds_waited=round(wait_for(config, day, wait_minutes, tools.say), 1))
+        record = replace(record, logs=_logs(config, day))
+        code, error = tools.run(night_config(config, day, record.base)), None
     except Exception as problem:
         error = _of_family(problem)
         code = exit_code_of(error)
         sys.stderr.write(f"nightjar: {error}\n")
     if code > INTERRUPTED:
-        return {**record, "exit_code": code}
+        return replace(record, exit_code=code)
     outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
-    record |= {"outcome": outcome, "exit_code": code, "finished": time.time()}
+    record = replace(record, outcome=outcome, exit_code=code, finished=time.time())
     record = _written(store, record, error)
     tools.say(f"night      {line_of(record)}")
-    if "summary" in record:
-        tools.say(f"summary    {store.url_of(record['summary'])}")
+    if record.summary is not None:
+        tools.say(f"summary    {store.url_of(record.summary)}")
     _tell(config, record, tools)
     return record
 
@@ -118,10 +106,10 @@ def _of_family(problem: Exception) -> NightjarError:
     )
 
 
-def _written(store: Store, record: dict[str, Any], error: NightjarError | None) -> dict[str, Any]:
+def _written(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
     """``record`` filled in and with its page in the store; where that fails it says why, and the outcome stays."""
     if error is not None:
-        record |= {"message": error.message, "hint": error.hint}
+        record = replace(record, message=error.message, hint=error.hint)
     try:
         _save(store, record)  # whatever its page meets, the night is not left as running
         record = finished_record(store, record, error)
@@ -131,22 +119,22 @@ def _written(store: Store, record: dict[str, Any], error: NightjarError | None) 
         fault = _of_family(problem)
         said = f"the night's record or page cannot be written: {fault.message}"
         sys.stderr.write(f"nightjar: {said}\n")
-        record |= {"message": "; ".join(filter(None, (record.get("message"), said))), "hint": fault.hint}
+        record = replace(record, message="; ".join(filter(None, (record.message, said))), hint=fault.hint)
     return record
 
 
-def _refused(config: Config, day: date, problem: NightjarError, tools: Tools) -> dict[str, Any]:
+def _refused(config: Config, day: date, problem: NightjarError, tools: Tools) -> NightRecord:
     """The record of a night that could not begin. It is told, not written: the date may have its verdict already."""
     tools.say(f"nightjar: {problem}")
-    record = {
-        "model": config.model_name, "date": str(day), "run": run_name(config.model_name, day), "outcome": FAILED,
-        "exit_code": problem.exit_code, "message": problem.message, "hint": problem.hint,
-    }  # fmt: skip
+    record = NightRecord(
+        model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED,
+        exit_code=problem.exit_code, message=problem.message, hint=problem.hint,
+    )  # fmt: skip
     _tell(config, record, tools)
     return record
 
 
-def _tell(config: Config, record: dict[str, Any], tools: Tools) -> None:
+def _tell(config: Config, record: NightRecord, tools: Tools) -> None:
     if config.nightly.webhook:
         deliver(config.nightly.webhook, _told(record), tools.say)
 
@@ -163,43 +151,41 @@ def _logs(config: Config, day: date) -> str:
     return "" if config.data.format == "synthetic" else fingerprint(path_of(config.data, day))
 
 
-def _decided(record: dict[str, Any], config: Config, day: date) -> bool:
+def _decided(record: NightRecord, config: Config, day: date) -> bool:
     """Whether the night has its verdict; a held one loses it with other settings or logs, a published one never."""
-    if record["outcome"] != HELD:
-        return bool(record["outcome"] == PUBLISHED)
-    return bool(record["settings"] == _settings(config) and record["logs"] == _logs(config, day))
+    if record.outcome != HELD:
+        return record.outcome == PUBLISHED
+    return record.settings == _settings(config) and record.logs == _logs(config, day)
 
 
-def _begun(config: Config, store: Store, day: date, former: dict[str, Any] | None) -> dict[str, Any]:
+def _begun(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
     """The record of a night that begins, or goes on from the model it began with where it was killed."""
     model = config.model_name
-    before = None if former is None or former["base"] is None else Base(**former["base"])
-    found = find_base(store, model, day, before)
-    base = None if found is None else found.to_json()
-    if former is not None and former["outcome"] == RUNNING and not config.force:
-        base = former["base"]
-    record = {
-        "format": FORMAT, "model": model, "date": str(day), "run": run_name(model, day), "outcome": RUNNING,
-        "exit_code": None, "settings": _settings(config), "logs": "", "base": base, "started": time.time(),
-    }  # fmt: skip
+    base = find_base(store, model, day, None if former is None else former.base)
+    if former is not None and former.outcome == RUNNING and not config.force:
+        base = former.base
+    record = NightRecord(
+        model=model, date=str(day), run=run_name(model, day), outcome=RUNNING, settings=_settings(config), base=base,
+        started=time.time(),
+    )  # fmt: skip
     _save(store, record)
     return record
 
 
-def _save(store: Store, record: dict[str, Any]) -> None:
-    store.write_json(f"{run_directory(record['run'])}/{RECORD}", record)
+def _save(store: Store, record: NightRecord) -> None:
+    store.write_json(f"{run_directory(record.run)}/{NIGHT}", record.to_json())
 
 
-def _from(record: dict[str, Any]) -> str:
-    base = record["base"]
-    return f"warm start from {base['version']} ({base['day'] or base['run']})" if base else "nothing published yet"
+def _from(base: Base | None) -> str:
+    return f"warm start from {base.version} ({base.day or base.run})" if base else "nothing published yet"
 
 
-def _told(record: dict[str, Any]) -> dict[str, Any]:
+def _told(record: NightRecord) -> dict[str, Any]:
     """What the webhook is posted."""
     names = (
         "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",
         "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary", "skipped",
     )  # fmt: skip
-    without = "".join(f"; skipped {missed}" for missed in record.get("skipped", ()))
-    return {"text": f"Nightjar: {line_of(record)}{without}", **{name: record[name] for name in names if name in record}}
+    without = "".join(f"; skipped {missed}" for missed in record.skipped or ())
+    known = record.to_json()
+    return {"text": f"Nightjar: {line_of(record)}{without}", **{name: known[name] for name in names if name in known}}

@@ -11,10 +11,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.publishing import versions
 from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, Night, take_stock
-from pipeline.schedule.references import Names, run_names, version_names
-from pipeline.schedule.removal import Entry, alone, held_runs, remove
+from pipeline.schedule.removal import alone, held_runs, remove
 from pipeline.store import MANIFEST, Store, reachable
+from pipeline.store.references import References, of_run, of_versions
+from pipeline.store.removal import Removal
 
 REMAINS = "remains"
 DAY, HOUR = 86_400.0, 3600.0
@@ -49,7 +51,7 @@ class Needs:
     meant: Mapping[str, str]
 
 
-def kept_runs(found: Inventory, named: Mapping[str, Names], rules: Rules) -> dict[str, str]:
+def kept_runs(found: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
     """Runs that stay whatever others refer to: {run: why}.
 
     Held ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
@@ -71,7 +73,7 @@ def _newest_nights(nights: tuple[Night, ...]) -> set[str]:
     return set(newest.values())
 
 
-def needs_of(store: Store, found: Inventory, named: Mapping[str, Names], rules: Rules) -> Needs:
+def needs_of(store: Store, found: Inventory, named: Mapping[str, References], rules: Rules) -> Needs:
     """What stays because something refers to it. ArtifactError where a record of a kept run cannot be read.
 
     A run that may be called again (it is not kept for a version alone) keeps what it began from, too: one night's base
@@ -83,41 +85,41 @@ def needs_of(store: Store, found: Inventory, named: Mapping[str, Names], rules: 
     again = {run for run, why in runs.items() if why != NAMED_BY_VERSION}
     bases: set[str] = set()
     for run in runs:
-        names = run_names(store, run, starts=run in again)
+        names = of_run(store, run, starts=run in again)
         bases |= names.runs & known - runs.keys()
         _add(names, keys, meant)
     for run in bases:
         runs[run] = BASE
-        _add(run_names(store, run, starts=False), keys, meant)
+        _add(of_run(store, run, starts=False), keys, meant)
     return Needs(runs=runs, keys=keys, meant=meant)
 
 
-def _add(names: Names, keys: dict[str, str], meant: dict[str, str]) -> None:
+def _add(names: References, keys: dict[str, str], meant: dict[str, str]) -> None:
     for key in names.keys:
         keys.setdefault(key, NAMED_BY_RUN)
     for key in names.meant:
         meant.setdefault(key, NAMED_BY_RUN)
 
 
-def may_go(found: Inventory, needs: Needs, rules: Rules) -> tuple[list[Entry], list[Entry]]:
+def may_go(found: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
     """What may go, runs first, and what stays, each with the reason. Touches nothing."""
     newest = _newest_days(found)
     going, staying = [], []
     for folder in sorted(found.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
         why = _why_it_stays(folder, needs, newest, rules)
         if why:
-            told = why == HELD_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
-            staying.append(Entry(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, told=told))
+            noticed = why == HELD_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
+            staying.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, noticed=noticed))
         elif folder.whole:
             days = (rules.now - folder.since) / DAY
             reason = f"nothing that is kept refers to it, {days:,.0f} days old"
-            going.append(Entry(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=reason))
+            going.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=reason))
         else:
-            going.append(Entry(path=folder.path, kind=REMAINS, bytes=folder.bytes, reason="never finished"))
+            going.append(Removal(path=folder.path, kind=REMAINS, bytes=folder.bytes, reason="never finished"))
     gone = tuple(f"{each.path}/" for each in going)
     for file in found.remains:
         if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
-            going.append(Entry(path=file.path, kind=REMAINS, bytes=file.bytes, reason="left by a killed writer"))
+            going.append(Removal(path=file.path, kind=REMAINS, bytes=file.bytes, reason="left by a killed writer"))
     return going, staying
 
 
@@ -167,16 +169,19 @@ def collect(
             stack.enter_context(alone(store, say))
         rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=time.time())
         with reachable(store.url):
-            named = version_names(store)
+            for model in versions.models(store):
+                versions.incumbent(store, model)  # what it needs is not known where it is not there
+            named = of_versions(store)
             found = take_stock(store, held_runs(store))
             needs = needs_of(store, found, named, rules)
         going, staying = may_go(found, needs, rules)
         if not dry_run:
             going, left = remove(store, going, rules.now)
             staying += left
+    shown = ("path", "kind", "bytes", "reason")
     return {
         "store": store.url, "dry_run": dry_run, "keep_days": keep_days, "grace_hours": grace_hours,
-        "bytes": sum(each.bytes for each in going), "versions": len(named),
-        "removed": [each.to_json() for each in going], "kept": [each.to_json() for each in staying],
-        "noticed": [each.path for each in staying if each.told],
+        "bytes": sum(each.bytes or 0 for each in going), "versions": len(named),
+        "removed": [each.to_json(*shown) for each in going], "kept": [each.to_json(*shown) for each in staying],
+        "noticed": [each.path for each in staying if each.noticed],
     }  # fmt: skip

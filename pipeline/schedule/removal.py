@@ -6,43 +6,21 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
-from pipeline.checkpoint.index import removing
-from pipeline.checkpoint.retention import age
 from pipeline.errors import LaunchError
 from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
 from pipeline.records.step import run_directory
 from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import held
-from pipeline.schedule.references import run_names
-from pipeline.store import MANIFEST, Store
+from pipeline.store import Store, removal
+from pipeline.store.references import of_run
+from pipeline.store.removal import Removal, age
 
 LEASE_SECONDS = 30.0
 LOOK_SECONDS = 5.0  # an object store is asked so often which runs were begun meanwhile
-
-
-@dataclass(frozen=True, kw_only=True)
-class Entry:
-    """Something that goes or stays: ``kind`` is dataset, plan, towers, run or remains; ``reason`` in words.
-
-    ``told``: whether people should see that it stays.
-    """
-
-    path: str
-    kind: str
-    bytes: int
-    reason: str
-    told: bool = False
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        record = asdict(self)
-        del record["told"]
-        return record
 
 
 def held_runs(store: Store) -> set[str]:
@@ -61,8 +39,8 @@ def _is_held(store: Store, run: str) -> bool:
 
 
 def remove(
-    store: Store, going: list[Entry], since: float, on_point: OnPoint = ignore
-) -> tuple[list[Entry], list[Entry]]:
+    store: Store, going: list[Removal], since: float, on_point: OnPoint = ignore
+) -> tuple[list[Removal], list[Removal]]:
     """Remove what ``may_go`` found; what went, and what stays after all, for somebody uses it by now.
 
     ``since``: when the store was looked at, seconds since 1970. Of every artifact the manifest goes first, ``on_point``
@@ -75,7 +53,7 @@ def remove(
         try:
             _remove(store, entry, used, on_point)
         except LaunchError:
-            left.append(replace(entry, reason="in use by now", told=True))
+            left.append(replace(entry, reason="in use by now", noticed=True))
         else:
             gone.append(entry)
     return gone, left
@@ -88,8 +66,8 @@ def _used(store: Store, since: float) -> set[str]:
     """
     store.fs.invalidate_cache()
     runs = {run for run in store.names("runs") if _begun(store, run) > since}
-    names = [run_names(store, run, starts=True) for run in runs]
-    return runs.union(*(each.keys | each.meant for each in names))
+    named = [of_run(store, run, starts=True) for run in runs]
+    return runs.union(*(each.keys | each.meant for each in named))
 
 
 def _begun(store: Store, run: str) -> float:
@@ -98,37 +76,20 @@ def _begun(store: Store, run: str) -> float:
     return time.time() - age(store, store.full(path)) if store.exists(path) else 0.0
 
 
-def _remove(store: Store, entry: Entry, used: set[str], on_point: OnPoint) -> None:
+def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> None:
     """Remove one; LaunchError where it is ``used``, or another process holds it."""
     busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
     if entry.path.rpartition("/")[2] in used:
         raise busy
-    if store.fs.isdir(full := store.full(entry.path)):
-        with store.locked(entry.path, busy):
-            _remove_folder(store, entry.path, on_point)
+    if not store.fs.isdir(store.full(entry.path)):
+        removal.remove(store, entry.path)
         return
-    with removing(entry.path):
-        if store.fs.exists(full):
-            store.fs.rm_file(full)
-
-
-def _remove_folder(store: Store, path: str, on_point: OnPoint) -> None:
-    """Manifests first: of a run's stages, then of its checkpoints, those that rest on others before those.
-
-    The folder of a dataset's day goes with its last dataset.
-    """
-    store.fs.invalidate_cache(store.full(path))
-    with removing(path):
-        manifests = [each for each in store.fs.find(store.full(path)) if each.rpartition("/")[2] == MANIFEST]
-        for each in sorted(sorted(manifests, reverse=True), key=lambda name: "/checkpoints/" in name):
-            store.fs.rm_file(each)
-        on_point(FaultPoint.PRUNE)
-        if store.fs.exists(store.full(path)):
-            store.fs.rm(store.full(path), recursive=True)
-        parent = path.rpartition("/")[0]
-        if store.is_local and parent.count("/") == 2 and not store.names(parent):
-            with suppress(OSError):  # somebody writes there by now
-                store.fs.rmdir(store.full(parent))
+    with store.locked(entry.path, busy):
+        removal.remove(store, entry.path, lambda: on_point(FaultPoint.PRUNE), nested=True)
+    parent = entry.path.rpartition("/")[0]
+    if store.is_local and parent.count("/") == 2 and not store.names(parent):  # the folder of a dataset's day
+        with suppress(OSError):  # somebody writes there by now
+            store.fs.rmdir(store.full(parent))
 
 
 @contextmanager

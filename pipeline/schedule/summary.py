@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint.commands import config_changes
 from pipeline.errors import ArtifactError, NightjarError
+from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightRecord, Plan, Result, read
 from pipeline.records.step import run_directory
 from pipeline.report.night import NIGHT_PAGE, NIGHT_TEXT, night_markdown, night_page
 from pipeline.report.summary import shrunk_lines
-from pipeline.report.units import decimal, plural
 from pipeline.store import Store
+from pipeline.units import decimal, plural
 
 # Settings that differ from night to night by themselves, or say where and how things run.
 _EXPECTED = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "data.day", "data.mapping_from",
@@ -19,54 +20,54 @@ _EXPECTED = ("run", "store", "stages", "force", "launch", "schedule", "nightly",
 MOST_SETTINGS = 12
 
 
-def finished_record(store: Store, record: dict[str, Any], error: NightjarError | None) -> dict[str, Any]:
+def finished_record(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
     """``record`` with what the run's result and artifacts say: verdict, figures, rows, seconds, what changed.
 
     ``error``: what ended the night before there was a run; None where there was one.
     """
-    run = run_directory(record["run"])
-    record = {**record, "summary": f"{run}/{NIGHT_PAGE}"}
+    run = run_directory(record.run)
+    record = replace(record, summary=f"{run}/{NIGHT_PAGE}")
     if error is not None:
-        return {**record, "message": error.message, "hint": error.hint}
-    result = store.read_json(f"{run}/result.json") if store.exists(f"{run}/result.json") else {}
-    gate, stages = result.get("gate", {}), result.get("stages", {})
-    record |= {
-        "message": result.get("error", {}).get("message", ""), "hint": result.get("error", {}).get("hint", ""),
-        "verdict": gate.get("verdict"), "reasons": gate.get("reasons", []),
-        "warnings": gate.get("warnings", []), "version": gate.get("version"),
-        "incumbent": gate.get("incumbent"), "forced": gate.get("forced"),
-        "rows": result.get("ingest", {}).get("rows"),
-        "rows_quarantined": result.get("ingest", {}).get("rows_quarantined"),
-        "seconds": {name: stage["seconds"] for name, stage in stages.items() if stage["status"] != "skipped"},
-        "stages": stages, "shrunk": result.get("shrunk", []),
-    }  # fmt: skip
-    record |= _figures(store, stages.get("publish", {}).get("artifact"))
-    return {**record, "changed": _changes(store, record, stages)}
+        return replace(record, message=error.message, hint=error.hint)
+    path = f"{run}/{Result.FILE}"
+    result = read(Result, store, path) if store.exists(path) else Result(run=record.run, status="failed")
+    gate, problem, rows = result.gate, result.error, result.ingest or IngestPart()
+    record = replace(
+        record, message=problem.message if problem else "", hint=(problem.hint if problem else None) or "",
+        verdict=gate.verdict if gate else None, reasons=gate.reasons if gate else (),
+        warnings=(gate.warnings if gate else None) or (), version=gate.version if gate else None,
+        incumbent=gate.incumbent if gate else None, forced=gate.forced if gate else None,
+        rows=rows.rows, rows_quarantined=rows.rows_quarantined, stages=result.stages, shrunk=result.shrunk or (),
+        seconds={name: stage.seconds for name, stage in result.stages.items() if stage.status != "skipped"},
+    )  # fmt: skip
+    record = _with_figures(store, record, result.artifact("publish"))
+    return replace(record, changed=tuple(_changes(store, record, result)))
 
 
-def _figures(store: Store, published: str | None) -> dict[str, Any]:
-    """NE of candidate and incumbent on the same rows, with their intervals, as the gate found them."""
-    path = f"{published}/gate.json"
+def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:
+    """``record`` with NE of candidate and incumbent on the same rows, with their intervals, as the gate found them."""
+    path = f"{published}/{GATE}"
     if not published or not store.exists(path):
-        return {}
-    gate = store.read_json(path)
-    if "candidate" not in gate:
-        return {"gate_page": f"{published}/gate.html"}
-    found = {"ne": gate["candidate"]["ne"][0], "ne_interval": gate["candidate"]["ne"][1:], "rows_scored": gate["rows"]}
-    if "incumbent" in gate:
-        found |= {"incumbent_ne": gate["incumbent"]["ne"][0], "ne_change": gate["change"]["ne"]}
-    return {**found, "gate_page": f"{published}/gate.html"}
+        return record
+    gate, record = read(GateRecord, store, path), replace(record, gate_page=f"{published}/gate.html")
+    if gate.candidate is None:
+        return record
+    ours = gate.candidate.ne
+    record = replace(record, ne=ours.point, ne_interval=(ours.low, ours.high), rows_scored=gate.rows)
+    if gate.incumbent is None or gate.change is None:
+        return record
+    return replace(record, incumbent_ne=gate.incumbent.ne.point, ne_change=gate.change.ne)
 
 
-def _changes(store: Store, record: Mapping[str, Any], stages: Mapping[str, Any]) -> list[str]:
+def _changes(store: Store, record: NightRecord, result: Result) -> list[str]:
     """What is not as it was when the model this night started from was trained, in words."""
-    base, smaller = record["base"], shrunk_lines(record)
+    base, smaller = record.base, shrunk_lines(result.to_json())
     if base is None:
         return ["the first model: it was trained from scratch, with id mappings of its own", *smaller]
-    lines = [f"started from {base['version']}, which learnt from {base['day'] or base['run']}"]
-    lines += _rows(store, base["dataset"], stages.get("ingest", {}).get("artifact"))
-    lines += _plan(store, base["plan"], stages.get("plan", {}).get("artifact"))
-    return lines + smaller + _settings(store, record)
+    lines = [f"started from {base.version}, which learnt from {base.day or base.run}"]
+    lines += _rows(store, base.dataset, result.artifact("ingest"))
+    lines += _plan(store, base.plan, result.artifact("plan"))
+    return lines + smaller + _settings(store, base, record.run)
 
 
 def _rows(store: Store, before: str, now: str | None) -> list[str]:
@@ -97,10 +98,10 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
         again = "is that of the night before" if plan.summary["reused"] else "was made anew"
         lines.append(f"the plan {again}: {plan.summary['why']}")
     try:
-        then, new = (store.read_json(f"{path}/plan.json")["tables"] for path in (before, plan.path))
+        then, new = (read(Plan, store, f"{path}/plan.json").tables for path in (before, plan.path))
     except ArtifactError:
         return lines
-    grown = {name: new[name]["rows"] - then[name]["rows"] for name in new if name in then}
+    grown = {name: new[name].rows - then[name].rows for name in new if name in then}
     grown = {name: rows for name, rows in grown.items() if rows}
     if grown:
         lines.append(f"{plural(len(grown), 'table')} grew by {plural(sum(grown.values()), 'row')} for new ids")
@@ -113,16 +114,16 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
     return lines
 
 
-def _settings(store: Store, record: Mapping[str, Any]) -> list[str]:
+def _settings(store: Store, base: Base, run: str) -> list[str]:
     """Settings that differ from those the base was trained with."""
     sides = []
-    for run in (record["base"]["run"], record["run"]):
-        path = f"{run_directory(run)}/config.yaml"
+    for each in (base.run, run):
+        path = f"{run_directory(each)}/config.yaml"
         if not store.exists(path):
             return []
         sides.append(_read_yaml(store, path))
     if sides[0].get("train", {}).get("global_batch") == "auto":
-        sides[0]["train"]["global_batch"] = _batch_of(store, record["base"]["checkpoint"])
+        sides[0]["train"]["global_batch"] = _batch_of(store, base.checkpoint)
     changes = {
         path: pair for path, pair in config_changes(*sides).items()
         if not any(path == name or path.startswith(f"{name}.") for name in _EXPECTED)
@@ -150,21 +151,21 @@ def _read_yaml(store: Store, path: str) -> dict[str, Any]:
     return found
 
 
-def write_summary(store: Store, record: Mapping[str, Any]) -> None:
+def write_summary(store: Store, record: NightRecord) -> None:
     """``nightly.html`` and ``nightly.md`` beside the record."""
-    run = run_directory(record["run"])
+    run = run_directory(record.run)
     store.write_bytes(f"{run}/{NIGHT_PAGE}", night_page(record).encode())
     store.write_bytes(f"{run}/{NIGHT_TEXT}", night_markdown(record).encode())
 
 
-def line_of(record: Mapping[str, Any]) -> str:
+def line_of(record: NightRecord) -> str:
     """The outcome in one line."""
-    said = f"{record['date']} of model {record['model']}: {record['outcome'].upper()}"
-    if record.get("version"):
-        said += f" {record['version']}"
-    if "ne" in record:
-        said += f", NE {decimal(record['ne'])}"
-    if "incumbent_ne" in record:
-        said += f" (incumbent {decimal(record['incumbent_ne'])})"
-    why = record.get("reasons") if record["outcome"] == "held" else [record.get("message")]
-    return said + "".join(f"; {reason}" for reason in (why or [])[:1] if reason)
+    said = f"{record.date} of model {record.model}: {record.outcome.upper()}"
+    if record.version:
+        said += f" {record.version}"
+    if record.ne is not None:
+        said += f", NE {decimal(record.ne)}"
+    if record.incumbent_ne is not None:
+        said += f" (incumbent {decimal(record.incumbent_ne)})"
+    why = record.reasons if record.outcome == HELD else (record.message,)
+    return said + "".join(f"; {reason}" for reason in (why or ())[:1] if reason)

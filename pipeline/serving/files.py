@@ -33,10 +33,9 @@ from pipeline.ingest.transform import State, transform
 from pipeline.publishing import versions
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.records import LABEL, weight_column
-from pipeline.report.units import plural
 from pipeline.store import Store, disk_errors
+from pipeline.units import MIB, plural
 
-_MIB = 1 << 20
 SHOWN = 5  # rejected rows that the result tells of
 P = ParamSpec("P")
 Scored = pl.DataFrame  # columns file, line, probability; label where the rows have one
@@ -73,7 +72,7 @@ def score_file(
     began, rows, rejected, written = time.monotonic(), 0, Rejected(reject), False
     kept: list[tuple[np.ndarray, np.ndarray]] = []
     with local_version(store, place) as folder, _named(path):
-        served = ServedModel(folder, int(cache_mib * _MIB))
+        served = ServedModel(folder, int(cache_mib * MIB))
         versions.require_intact(store, model, artifact, served.files_in_memory())
         files = find_files(path)
         for block, read in _blocks(files, file_sources(config, spec, files)):

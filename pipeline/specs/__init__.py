@@ -5,21 +5,27 @@ from __future__ import annotations
 from typing import Any
 
 from pipeline.specs.dense_optimizer import DenseOptimizer
+from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.model import Model, ModelCosts, ModelInputs
 from pipeline.specs.registry import Registry
 from pipeline.specs.table_optimizer import TableOptimizer
 
 __all__ = [
     "DENSE_OPTIMIZERS",
+    "ID_MAPPINGS",
     "MODELS",
     "REGISTRIES",
     "TABLE_OPTIMIZERS",
     "DenseOptimizer",
+    "IdMapping",
     "Model",
     "ModelCosts",
     "ModelInputs",
     "Registry",
     "TableOptimizer",
+    "id_mapping_docs",
+    "id_mapping_names",
+    "mapping_of",
 ]
 
 MODELS: Registry[Model[Any]] = Registry("model", setting="model.name", home="pipeline.models", group="nightjar.models")
@@ -29,5 +35,27 @@ TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
 DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
     "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.optimizers"
 )
+ID_MAPPINGS: Registry[IdMapping] = Registry(
+    "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
+)
 # Every registry, for ``nightjar doctor``.
-REGISTRIES: tuple[Registry[Any], ...] = (MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS)
+REGISTRIES: tuple[Registry[Any], ...] = (MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS)
+
+
+def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
+    """The mapping of a feature: of ``bins`` where it has them, else the ``chosen`` one, else the ``default``."""
+    return ID_MAPPINGS.get(BINS if bins else chosen or default)
+
+
+def id_mapping_names() -> tuple[str, ...]:
+    """The mappings that a setting can name."""
+    return tuple(name for name in ID_MAPPINGS.names() if name != BINS)
+
+
+def id_mapping_docs() -> str:
+    """A sentence or two about each of them, with the settings that it reads besides ``rows``."""
+    found = []
+    for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
+        used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""
+        found.append(f"{each.name}: {each.doc}{used}")
+    return " ".join(found)

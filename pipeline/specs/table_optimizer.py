@@ -46,10 +46,11 @@ class TableOptimizer(Protocol):
         """The class that TorchRec knows FBGEMM's kernel by, and its parameters but the learning rate."""
 
     @abstractmethod
-    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """Apply ``gradient`` to all rows of a data-parallel table, in place, by the formula of the kernel.
 
-        ``weights``, ``gradient``: [rows, dim]; ``state``: by column, [rows] or [rows, dim].
+        ``weights``, ``gradient``: [rows, dim]; ``state``: by column, [rows] or [rows, dim]; ``step``: the
+        number of this step, from 1.
         """
 
     @property

@@ -10,6 +10,7 @@ from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.records import DatasetSchema, Plan, Profile, TowerEvidence, Towers
 from pipeline.store import Artifact, Store
+from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.sites import Crossing
@@ -128,7 +129,7 @@ def _room(config: Config) -> float:
 
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
-    return AMPLE * fastest * 2**30 * config.world_size / tower_count(config)
+    return AMPLE * fastest * GIB * config.world_size / tower_count(config)
 
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from pipeline.records.step import Step
-from pipeline.store import MANIFEST, Store
+from pipeline.store import Store
+from pipeline.store.references import pins
+from pipeline.store.removal import remove
 
 Clear = Callable[[Store, str, dict[str, str]], list[str]]
 MARKER = "forced.json"  # makes a directory be there before its first checkpoint is
@@ -30,24 +32,21 @@ def discard(store: Store, step: Step) -> Step:
 
     Raises DamagedError, before anything is removed, where it cannot be read what versions name.
     """
-    from pipeline.checkpoint.retention import clear, pinned_paths
+    from pipeline.checkpoint.retention import clear
 
-    pins = pinned_paths(store, run="") if step.scratch else {}
-    if store.exists(f"{step.path}/{MANIFEST}"):
-        store.fs.rm_file(store.full(f"{step.path}/{MANIFEST}"))
-    if store.exists(step.path):
-        store.fs.rm(store.full(step.path), recursive=True)
-    return replace(step, scratch=tuple(_cleared(store, place, pins, clear) for place in step.scratch))
+    named = pins(store, run="") if step.scratch else {}
+    remove(store, step.path)
+    return replace(step, scratch=tuple(_cleared(store, place, named, clear) for place in step.scratch))
 
 
-def _cleared(store: Store, current: str, pins: dict[str, str], clear: Clear) -> str:
+def _cleared(store: Store, current: str, named: dict[str, str], clear: Clear) -> str:
     """Clear the checkpoints of the training that goes on in ``current``; the directory in which it begins anew."""
     parent, _, name = current.rpartition("/")
     base = name.partition(".")[0]
     stays = False
     for each in store.names(parent):
         if each == base or each.startswith((f"{base}.", f"{base}-")):
-            stays |= bool(clear(store, f"{parent}/{each}", pins)) and each == name
+            stays |= bool(clear(store, f"{parent}/{each}", named)) and each == name
     if not stays:
         return current
     fresh = f"{parent}/{base}.{1 + max(_numbers(store, f'{parent}/{base}'), default=1)}"

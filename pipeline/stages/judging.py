@@ -17,9 +17,9 @@ from pipeline.publishing.line import better_by_record
 from pipeline.records import GATE, LABEL, MISSING_ROW, UNSEEN_ROW, Best, Former, GateRecord, read
 from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
+from pipeline.units import MIB
 
 LOGITS = "logits.npy"
-_MIB = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
     from pipeline.publishing.served import ServedModel, local_version
     from pipeline.publishing.translate import NotComparableError, translation
 
-    memory, model = int(config.publish.cache_mib * _MIB), config.model_name
+    memory, model = int(config.publish.cache_mib * MIB), config.model_name
     with contextlib.ExitStack() as stack:
 
         def other(version: str) -> Any:

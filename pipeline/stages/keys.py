@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
+from pipeline.specs import ID_MAPPINGS
 
 INGEST, PLAN, PARTITION, TRAIN = "ingest", "plan", "partition", "train"
 EVALUATE, PUBLISH = "evaluate", "publish"
@@ -41,10 +42,10 @@ def _synthetic(config: Config) -> bool:
 
 
 def _seeded(config: Config) -> bool:
-    """Whether the dataset depends on the seed: made-up logs, or the probe behind mapping learned."""
+    """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
     data = config.data
-    learned = any((feature.mapping or data.sparse_defaults.mapping) == "learned" for feature in data.sparse.values())
-    return _synthetic(config) or (_logs(config) and learned)
+    chosen = {feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()}
+    return _synthetic(config) or (_logs(config) and any(ID_MAPPINGS.get(name).seeded for name in chosen))
 
 
 def _towers(config: Config) -> bool:

@@ -145,6 +145,16 @@ class Files:
         finally:
             os.close(handle)
 
+    def folders(self, path: str) -> list[str]:
+        """Sorted names of the folders directly under ``path``, by one request; empty where it does not exist."""
+        full = self.full(path)
+        self.fs.invalidate_cache(full)
+        try:
+            found = self.fs.ls(full, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(str(each["name"]).rstrip("/").rpartition("/")[2] for each in found if each["type"] != "file")
+
     def names(self, path: str) -> list[str]:
         """Sorted names directly under ``path``; empty where it does not exist."""
         full = self.full(path)

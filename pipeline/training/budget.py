@@ -20,8 +20,8 @@ from pipeline.errors import GuardError
 from pipeline.records import Plan
 from pipeline.training.distributed import add_up
 from pipeline.training.memory import give_back_freed
+from pipeline.units import GIB
 
-GIB = 2**30
 WARN_SHARE = 0.9
 
 

@@ -15,6 +15,7 @@ from pipeline.checkpoint import Checkpointer, Model, OnPoint, Target, TrainState
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
+from pipeline.embeddings.learning import set_table_steps
 from pipeline.embeddings.reset import reset_rows
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
@@ -84,6 +85,7 @@ class Checkpoints:
         then = together(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)[0]
         check_length(self.config.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
+        set_table_steps(self.trainer.model, state.step)
         self.meter.load(state.windows)
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())

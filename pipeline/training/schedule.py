@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 from pipeline.config import TrainConfig
+from pipeline.units import plural
 
 FEWEST_STEPS = 100  # that a training should have
 LONGEST_WARM_UP = 1000  # steps, where their number follows from the length of the training
@@ -27,7 +28,7 @@ def planned_text(train: TrainConfig, rows: int) -> list[str]:
     """
     total, lines = planned_steps(train, rows), []
     rising = warmup_steps(train, total)
-    text = f"{count(total, 'step')} of {train.batch:,} samples planned, warm-up of {count(rising, 'step')}"
+    text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
         lines.append(f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}")
@@ -36,11 +37,6 @@ def planned_text(train: TrainConfig, rows: int) -> list[str]:
     else:
         lines.append(text)
     return lines
-
-
-def count(number: int, what: str) -> str:
-    """``number`` and what is counted: 1 step, 2 steps."""
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:

@@ -43,6 +43,15 @@ def test_smaller_codings_come_back_close(weight, error: float) -> None:
     assert torch.allclose(found.state["adagrad_sum"], rows.state["adagrad_sum"], rtol=2**-8)
 
 
+def test_states_of_values_and_exact_ones_come_back() -> None:
+    rows = block(range(7, 500))
+    rows.state["wide"], rows.state["count"] = torch.rand(493, 8), torch.arange(493) + 1000.0
+    found = read_block(stored(rows, TableCoding(Coding(8), state="bf16", exact=("count",))), "x")
+    assert torch.equal(found.state["count"], rows.state["count"])
+    assert found.state["wide"].shape == (493, 8)
+    assert torch.allclose(found.state["wide"], rows.state["wide"], rtol=2**-8) and len(found.state) == 3
+
+
 def test_four_bits_take_an_eighth_and_compression_never_adds() -> None:
     rows = block(range(4096), 64)
     full = len(stored(rows, TableCoding("fp32")))

@@ -163,6 +163,6 @@ def test_compaction_and_clearing_up_work_on_a_store_without_rename():
     put(store, 3)
     going, staying = collect(store, None, keep_last=1, min_age_seconds=0)
     assert [each.path for each in going] == [f"{DIRECTORY}/step-00000002", f"{DIRECTORY}/step-00000007"]
-    assert {each["path"][-1] for each in staying} == {"1", "3"}
+    assert {each.path[-1] for each in staying} == {"1", "3"}
     sweep(store, going)
     assert store.names(DIRECTORY) == ["step-00000001", "step-00000003"]

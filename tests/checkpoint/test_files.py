@@ -66,6 +66,9 @@ def test_other_optimizer_or_parameters_are_named():
         ArtifactError, match=r"dense optimizer is Adam, but the run's is Adagrad\n.*dense_optimizer=adam"
     ):
         load_optimizer(torch.optim.Adagrad(dense.values()), dense, tensors, record)
+    _, decayed = flatten_optimizer(torch.optim.AdamW(dense.values(), weight_decay=0.25), dense)
+    with pytest.raises(ArtifactError, match=r"train.dense_optimizer=adam train.weight_decay=0.25"):
+        load_optimizer(torch.optim.Adam(dense.values()), dense, tensors, decayed)
     with pytest.raises(ArtifactError, match="not in both: b"):
         load_optimizer(torch.optim.Adam([dense["w"]]), dense, tensors, record)
 

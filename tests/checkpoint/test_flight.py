@@ -174,5 +174,5 @@ def test_a_version_whose_manifest_is_damaged_keeps_all_checkpoints():
     store.write_bytes("models/m/v1/manifest.json", b'{"inputs": {"a": "' + place.encode() + b'/step-00000001"}}')
     assert pinned_names(store, place) == ["step-00000001"]  # of another writer, without a seal
     store.write_bytes("models/m/v2/manifest.json", b'{"schema_version": 2}')
-    with pytest.raises(DamagedError, match=r"models/m/v2/manifest.json is not .* not known which checkpoints it names"):
+    with pytest.raises(DamagedError, match=r"models/m/v2/manifest.json is not .* not known what it refers to"):
         pinned_names(store, place)

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from pipeline.checkpoint import committed
-from pipeline.checkpoint.retention import clear, pinned_paths
+from pipeline.checkpoint.retention import clear
 from pipeline.errors import DamagedError
 from pipeline.records.step import Step
 from pipeline.stages import discard
 from pipeline.stages.forced import current_directory
 from pipeline.store import Store
+from pipeline.store.references import pins
 from tests.checkpoint.single import write as put
 
 PLACE = "runs/r/checkpoints/0123456789"
@@ -86,7 +87,7 @@ def test_each_manifest_goes_before_its_files_and_the_training_before_its_checkpo
 
 def test_nothing_goes_where_it_cannot_be_read_what_a_version_names(store: Store) -> None:
     store.write_bytes("models/m/v1/manifest.json", b"{")
-    with pytest.raises(DamagedError, match="not known which checkpoints it names"):
+    with pytest.raises(DamagedError, match="not known what it refers to"):
         discard(store, STEP)
     assert steps(store, PLACE) == [1, 2, 3]
     assert store.find(STEP.path) is not None
@@ -95,4 +96,4 @@ def test_nothing_goes_where_it_cannot_be_read_what_a_version_names(store: Store)
 def test_what_a_damaged_checkpoint_that_is_named_may_rest_on_stays(store: Store) -> None:
     pin(store, 3)
     store.write_bytes(f"{PLACE}/step-00000003/manifest.json", b"{")
-    assert clear(store, PLACE, pinned_paths(store, "")) == [f"step-{step:08d}" for step in (1, 2, 3)]
+    assert clear(store, PLACE, pins(store, "")) == [f"step-{step:08d}" for step in (1, 2, 3)]

@@ -39,7 +39,7 @@ class Nights:
 
     def outcomes(self) -> list[str]:
         found = [read_record(self.store, "synthetic", day) for day in DAYS]
-        return [record["outcome"] if record else "-" for record in found]
+        return [record.outcome if record else "-" for record in found]
 
 
 def test_nights_are_done_in_order_and_once(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_missed_day_without_logs_does_not_hold_up_tonight(tmp_path: Path) -> N
     assert any("2026-01-03 is skipped" in line for line in nights.said)
     record = read_record(nights.store, "synthetic", DAYS[3])
     assert record is not None
-    (why,) = record["skipped"]
+    (why,) = record.skipped
     assert why.startswith("2026-01-03 is not complete")
     assert Hook.bodies[3]["skipped"] == [why] and f"skipped {why}" in Hook.bodies[3]["text"]
     for page in ("nightly.html", "nightly.md"):

@@ -63,7 +63,7 @@ def test_a_night_forced_again_starts_from_what_it_began_with_though_that_version
         run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)
     gone = collect(store, "clicks", 0, 0.0, dry_run=False)
     assert [each["version"] for each in gone] == [first, "v00002-00000002"]
-    assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)["exit_code"] == 0
+    assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0).exit_code == 0
     assert starts == ["runs/clicks-2026-01-01/checkpoints/c/step-00000009"] * 4
     assert find_base(store, "clicks", day) is None  # nothing is known of what there was
 
@@ -106,13 +106,13 @@ def test_a_night_that_was_killed_goes_on_from_the_model_it_began_with(tmp_path: 
 
     tools, day = Tools(run=run, say=lambda text: None), date(2026, 1, 3)
     config = compose(["publish.model=clicks", "data.day=2026-01-03"])
-    assert run_night(config, store, day, tools, 0.0)["exit_code"] == 143
+    assert run_night(config, store, day, tools, 0.0).exit_code == 143
     record = read_record(store, "clicks", day)
     assert record is not None
-    assert record["outcome"] == "running"
+    assert record.outcome == "running"
     roll_back(store, "clicks", "complaints")
-    assert run_night(config, store, day, tools, 0.0)["exit_code"] == 5
-    assert run_night(config, store, day, tools, 0.0)["exit_code"] == 0  # it failed: the next try begins anew
+    assert run_night(config, store, day, tools, 0.0).exit_code == 5
+    assert run_night(config, store, day, tools, 0.0).exit_code == 0  # it failed: the next try begins anew
     assert [str(start).split("/")[1] for start in starts] == [
         "clicks-2026-01-02", "clicks-2026-01-02", "clicks-2026-01-01",
     ]  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(tmp_path: Pa
             config = compose(["publish.model=clicks", "data.day=2026-01-01", url])
             record = run_night(config, store, date(2026, 1, 1), Tools(run=lambda config: 0, say=said.append), 0.0)
             thread.join()
-            assert (record["outcome"], record["exit_code"]) == ("failed", code)
+            assert (record.outcome, record.exit_code) == ("failed", code)
             assert words in said[-1] and "hint" in said[-1]
             assert words in json.loads(told[-1])["text"]
             store.write_json("models/clicks/current.json", {})
@@ -153,11 +153,11 @@ def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsy
 
     with serving(204) as url:
         config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
-        assert run_night(config, store, day, Tools(run=run, say=said.append), 0.0)["exit_code"] == 1
+        assert run_night(config, store, day, Tools(run=run, say=said.append), 0.0).exit_code == 1
     record = read_record(store, "clicks", day)
     assert record is not None
-    assert (record["outcome"], record["exit_code"], record["message"]) == ("failed", 1, "unexpected KeyError: 'c14'")
-    assert "What stopped it" in (page := (tmp_path / record["summary"]).read_text()) and "KeyError" in page
+    assert (record.outcome, record.exit_code, record.message) == ("failed", 1, "unexpected KeyError: 'c14'")
+    assert "What stopped it" in (page := (tmp_path / record.summary).read_text()) and "KeyError" in page
     (told,) = Hook.bodies
     assert (told["outcome"], told["exit_code"]) == ("failed", 1)
     assert "FAILED; unexpected KeyError: 'c14'" in told["text"] and "fault of Nightjar" in told["hint"]
@@ -173,7 +173,7 @@ def test_a_verdict_whose_page_cannot_be_written_stands_and_is_told(tmp_path: Pat
 
     with serving(204) as url:
         config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
-        assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)["exit_code"] == 5
+        assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0).exit_code == 5
     record = read_record(store, "clicks", day)
-    assert record is not None and record["outcome"] == "failed"
+    assert record is not None and record.outcome == "failed"
     assert "page cannot be written: unexpected IsADirectoryError" in Hook.bodies[0]["message"]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.records import Base
 from pipeline.schedule.summary import _settings
 from pipeline.store import Store
 
@@ -25,5 +26,5 @@ def test_a_batch_size_that_was_auto_and_is_carried_on_is_no_change(
         path = Path(store.full(f"runs/{run}/config.yaml"))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"train:\n  global_batch: {value}\n")
-    record = {"run": "tue", "base": {"run": "mon", "checkpoint": CHECKPOINT}}
-    assert _settings(store, record) == changed
+    base = Base(version="v00001-00000000", day="", run="mon", checkpoint=CHECKPOINT, dataset="", plan="")
+    assert _settings(store, base, "tue") == changed

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline import units
 from pipeline.checkpoint.index import name_of
 from pipeline.cli import main
 from pipeline.errors import ArtifactError
@@ -16,14 +17,14 @@ from pipeline.launch import read_steps, write_steps
 from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
 from pipeline.records.step import Step
-from pipeline.report import units
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
 from pipeline.schedule.lock import held
-from pipeline.schedule.removal import Entry, remove
+from pipeline.schedule.removal import remove
 from pipeline.store import Store
+from pipeline.store.removal import Removal
 
 FIRST = date(2026, 1, 1)
 PLACES = {"ingest": "datasets/d/{day}/{key}", "plan": "plans/{key}", "partition": "towers/{key}"}
@@ -63,7 +64,8 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
     put(store, f"{chain}/{name_of(9)}", step=9, type="difference", parents=[name_of(5)])
     put(store, f"runs/{run}/train/{number:032x}", keys, final=f"{chain}/{name_of(9)}")
     before = None if base is None else {
-        "run": run_of(base, model), "dataset": path_of("ingest", base), "plan": path_of("plan", base),
+        "version": f"v{base:05d}-{base:08d}", "day": "", "run": run_of(base, model), "checkpoint": "",
+        "dataset": path_of("ingest", base), "plan": path_of("plan", base),
     }  # fmt: skip
     record = {"format": 1, "model": model, "date": str(day), "run": run, "outcome": outcome, "base": before}
     store.write_json(f"runs/{run}/nightly.json", record)
@@ -318,7 +320,7 @@ def test_a_version_that_serves_but_is_gone_stops_it(store: Store) -> None:
 
 def test_killed_in_the_middle_nothing_looks_whole_and_the_next_one_goes_on(store: Store) -> None:
     tried = gc(store, dry_run=True)
-    going = [Entry(**each) for each in tried["removed"]]
+    going = [Removal(**each) for each in tried["removed"]]
 
     def killed(phase: str) -> None:
         raise KeyboardInterrupt

@@ -28,7 +28,7 @@ class RowwiseAdagrad(TableOptimizer):
 
         return RowWiseAdagrad, {"eps": EPS}
 
-    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """As of any."""
         sums = state[SUM].add_(gradient.square().mean(dim=1))
         scale = sums.sqrt().add_(EPS).reciprocal_().mul_(lr)

@@ -23,7 +23,7 @@ class Sgd(TableOptimizer):
 
         return SGD, {}
 
-    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float) -> None:
+    def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """As of any."""
         weights.add_(gradient, alpha=-lr)
 

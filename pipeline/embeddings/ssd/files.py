@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError, GuardError
+from pipeline.units import GIB
 
 PAGE = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -135,4 +136,4 @@ def _error(error: OSError, directory: Path, size: int, what: str) -> Exception:
 
 
 def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
+    return f"{size / GIB:.3g} GiB"

@@ -1,4 +1,4 @@
-"""Numbers as people read them. A value that is absent or not finite is shown as ``-``."""
+"""Units, and numbers as people read them. A value that is absent or not finite is shown as ``-``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import TypeGuard
 
 ABSENT = "-"
+KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 
 def known(value: object) -> TypeGuard[int | float]:

@@ -1,0 +1,18 @@
+"""What a model's records refer to: what a version was made of, the run and the checkpoint that it came from."""
+
+from __future__ import annotations
+
+from pipeline.store import MANIFEST
+from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
+
+
+def _version(record: Record) -> References:
+    made, summary = of_manifest(record), record.get("summary") or {}
+    runs = run_of(summary.get("run")).union(*(run_of(path) for path in made.checkpoints))
+    return made | References(keys=key_of(summary.get("dataset")), runs=runs)
+
+
+RECORDS = (
+    RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),  # another program's
+    RecordKind(name="version", pattern=f"models/*/*/{MANIFEST}", refers=_version, pins=True),
+)

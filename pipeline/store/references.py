@@ -1,0 +1,199 @@
+"""Who names what in a store: the records that refer to artifacts, runs and checkpoints.
+
+A room that writes records describes each kind of them once, as a ``RecordKind``; ``RECORDS`` lists all kinds. What
+``store gc``, ``ckpt gc``, a training that prunes and ``force=true`` may remove is read from them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from pipeline.errors import ArtifactError, DamagedError
+from pipeline.specs.registry import Registry
+from pipeline.store.artifacts import Store
+from pipeline.store.manifest import MANIFEST
+
+CHECKPOINT = re.compile(r"runs/[^/\s]+/checkpoints/[^/\s]+/step-\d{8,}")
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class References:
+    """What something refers to.
+
+    A dataset, plan or towers artifact is known by its key, the last part of its path. ``keys``: of artifacts it was
+    made of, ``meant``: of those it may still make, ``runs``: names, ``checkpoints``: paths.
+    """
+
+    keys: frozenset[str] = frozenset()
+    meant: frozenset[str] = frozenset()
+    runs: frozenset[str] = frozenset()
+    checkpoints: frozenset[str] = frozenset()
+
+    def __or__(self, other: References) -> References:
+        return References(
+            keys=self.keys | other.keys, meant=self.meant | other.meant, runs=self.runs | other.runs,
+            checkpoints=self.checkpoints | other.checkpoints,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordKind:
+    """A kind of record: where such files are (``*``: any folder) and what one of them ``refers`` to.
+
+    ``refers`` may raise KeyError, TypeError or AttributeError for content that is not of its kind. ``starts``: names
+    what its run began from, which is needed only where the run goes on or is called again. ``pins``: what it names as
+    a checkpoint is never removed.
+    """
+
+    name: str
+    pattern: str
+    refers: Callable[[Record], References]
+    starts: bool = False
+    pins: bool = False
+
+
+RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", home="pipeline.schedule.references")
+
+
+def of_versions(store: Store) -> dict[str, References]:
+    """What every committed version of every model refers to, by its path; DamagedError where one cannot be read."""
+    found: dict[str, References] = {}
+    for kind in RECORDS:
+        if kind.pattern.startswith("models/"):
+            for path, references in _read_all(store, kind, None):
+                found[path.rpartition("/")[0]] = references
+    return found
+
+
+def of_run(store: Store, run: str, *, starts: bool) -> References:
+    """What ``run`` refers to; ``starts``: what it began from, too. DamagedError where a record of it cannot be read."""
+    total = References()
+    for kind in RECORDS:
+        if kind.pattern.startswith("runs/") and (starts or not kind.starts):
+            for _, references in _read_all(store, kind, run):
+                total |= references
+    return replace(total, runs=total.runs - {run})
+
+
+def pins(store: Store, run: str | None = None) -> dict[str, str]:
+    """Checkpoints that a published model or a finished training names: {path: manifest that names it}.
+
+    ``run``: of trainings only this run's are read, which is all that names its checkpoints; "": of none. One request
+    a manifest, and a few for each model. DamagedError for a manifest that cannot be read: then nothing may be removed.
+    """
+    found: dict[str, str] = {}
+    for kind in RECORDS:
+        if kind.pins and (run != "" or not kind.pattern.startswith("runs/")):
+            for path, references in _read_all(store, kind, run):
+                for checkpoint in sorted(references.checkpoints):
+                    found.setdefault(checkpoint, path)
+    return found
+
+
+def of_manifest(record: Record) -> References:
+    """What an artifact's manifest refers to: its inputs by key, checkpoints by path anywhere in inputs and summary."""
+    texts = list(_texts([record.get("inputs"), record.get("summary")]))
+    keys = frozenset(_texts(record.get("inputs"))) - {""}
+    return References(keys=keys, checkpoints=frozenset(path for text in texts for path in CHECKPOINT.findall(text)))
+
+
+def key_of(path: Any) -> frozenset[str]:
+    """The key that a path ends with; empty for no path."""
+    return frozenset({str(path).rpartition("/")[2]} if path else ())
+
+
+def run_of(path: Any) -> frozenset[str]:
+    """The run of a checkpoint as it is typed, or by its path; empty for no checkpoint."""
+    return frozenset({str(path).removeprefix("runs/").partition("/")[0]} if path else ())
+
+
+def read_record(store: Store, path: str) -> Record | None:
+    """The record at ``path``: a manifest, JSON or YAML by its name; None where there is none.
+
+    DamagedError where it cannot be read.
+    """
+    folder, _, name = path.rpartition("/")
+    try:
+        if name == MANIFEST:
+            return _manifest(store, folder)
+        with store.open(path) as source:
+            data = source.read()
+        record = _parsed(name, data)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValueError as error:
+        raise unknown(store, path, f"cannot be read: {error}") from None
+    if not isinstance(record, dict):
+        raise unknown(store, path, "is no record")
+    return record
+
+
+def unknown(store: Store, path: str, problem: str) -> DamagedError:
+    """The error for a record that does not say what it refers to."""
+    return DamagedError(
+        f"{store.url_of(path)} {problem}, so it is not known what it refers to",
+        hint="restore or remove that file; until then nothing is removed",
+    )
+
+
+def _read_all(store: Store, kind: RecordKind, run: str | None) -> Iterator[tuple[str, References]]:
+    """The records of ``kind``, of one run or of all, and what each refers to."""
+    named = run is not None and kind.pattern.startswith("runs/*")
+    for path in _paths(store, kind.pattern.replace("*", run or "*", 1) if named else kind.pattern):
+        record = read_record(store, path)
+        if record is None:
+            continue
+        try:
+            yield path, kind.refers(record)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise unknown(store, path, f"is no record of a {kind.name}: {error!r}") from None
+
+
+def _paths(store: Store, pattern: str) -> Iterator[str]:
+    head, star, rest = pattern.partition("*")
+    if not star:
+        yield pattern
+        return
+    for name in store.folders(head.rstrip("/")):
+        yield from _paths(store, f"{head}{name}{rest}")
+
+
+def _manifest(store: Store, folder: str) -> Record | None:
+    """The content of the manifest in ``folder``; its seal is checked, unless another program wrote it without one."""
+    path = f"{folder}/{MANIFEST}"
+    try:
+        artifact = store.find(folder)
+        return None if artifact is None else artifact.to_json()
+    except DamagedError as error:
+        problem = error.message.removeprefix(f"{store.url_of(path)} ")
+    with suppress(ArtifactError):
+        record = store.read_json(path)
+        keys = record.keys() if isinstance(record, dict) else set()
+        if not {"seal", "schema_version"} & keys and {"inputs", "summary"} & keys:
+            return cast(Record, record)
+    raise unknown(store, path, problem)
+
+
+def _parsed(name: str, data: bytes) -> Any:
+    """JSON or YAML; ValueError where it is neither."""
+    if not name.endswith(".yaml"):
+        return json.loads(data)
+    import yaml
+
+    try:
+        return yaml.safe_load(data.decode())
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _texts(each)
