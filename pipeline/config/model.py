@@ -15,7 +15,7 @@ COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """The ranking model. A model's own settings are a class derived from this one, beside its spec."""
+    """The ranking model. Each model has settings of its own besides its name and `embedding_dim`."""
 
     name: str = setting(MISSING, choices=MODELS.names, doc="This model is trained.")
     embedding_dim: int = setting(16, low=4, high=4096, doc="Embeddings have this width, a multiple of 4.")

@@ -226,7 +226,7 @@ def uses(key: str, config: Config) -> Iterator[Use]:
 
 def keys_of(path: str) -> tuple[str, ...]:
     """The keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
-    named = {key for use in SETTINGS if path in use.paths for key in use.keys}
+    named = {key for use in SETTINGS if use.holds(path) for key in use.keys}
     return tuple(key for key in KEYS if key in named)
 
 
