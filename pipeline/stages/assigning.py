@@ -25,8 +25,6 @@ def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
 
     By its key and step: the run it is of may have newer ones tomorrow. ArtifactError where it is missing.
     """
-    if config.partition.name == "flat" or config.partition.strategy == STRIDED:
-        return None
     artifact = _checkpoint(config, store)
     return None if artifact is None else {"key": artifact.key, "step": artifact.summary["step"]}
 
@@ -90,7 +88,7 @@ def _crossing(config: Config, layout: Layout, site: Site, profile: Profile) -> C
     return Crossing(
         ids=sum(1 + profile.sparse[name].pooling for name in away),
         own=sum(module.vectors(len(towers[number].features)) for number in site.towers),
-        vectors=sum(module.vectors(len(tower.features)) for tower in towers),
+        vectors=layout.vectors,
         dim=config.model.embedding_dim if module.name == "pass_through" else module.dim,
         sites=len(layout.sites),
     )
