@@ -73,10 +73,10 @@ def _child(name: str, log: str) -> dict[str, Any]:
 
 
 def _ingested(log: str, *, held: bool) -> dict[str, Any]:
-    from pipeline.ingest import counts, ingest
+    from pipeline.ingest import ingest, vocab_counts
 
     if held:
-        counts.IDS_IN_MEMORY = counts.IDS_OF_A_FEATURE = 1 << 40
+        vocab_counts.IDS_IN_MEMORY = vocab_counts.IDS_OF_A_FEATURE = 1 << 40
     overrides = ["+data.dense.x={}", "+data.sparse.user={rows: 500000, min_count: 1}", "data.checks.leak=off"]
     config = compose(["data=csv", "data.name=ids", f"data.path={log}", *overrides])
     began = time.perf_counter()

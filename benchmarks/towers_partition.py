@@ -27,7 +27,10 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.ingest.truth import planted_blocks
 from pipeline.records import Towers
-from pipeline.stages import StageIO, read_dataset, run_stage, steps
+from pipeline.specs.stage import StageIO
+from pipeline.stages.read import read_dataset
+from pipeline.stages.run import run_stage
+from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
 from pipeline.towers.interaction import Interaction
 from pipeline.towers.partitioner import partition

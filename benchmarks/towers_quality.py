@@ -30,7 +30,8 @@ from benchmarks.towers_model import Exchange, host_bytes
 from benchmarks.towers_partition import test_ne
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.stages import read_dataset, steps
+from pipeline.stages.read import read_dataset
+from pipeline.stages.steps import steps
 from pipeline.store import Store
 
 FP32 = 8  # bytes of a value there and its gradient back

@@ -21,7 +21,7 @@ def stage_component(stage: str, overrides: Sequence[str], nproc: int = 0) -> App
     from pipeline.launch.appdefs import stage_app
     from pipeline.launch.status import clear_report
     from pipeline.records.step import run_directory
-    from pipeline.stages import prepare
+    from pipeline.stages.steps import prepare
     from pipeline.store import Store
 
     ranks = [f"hardware.ranks_per_host={nproc}"] if nproc else []

@@ -17,19 +17,12 @@ from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.commands import ckpt, clusters, explain, nights, plans, published, stores
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
+from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
     from pipeline.config import Config
 
-STAGE_COMMANDS = {
-    "ingest": "raw logs to a training dataset",
-    "plan": "a sharding plan for the dataset on the hardware",
-    "partition": "towers of features and the plan on their hosts (flat: none)",
-    "train": "train the model on the dataset, by the plan",
-    "evaluate": "figures of the trained model on held-out rows",
-    "publish": "judge the model beside the one that serves; publish it, or hold it and say why",
-}
-COMPOSING = ("run", *STAGE_COMMANDS, "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
+COMPOSING = ("run", *STAGES.names(), "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
 STORE_FLAG = ("plan-diff", "ckpt", "models", "store", "rollback", "predict", "doctor", "result")  # these take --store
 COMMANDS = (*COMPOSING, *STORE_FLAG, "explain")
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
@@ -83,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command")
     run = commands.add_parser("run", help="all stages, or those of stages=[..]", add_help=False)
     _composing_flags(run, None)
-    for name, text in STAGE_COMMANDS.items():
-        _composing_flags(commands.add_parser(name, help=f"only this stage: {text}", add_help=False), name)
+    for stage in STAGES:
+        command = commands.add_parser(stage.name, help=f"only this stage: {stage.help}", add_help=False)
+        _composing_flags(command, stage.name)
     plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
     plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
     ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
@@ -110,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument("--json", action="store_true", help="print result.json")
     result.set_defaults(function=_result)
     worker = commands.add_parser("worker", help="internal: one stage on one rank, started by torchrun")
-    worker.add_argument("stage", choices=list(STAGE_COMMANDS), help="the stage")
+    worker.add_argument("stage", choices=STAGES.names(), help="the stage")
     worker.add_argument("config", help="URL of the run's config.yaml")
     worker.add_argument("--columns", type=int, default=0, help="width of the launcher's terminal, 0: none")
     worker.add_argument("--launcher", type=int, default=0, help="process whose end ends this one, 0: none")
@@ -201,7 +195,9 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
     from pipeline.launch.chain import Console
     from pipeline.launch.result import record_failure
     from pipeline.report import write_report
-    from pipeline.stages import discard, prepare, run_stage, shown_plan, with_possible_stages
+    from pipeline.stages.forced import discard
+    from pipeline.stages.run import run_stage
+    from pipeline.stages.steps import prepare, with_possible_stages
 
     console = Console(say=_say, write=_write, columns=_columns())
     _say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
@@ -224,8 +220,9 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
         return _failed(error), {}
     except Interrupted as stop:
         return _complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), {}
-    if config.stages[-1] == "plan" and result["stages"]["plan"]["status"] == "skipped":
-        _say(shown_plan(store, result["stages"]["plan"]["artifact"]))
+    last = result["stages"][config.stages[-1]]
+    if last["status"] == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, last["artifact"])):
+        _say(text)
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
@@ -266,7 +263,7 @@ def _worker(options: argparse.Namespace) -> int:
 
 
 def _stage_io(config: Config, store: Any, columns: int) -> Any:
-    from pipeline.stages import StageIO
+    from pipeline.specs.stage import StageIO
 
     reporter = _reporter(config, store, columns)
     return StageIO(say=_say, interval=reporter.interval, close=reporter.close)

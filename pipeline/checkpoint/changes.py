@@ -18,6 +18,7 @@ from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSE
 from pipeline.config import CheckpointConfig, Config
 from pipeline.config.renamed import with_new_names
 from pipeline.errors import ConfigError
+from pipeline.specs import ID_MAPPINGS
 from pipeline.store import Artifact
 
 # The first pattern that matches a setting decides; what none matches is safe.
@@ -116,7 +117,7 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 def _has_vocab(config: Config) -> bool:
     default = config.data.sparse_defaults.mapping
-    return any((feature.mapping or default) in ("vocab", "learned") for feature in config.data.sparse.values())
+    return any(ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in config.data.sparse.values())
 
 
 def _is_allowed(path: str, allow: list[str]) -> bool:

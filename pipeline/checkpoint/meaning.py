@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.specs import ID_MAPPINGS, mapping_of
+
 SAFE, ALLOW, REFUSED = "safe", "allow", "refused"
 SPARSE, DEFAULTS = "data.sparse", "data.sparse_defaults"
-HASHED = ("hash", "double_hash")
 # Settings that say where ids are read and how: only the user knows whether the same ids are there under another name.
 _READ = ("column", "separator", "weight_separator")
 # What the text of every field is: it may have changed in the logs, too.
@@ -44,7 +45,7 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
         current = after["sparse"][new]
         old_ids = _ids(name, feature, before["sparse_defaults"])
         new_ids = _ids(new, current, after["sparse_defaults"])
-        if new != name and {old_ids["mapping"], new_ids["mapping"]} & set(HASHED):
+        if new != name and any(ID_MAPPINGS.get(ids["mapping"]).by_hash for ids in (old_ids, new_ids)):
             found[f"checkpoint.rename.{name}"] = IdsChange(REFUSED, [new])  # the hash's seed is the feature's name
         if feature.get("column") is None and current.get("column") is None:
             old_ids["column"] = new_ids.get("column")  # a feature that is renamed may have had its column renamed
@@ -61,8 +62,8 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
 def _ids(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What decides which ids a feature's rows stand for: settings in force, those that do not count left out."""
     cross, bins = list(feature.get("cross") or []), feature.get("bins")
-    mapping = "bins" if bins else feature.get("mapping") or defaults["mapping"]
-    found: dict[str, Any] = {"mapping": mapping, "cross": cross, "bins": bins}
+    mapping = mapping_of(feature.get("mapping"), defaults["mapping"], bins)
+    found: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}
     if not cross:
         found["column"] = feature.get("column") or name
     if not cross and not bins:
@@ -70,7 +71,7 @@ def _ids(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
         found["separator"] = separator
         if separator:
             found["weight_separator"] = feature.get("weight_separator") or defaults.get("weight_separator")
-    if mapping in HASHED:
+    if mapping.by_hash:
         found["rows"] = feature.get("rows") or defaults["rows"]
     return found
 

@@ -67,7 +67,7 @@ def _render_launch(options: argparse.Namespace) -> int:
     from pipeline.compose import compose
     from pipeline.launch.kubernetes.render import require_cluster, stage_objects
     from pipeline.records.step import run_directory
-    from pipeline.stages import steps, with_possible_stages
+    from pipeline.stages.steps import steps, with_possible_stages
     from pipeline.store import Store
 
     config = with_possible_stages(compose(options.overrides, options.config_dir))

@@ -87,8 +87,8 @@ def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace)
     """One combination with the dataset it plans for; where that is missing the error names the command that helps."""
     from pipeline.compose import compose
     from pipeline.planning.whatif import Case
-    from pipeline.stages import planning_inputs
     from pipeline.stages.batch import with_batch, with_former_batch
+    from pipeline.stages.read import planning_inputs
     from pipeline.store import Store
 
     config = compose(job, options.config_dir)

@@ -62,7 +62,7 @@ def record(place: Place) -> dict[str, Any]:
         "low": known.low,
         "high": known.high,
         "choices": list(known.allowed()),
-        "doc": known.doc,
+        "doc": known.text,
         "keys": list(keys_of(place.path)),
     }
 

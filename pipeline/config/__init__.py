@@ -24,7 +24,7 @@ from pipeline.config.fields import AUTO, setting
 from pipeline.config.gate import GateConfig
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.ingest import IngestConfig, RayConfig
-from pipeline.config.launch import DEFAULT_STAGES, STAGES, LaunchConfig
+from pipeline.config.launch import LaunchConfig
 from pipeline.config.model import ModelConfig
 from pipeline.config.nightly import NightlyConfig
 from pipeline.config.partition import PartitionConfig
@@ -34,12 +34,11 @@ from pipeline.config.publish import PublishConfig
 from pipeline.config.schedule import ScheduleConfig
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
+from pipeline.specs import STAGES, default_stages
 
 __all__ = [
     "AUTO",
-    "DEFAULT_STAGES",
     "SHARDING_TYPES",
-    "STAGES",
     "TIERS",
     "CheckpointConfig",
     "ChecksConfig",
@@ -88,8 +87,8 @@ class Config:
     )
     store: str = setting("./store", doc="This folder or fsspec URL holds datasets, plans, runs and models.")
     stages: list[str] = setting(
-        factory=lambda: list(DEFAULT_STAGES),
-        choices=STAGES,
+        factory=default_stages,
+        choices=STAGES.names,
         doc="These stages are done, unless the store has their artifacts already.",
     )
     force: bool = setting(False, doc="The named stages are done again although the store has their artifacts.")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.config import DEFAULT_STAGES, Config
+from pipeline.config import Config
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.renamed import RENAMED
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-
-OWN_PROCESSES = ("train", "evaluate")  # stages whose ranks need processes of their own
+from pipeline.specs import STAGES, default_stages
 
 
 def check(config: Config) -> None:
@@ -25,19 +24,15 @@ def check(config: Config) -> None:
 
 def _check_stages(config: Config) -> None:
     if not config.stages:
-        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(DEFAULT_STAGES)}]")
+        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(default_stages())}]")
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
-    split = config.data.split
-    if "evaluate" in config.stages and split.by == "hash" and split.test_share == 0:
-        raise ConfigError(
-            "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
-            hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
-        )
-    for name in OWN_PROCESSES:
-        if config.world_size > 1 and name in config.launch.inline:
+    for stage in STAGES:
+        if stage.name in config.stages:
+            stage.check(config)
+        if stage.distributed and config.world_size > 1 and stage.name in config.launch.inline:
             raise ConfigError(
-                f"launch.inline names {name!r}, but {config.world_size} ranks need processes of their own",
+                f"launch.inline names {stage.name!r}, but {config.world_size} ranks need processes of their own",
                 hint="launch.inline=[ingest,plan,partition]",
             )
 

@@ -8,9 +8,10 @@ from omegaconf import MISSING
 
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
+from pipeline.specs import id_mapping_docs, id_mapping_names
 
 TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_norm", "none")
-MAPPINGS = ("vocab", "hash", "double_hash", "learned")
+
 WHEN_FULL = ("replace", "keep")
 MOST_ROWS = 2**31 - 1  # row numbers are int32
 
@@ -73,10 +74,9 @@ class SparseDefaults:
 
     mapping: str = setting(
         "vocab",
-        choices=MAPPINGS,
-        doc="Ids become rows of the table by this mapping. vocab: ids ranked by frequency get a row each, ids that "
-        "were not seen share row 1. hash: xxhash64 modulo the rows. double_hash: the sum of two such rows. learned: "
-        "rare ids share rows with ids that behave alike.",
+        choices=id_mapping_names,
+        doc="Ids become rows of the table by this mapping.",
+        more=id_mapping_docs,
     )
     rows: int = setting(
         100_000,
@@ -109,7 +109,7 @@ class SparseFeature:
 
     column: str | None = setting(None, doc="The feature is read from this column; null: from the column of its name.")
     mapping: str | None = setting(
-        None, choices=MAPPINGS, doc="As `data.sparse_defaults.mapping`, for this feature; null: that one."
+        None, choices=id_mapping_names, doc="As `data.sparse_defaults.mapping`, for this feature; null: that one."
     )
     rows: int | None = setting(
         None, low=3, high=MOST_ROWS, doc="As `data.sparse_defaults.rows`, for this feature; null: that one."

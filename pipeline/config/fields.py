@@ -21,7 +21,8 @@ class Setting:
 
     ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end. ``choices``:
     the allowed values (of a list or a dictionary: of its entries), as a tuple, or a function that lists them where
-    they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers.
+    they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers. ``more``: what registered
+    choices say of themselves, appended to ``doc`` by ``text``.
     """
 
     doc: str
@@ -29,6 +30,12 @@ class Setting:
     high: float | None = None
     choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None
     auto: bool = False
+    more: Callable[[], str] | None = None
+
+    @property
+    def text(self) -> str:
+        """The whole documentation."""
+        return f"{self.doc} {self.more()}" if self.more else self.doc
 
     def allowed(self) -> tuple[str, ...]:
         """The allowed values; empty where any value of the type is."""
@@ -44,9 +51,10 @@ def setting(
     high: float | None = None,
     choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None,
     auto: bool = False,
+    more: Callable[[], str] | None = None,
 ) -> Any:
     """A dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
-    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto)}
+    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from pipeline.config import STAGES, Config, PodConfig
+from pipeline.config import Config, PodConfig
 from pipeline.errors import ConfigError
+from pipeline.specs import STAGES
 
 DIGEST = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
@@ -109,7 +110,7 @@ def _check_hosts(config: Config) -> None:
 
 
 def _check_pods(pods: PodConfig) -> None:
-    known = (*STAGES, LAUNCHER)
+    known = (*STAGES.names(), LAUNCHER)
     for stage, resources in pods.resources.items():
         if stage not in known:
             raise ConfigError(

@@ -6,10 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.config.pods import PodConfig
-
-STAGES = ("ingest", "plan", "partition", "train", "evaluate", "publish")
-# What ``nightjar run`` does where ``stages`` names none: publishing is asked for.
-DEFAULT_STAGES = STAGES[:-1]
+from pipeline.specs import STAGES
 
 
 @dataclass(kw_only=True)
@@ -21,7 +18,7 @@ class LaunchConfig:
     )
     inline: list[str] = setting(
         factory=lambda: ["ingest", "plan", "partition"],
-        choices=STAGES,
+        choices=STAGES.names,
         doc="These stages run in the launcher's own process.",
     )
     attempts: int = setting(

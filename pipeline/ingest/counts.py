@@ -1,29 +1,32 @@
-"""How often the ids of a feature were looked up, in counts that merge in any order."""
+"""How often the rows of a hashed feature and the values of a binned one were looked up; counts merge in any order."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import SparseSpec
-from pipeline.ingest.vocab_counts import IDS_IN_MEMORY, IDS_OF_A_FEATURE, LEAST_KEPT, VocabCounts
-from pipeline.records import RESERVED_ROWS
+from pipeline.records import MISSING_ROW
+from pipeline.specs.id_mapping import BINS, Counts, FittedMapping, IdCounts
 
 SKETCH = 4096  # distinct ids of a hashed feature are exact up to here, then estimated
 
 
-class HashedCounts:
+class HashedCounts(IdCounts):
     """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids.
 
-    What was added is kept by id until it is asked for, not for all ``rows`` of the table: many small ones merge into
-    one.
+    ``ways``: functions of hashes and ``rows`` to row numbers, those that a lookup sums. Additions are kept by id until
+    the counts are asked for: many small counts merge into one array of ``rows``.
     """
 
-    def __init__(self, rows: int, *, double: bool = False) -> None:
+    def __init__(self, rows: int, mapping: str, ways: Sequence[Callable[[pl.Series, int], pl.Series]]) -> None:
         self.rows = rows
+        self.mapping = mapping
+        self.ways = ways
         self.smallest = np.zeros(0, np.uint64)
-        self.ways = (hash_rows_of, second_rows_of) if double else (hash_rows_of,)
         self._all: np.ndarray | None = None
         self._pieces: list[tuple[np.ndarray, np.ndarray]] = []
 
@@ -61,42 +64,59 @@ class HashedCounts:
             return len(self.smallest)
         return round((SKETCH - 1) / (float(self.smallest[-1]) / 2.0**64))
 
+    @property
+    def kind(self) -> str:
+        """The mapping and its rows: other rows mean other ids."""
+        return f"{self.mapping} of {self.rows}"
 
-class BinCounts:
+    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
+        """See ``Counts``."""
+        counts = self.counts.copy()
+        counts[MISSING_ROW] = missing
+        return counts
+
+    def distribution(self, ids: int, bins: int) -> dict[str, Any]:
+        """Shares of the most frequent rows."""
+        keys = np.argsort(-self.counts, kind="stable")[:ids]
+        shares = self.counts[keys] / max(int(self.counts.sum()), 1)
+        return {"distinct": self.distinct, "keys": keys.tolist(), "shares": shares.tolist()}
+
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """Shares of the rows ``then["keys"]``."""
+        counts, keys = self.counts, np.array(then["keys"], np.int64)
+        shares: np.ndarray = np.where(keys < len(counts), counts[keys % len(counts)], 0) / max(int(counts.sum()), 1)
+        return shares
+
+
+class BinCounts(Counts):
     """The values of a feature that is cut into bins."""
+
+    kind = BINS
 
     def __init__(self) -> None:
         self.sketch = Sketch()
 
+    @property
+    def distinct(self) -> int:
+        """Distinct values: buckets of the sketch."""
+        return len(self.sketch.used)
+
     def merge(self, other: BinCounts) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self.sketch.merge(other.sketch)
 
+    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
+        """See ``Counts``."""
+        assert fitted.bounds is not None
+        per_bin = (self.sketch.shares(fitted.bounds) * self.sketch.total).round().astype(np.int64)
+        return np.concatenate([[missing, 0], per_bin])
 
-Counts = VocabCounts | HashedCounts | BinCounts
+    def distribution(self, ids: int, bins: int) -> dict[str, Any]:
+        """Shares of bins that are as even as the values let them be."""
+        bounds = self.sketch.bounds(bins)
+        shares = self.sketch.shares(bounds)
+        return {"distinct": self.distinct, "bounds": bounds.tolist(), "shares": shares.tolist()}
 
-
-def counts_of(feature: SparseSpec, vocabularies: int = 1) -> Counts:
-    """Empty counts as the feature's mapping needs them; ``vocabularies``: features that share the memory for ids."""
-    if feature.mapping in ("vocab", "learned"):
-        return VocabCounts(kept_ids(feature), min(IDS_IN_MEMORY // max(vocabularies, 1), IDS_OF_A_FEATURE))
-    if feature.mapping == "bins":
-        return BinCounts()
-    return HashedCounts(feature.rows, double=feature.mapping == "double_hash")
-
-
-def kept_ids(feature: SparseSpec) -> int:
-    """How many ids of a feature are told apart where there are too many to hold in memory."""
-    return max(2 * feature.rows, LEAST_KEPT)
-
-
-def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
-    """Table row of each hash where a feature is hash-mapped: 2 + hash modulo (rows - 2)."""
-    return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int64) + RESERVED_ROWS
-
-
-def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
-    """Another row of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
-    mixed = hashes.fill_null(0).to_numpy() * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
-    return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """Shares of the bins between ``then["bounds"]``."""
+        return self.sketch.shares(np.array(then["bounds"], np.float64))

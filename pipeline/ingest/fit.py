@@ -14,15 +14,15 @@ import polars as pl
 from pipeline.config import SplitConfig
 from pipeline.ingest.coded import Coded, without_hashes
 from pipeline.ingest.contents import Contents
-from pipeline.ingest.counts import BinCounts, counts_of
+from pipeline.ingest.counts import BinCounts
 from pipeline.ingest.hours import HOUR, test_hours_from
 from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
 from pipeline.ingest.parse import row_hashes
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
-from pipeline.ingest.vocab_counts import VocabCounts
+from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
 from pipeline.records import LABEL
+from pipeline.specs.id_mapping import Counts, IdCounts, MappedFeature
 
 
 def prepared(feature: DenseSpec) -> pl.Expr:
@@ -40,11 +40,11 @@ def quantised(feature: DenseSpec) -> pl.Expr:
 
 def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
     """The ids of typed rows by feature, of those that have at most one in a row."""
-    names = [feature.name for feature in spec.sparse if not feature.multi and feature.mapping != "bins"]
+    names = [feature.name for feature in spec.sparse if not feature.multi and not feature.mapping.numbers]
     return {name: Coded.of(frame[f"hash:{name}"]) for name in names}
 
 
-def flat_hashes(frame: pl.DataFrame, feature: SparseSpec) -> pl.Series:
+def flat_hashes(frame: pl.DataFrame, feature: MappedFeature) -> pl.Series:
     """The feature's lookups in row order as UInt64; a row without an id is one null."""
     hashes = frame[f"hash:{feature.name}"]
     return hashes.explode(empty_as_null=True) if feature.multi else hashes
@@ -62,8 +62,10 @@ class Partial:
         self.sketches = {feature.name: Sketch() for feature in spec.dense}
         self.missing = {feature.name: 0 for feature in spec.sparse}
         self.lookups = {feature.name: 0 for feature in spec.sparse}
-        vocabularies = sum(feature.mapping in ("vocab", "learned") for feature in spec.sparse)
-        self.counts = {feature.name: counts_of(feature, vocabularies) for feature in spec.sparse}
+        vocabularies = sum(feature.mapping.vocabulary for feature in spec.sparse)
+        self.counts: dict[str, Counts] = {
+            feature.name: feature.mapping.counts(feature, vocabularies) for feature in spec.sparse
+        }
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
         """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids of some features."""
@@ -93,8 +95,9 @@ class Partial:
         counts, missing = coded.counts(keep)
         self.missing[name] += missing
         self.lookups[name] += int(counts.sum()) + missing
-        seen = counts > 0
-        self.counts[name].add(coded.hashes[seen], ids[coded.first_rows()[seen]], counts[seen])  # type: ignore[union-attr]
+        seen, target = counts > 0, self.counts[name]
+        assert isinstance(target, IdCounts)
+        target.add(coded.hashes[seen], ids[coded.first_rows()[seen]], counts[seen])
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         raw = [pl.col(f"dense:{name}") for name in self.raw]
@@ -118,13 +121,12 @@ class Partial:
         for name, counts in self.counts.items():
             self.missing[name] += other.missing[name]
             self.lookups[name] += other.lookups[name]
-            counts.merge(other.counts[name])  # type: ignore[arg-type]
+            counts.merge(other.counts[name])
 
     def settle(self, wanted: Mapping[str, pl.Series]) -> None:
         """Add up counts that are on disk, so that ids with the hashes ``wanted`` of a feature are told apart."""
         for name, hashes in wanted.items():
-            if isinstance(counts := self.counts[name], VocabCounts):
-                counts.settle(hashes)
+            self.counts[name].settle(hashes)
 
 
 class Fit:

@@ -7,6 +7,8 @@ import polars as pl
 import polars_hash as plh
 import xxhash
 
+from pipeline.records import RESERVED_ROWS
+
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _IN_CACHE = 1 << 14  # rows mixed at a time
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
@@ -30,6 +32,18 @@ def hash_of(text: str, seed: int) -> int:
 
 def _null_hashes(length: int) -> pl.Series:
     return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
+
+
+def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Table row (Int32) of each hash: 2 + hash modulo (rows - 2)."""
+    return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int32) + RESERVED_ROWS
+
+
+def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
+    """Another row (Int32) of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
+    mixed = hashes.fill_null(0).to_numpy() * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
 
 
 def hash_rows(columns: list[np.ndarray]) -> np.ndarray:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import polars as pl
 
-from pipeline.ingest.counts import BinCounts, HashedCounts
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.spec import DataSpec, SparseSpec
-from pipeline.ingest.transform import SparseTransform, State
+from pipeline.ingest.transform import State
 from pipeline.records import RESERVED_ROWS, DenseProfile, FeatureProfile, Profile
 
 POINTS_PER_DECADE = 4
@@ -40,39 +38,12 @@ def _dense(name: str, train: Partial) -> DenseProfile:
 def _sparse(feature: SparseSpec, train: Partial, state: State) -> FeatureProfile:
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
-    if isinstance(counts, HashedCounts):
-        distinct, per_row = counts.distinct, counts.counts.copy()
-        per_row[0] = missing
-    elif isinstance(counts, BinCounts):
-        assert fitted.bounds is not None
-        distinct, per_row = bin_counts(counts, fitted.bounds, missing)
-    else:
-        known = _known_counts(counts.table(), fitted)
-        unseen = counts.total - int(known.sum())
-        distinct, per_row = counts.distinct, np.concatenate([[missing, unseen], known])
-    hot_rows, hot_share = access_histogram(per_row)
-    lookups = train.lookups[feature.name]
-    if fitted.kind == "double_hash":
-        lookups += lookups - missing
+    hot_rows, hot_share = access_histogram(counts.per_row(fitted, missing))
+    lookups = missing + feature.mapping.rows_per_id * (train.lookups[feature.name] - missing)
     return FeatureProfile(
-        rows=fitted.rows, distinct=distinct, missing_share=missing / train.rows,
+        rows=fitted.rows, distinct=counts.distinct, missing_share=missing / train.rows,
         pooling=lookups / train.rows, hot_rows=hot_rows, hot_share=hot_share,
     )  # fmt: skip
-
-
-def bin_counts(counts: BinCounts, bounds: np.ndarray, missing: int) -> tuple[int, np.ndarray]:
-    """Distinct values (buckets of them), and lookups of every row of the table of bins."""
-    per_bin = (counts.sketch.shares(bounds) * counts.sketch.total).round().astype(np.int64)
-    return len(counts.sketch.used), np.concatenate([[missing, 0], per_bin])
-
-
-def _known_counts(table: pl.DataFrame, fitted: SparseTransform) -> np.ndarray:
-    """Lookups of these logs in every row of the table behind the reserved ones; of carried rows there may be none."""
-    counts = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
-    if fitted.lookup is not None:
-        seen = table.join(fitted.lookup, on="hash", how="inner").select("row", "count")
-        np.add.at(counts, seen["row"].to_numpy() - RESERVED_ROWS, seen["count"].to_numpy())
-    return counts
 
 
 def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:

@@ -13,11 +13,9 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
-from pipeline.ingest.counts import BinCounts, HashedCounts
 from pipeline.ingest.fit import Fit, Partial, flat_hashes
 from pipeline.ingest.sketch import Sketch, auc
 from pipeline.ingest.spec import DataSpec, SparseSpec
-from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.records import LABEL
 
 BINS = 10  # of a dense feature
@@ -45,25 +43,7 @@ def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:
 
 def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
     counts, missing = train.counts[feature.name], train.missing[feature.name] / max(train.lookups[feature.name], 1)
-    if isinstance(counts, BinCounts):
-        bounds = counts.sketch.bounds(BINS)
-        return {
-            "mapping": "bins", "missing": missing, "distinct": len(counts.sketch.used),
-            "bounds": bounds.tolist(),
-            "shares": counts.sketch.shares(bounds).tolist(),
-        }  # fmt: skip
-    if isinstance(counts, HashedCounts):
-        distinct, rows = counts.distinct, counts.counts
-        keys = np.argsort(-rows, kind="stable")[:TOP]
-        shares = rows[keys] / max(int(rows.sum()), 1)
-    else:
-        top = counts.table().top_k(TOP, by=["count", "hash"]).sort(["count", "hash"], descending=True)
-        distinct, keys = counts.distinct, top["hash"].to_numpy()
-        shares = top["count"].to_numpy() / max(counts.total, 1)
-    mapping = f"{feature.mapping} of {feature.rows}" if isinstance(counts, HashedCounts) else "ids"
-    return {
-        "mapping": mapping, "missing": missing, "distinct": distinct, "keys": keys.tolist(), "shares": shares.tolist()
-    }  # fmt: skip
+    return {"mapping": counts.kind, "missing": missing, **counts.distribution(TOP, BINS)}
 
 
 @dataclass(frozen=True)
@@ -104,20 +84,9 @@ def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]
 
 def _shares_now(name: str, then: dict[str, Any], train: Partial) -> np.ndarray:
     """Shares of today's values in the bins of the day before."""
-    if "bounds" in then:
-        counts = train.counts.get(name)
-        sketch = counts.sketch if isinstance(counts, BinCounts) else train.sketches[name]
-        return sketch.shares(np.array(then["bounds"], np.float64))
-    counts = train.counts[name]
-    if isinstance(counts, HashedCounts):
-        keys = np.array(then["keys"], np.int64)
-        return np.where(keys < len(counts.counts), counts.counts[keys % len(counts.counts)], 0) / max(
-            int(counts.counts.sum()), 1
-        )
-    assert isinstance(counts, VocabCounts)
-    wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
-    seen = wanted.join(counts.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
-    return seen.to_numpy() / max(counts.total, 1)
+    if name in train.counts:
+        return train.counts[name].shares_of(then)
+    return train.sketches[name].shares(np.array(then["bounds"], np.float64))
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Mapping ``learned``: rare ids share a row with ids that behave alike (Learning to Collide, arXiv 2203.15837).
+"""How mapping ``learned`` decides which ids share a row (Learning to Collide, arXiv 2203.15837).
 
 Frequent ids have rows of their own. A factorisation machine (Rendle 2010) with a few dimensions, trained for a moment
 on some of the train rows, tells what the others are like: a k-d tree over its weights cuts them into as many cells of
@@ -10,18 +10,15 @@ of the rows. The clustering is our own design; the paper gives none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import polars as pl
 
-from pipeline.errors import ConfigError
 from pipeline.ingest.fit import flat_hashes
-from pipeline.ingest.spec import DataSpec, SparseSpec
-from pipeline.ingest.vocab_counts import VocabCounts
 from pipeline.records import LABEL, RESERVED_ROWS
+from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_columns, no_rows_freed
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
 UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom
@@ -31,15 +28,6 @@ EPOCHS = 2
 BATCH_ROWS = 2048
 RATE = 0.1
 LEAST_TRUST = 0.5
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """``lookup``: id, hash, row and count of every id that has one. Others hash into ``unseen`` rows from ``first``."""
-
-    lookup: pl.DataFrame
-    first: int
-    unseen: int
 
 
 @dataclass(frozen=True)
@@ -82,14 +70,15 @@ def trust_in(counts: np.ndarray, positives: np.ndarray) -> np.ndarray:
     return counts / (counts + 1 / max(own * variance, 1e-12))
 
 
-def shared_rows(feature: SparseSpec, counts: VocabCounts, probe: Probe) -> Sharing:
-    """Who shares which row of ``feature``'s table."""
-    table = counts.table().sort(["count", "hash"], descending=[True, False])
+def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probe: Probe) -> FittedMapping:
+    """Who shares which row of ``feature``'s table; ``counts``: hash, id and count of its ids."""
+    table = counts.sort(["count", "hash"], descending=[True, False])
     usable = feature.rows - RESERVED_ROWS
     spread = max(1, round(usable * UNSEEN_SHARE))
     if table.height <= usable - spread:
         rows = np.arange(RESERVED_ROWS, RESERVED_ROWS + table.height)
-        return Sharing(_lookup(table, rows), RESERVED_ROWS + table.height, spread)
+        first = RESERVED_ROWS + table.height
+        return _shared(first + spread, table, rows, first)
     private = min(round(usable * PRIVATE_SHARE), usable - 2)
     hashes, seen = table["hash"].to_numpy(), table["count"].to_numpy().astype(np.float64)
     trust = probe.trust_of(feature.name, hashes)
@@ -104,31 +93,16 @@ def shared_rows(feature: SparseSpec, counts: VocabCounts, probe: Probe) -> Shari
         rows[alike] = private + cells(weights, seen[alike], clusters)
     first = private + (int(rows.max()) + 1 - private if clusters else 0)
     known = rows >= 0
-    return Sharing(
-        _lookup(table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS), RESERVED_ROWS + first, usable - first
-    )
+    return _shared(feature.rows, table.filter(pl.Series(known)), rows[known] + RESERVED_ROWS, RESERVED_ROWS + first)
 
 
-def require_same_rows(spec: DataSpec, path: str, config: Mapping[str, Any]) -> None:
-    """ConfigError where a feature whose sharing is carried on from the dataset at ``path`` asks for other ``rows``.
-
-    ``config``: that dataset's manifest's. A sharing is never made anew: its rows are not what is asked.
-    """
-    for feature in spec.sparse:
-        if feature.mapping != "learned" or (former := config["data"]["sparse"].get(feature.name)) is None:
-            continue
-        then = former["rows"] or config["data"]["sparse_defaults"]["rows"]
-        if then == feature.rows:
-            continue
-        raise ConfigError(
-            f"data.sparse.{feature.name}.rows is {feature.rows:,}, but {path}, whose mapping learned is to be carried "
-            f"on, was made with {then:,}: who shares a row stays as it is",
-            hint=f"data.sparse.{feature.name}.rows={then}, or data.mapping_from=null for new mappings",
-        )
-
-
-def _lookup(table: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
-    return table.with_columns(pl.Series("row", rows.astype(np.int32))).select("id", "hash", "row", "count")
+def _shared(rows: int, table: pl.DataFrame, row: np.ndarray, first: int) -> FittedMapping:
+    """The fit in which the ids of ``table`` have the rows ``row``, and others hash into those from ``first``."""
+    none = {name: kind for name, kind in id_columns().items() if name not in ("id", "hash", "row", "count")}
+    ids = table.with_columns(
+        pl.Series("row", row.astype(np.int32)), *(pl.lit(None, kind).alias(name) for name, kind in none.items())
+    ).select(list(id_columns()))
+    return FittedMapping(rows=rows, ids=ids, freed=no_rows_freed(), spread=(first, rows - first))
 
 
 def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
@@ -153,30 +127,30 @@ def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
     return found
 
 
-def probe(spec: DataSpec, frames: Iterable[pl.DataFrame], seed: int) -> Probe:
-    """Train the probe on the first SAMPLE_ROWS of the typed train rows in ``frames``."""
-    sample = _Sample(spec, frames)
-    model = _Machine(sample, seed)
+def probe(day: FittingDay) -> Probe:
+    """Train the probe on the first SAMPLE_ROWS of the typed train rows of ``day``."""
+    sample = _Sample(day.features, day.sample())
+    model = _Machine(sample, day.seed)
     for _ in range(EPOCHS):
         for start in range(0, sample.rows, BATCH_ROWS):
             model.step(start, min(start + BATCH_ROWS, sample.rows))
-    return model.weights_of(spec)
+    return model.weights_of(day.features)
 
 
 class _Sample:
     """Rows as numbers of ids: row i looks up ids[starts[i]:starts[i + 1]], over all features."""
 
-    def __init__(self, spec: DataSpec, frames: Iterable[pl.DataFrame]) -> None:
+    def __init__(self, features: Sequence[MappedFeature], frames: Iterable[pl.DataFrame]) -> None:
         labels: list[np.ndarray] = []
         self.hashes: dict[str, np.ndarray] = {}
-        found: dict[str, list[np.ndarray]] = {feature.name: [] for feature in spec.sparse}
-        lengths: dict[str, list[np.ndarray]] = {feature.name: [] for feature in spec.sparse}
+        found: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
+        lengths: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
         self.rows = 0
         for frame in frames:
             frame = frame.head(SAMPLE_ROWS - self.rows)
             self.rows += frame.height
             labels.append(frame[LABEL].to_numpy())
-            for feature in spec.sparse:
+            for feature in features:
                 found[feature.name].append(flat_hashes(frame, feature).fill_null(0).to_numpy())
                 each = np.ones(frame.height, np.int64)
                 if feature.multi:
@@ -185,12 +159,17 @@ class _Sample:
             if self.rows >= SAMPLE_ROWS:
                 break
         self.labels = np.concatenate(labels).astype(np.float64) if labels else np.zeros(0)
-        self._join(spec, found, lengths)
+        self._join(features, found, lengths)
 
-    def _join(self, spec: DataSpec, found: dict[str, list[np.ndarray]], lengths: dict[str, list[np.ndarray]]) -> None:
+    def _join(
+        self,
+        features: Sequence[MappedFeature],
+        found: dict[str, list[np.ndarray]],
+        lengths: dict[str, list[np.ndarray]],
+    ) -> None:
         self.first: dict[str, int] = {}
         ids, rows, total = [], [], 0
-        for feature in spec.sparse:
+        for feature in features:
             self.hashes[feature.name], numbers = np.unique(np.concatenate(found[feature.name]), return_inverse=True)
             self.first[feature.name] = total
             ids.append(numbers + total)
@@ -240,7 +219,7 @@ class _Machine:
         self.table[unique, :1] -= RATE * total[:, :1] / np.sqrt(self.sums[unique, :1])
         self.table[unique, 1:] -= RATE * total[:, 1:] / np.sqrt(self.sums[unique, 1:])
 
-    def weights_of(self, spec: DataSpec) -> Probe:
+    def weights_of(self, features: Sequence[MappedFeature]) -> Probe:
         """The ids' weights by feature; those of dimensions scaled to what they add to a logit."""
         sample, scaled = self.sample, self.table.copy()
         if sample.rows:
@@ -250,7 +229,7 @@ class _Machine:
         labels = np.repeat(sample.labels, np.diff(sample.starts))
         positives = np.bincount(sample.ids, labels, minlength=sample.size)
         weights, trust = {}, {}
-        for feature in spec.sparse:
+        for feature in features:
             first = sample.first[feature.name]
             own = slice(first, first + len(sample.hashes[feature.name]))
             weights[feature.name], trust[feature.name] = scaled[own], trust_in(counts[own], positives[own])

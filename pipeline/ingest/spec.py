@@ -11,6 +11,8 @@ import xxhash
 from pipeline.config import DataConfig, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY, weight_column
+from pipeline.specs import mapping_of
+from pipeline.specs.id_mapping import IdMapping
 
 DAY = "day"
 TIME = "time"  # column of synthetic logs: seconds since the day from which they count days
@@ -47,7 +49,7 @@ class SparseSpec:
 
     name: str
     column: str
-    mapping: str
+    mapping: IdMapping
     rows: int
     min_count: int
     evict_after_days: int | None
@@ -68,7 +70,7 @@ class SparseSpec:
     @property
     def lists(self) -> bool:
         """Whether a row may look up several rows of the table: of several ids, or two of one."""
-        return self.multi or self.mapping == "double_hash"
+        return self.multi or self.mapping.rows_per_id > 1
 
     @property
     def weighted(self) -> bool:
@@ -164,7 +166,7 @@ def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     return SparseSpec(
         name=name,
         column=feature.cross[0] if feature.cross else feature.column or name,
-        mapping="bins" if feature.bins else feature.mapping or defaults.mapping,
+        mapping=mapping_of(feature.mapping, defaults.mapping, feature.bins),
         rows=RESERVED_ROWS + feature.bins if feature.bins else feature.rows or defaults.rows,
         min_count=feature.min_count or defaults.min_count,
         when_full=feature.when_full or defaults.when_full,

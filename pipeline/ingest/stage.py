@@ -27,12 +27,12 @@ from pipeline.ingest.output import PartWriter, Quarantine, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
-from pipeline.ingest.sharing import require_same_rows
 from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
-from pipeline.ingest.state import Fitting, dataset_schema, fitted_state, read_state, write_state
+from pipeline.ingest.state import carried_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import RAW, UNSEEN, raw_column, unseen_column
+from pipeline.specs.id_mapping import FittingDay
 from pipeline.store import Draft, Store
 
 QUALITY = "quality.json"
@@ -128,16 +128,13 @@ class _Run:
     def _carried(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
-        dataset = store.find(path)
-        if dataset is None:
+        if store.find(path) is None:
             near = days.previous_dataset(store, self.config.data.name, self.days[0]) if self.days else None
             raise ArtifactError(
                 f"data.mapping_from={path} is no dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
-        carried = read_state(store, path, self.spec)
-        require_same_rows(self.spec, path, dataset.config)
-        return carried
+        return carried_state(store, path, self.spec)
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
@@ -150,11 +147,11 @@ class _Run:
             check_day(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
             if not fit.test:
                 self._look_again(engine, fit)
-                how = Fitting(
-                    day=number, first_day=first, seed=self.config.seed,
+                fitting = FittingDay(
+                    day=number, first_day=first, features=self.spec.sparse, seed=self.config.seed,
                     sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
-                self.state = fitted_state(self.spec, fit.train, self.state, how)
+                self.state = fitted_state(self.spec, fit.train, self.state, fitting)
             self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2", sum(fit.rows.values())))
         if self.total is None:
             self.total = fit
@@ -304,14 +301,13 @@ class _Run:
     def _replaced(self) -> dict[str, int]:
         """Rows that went from an id to one that is looked up more, by feature."""
         assert self.state is not None
-        found = {name: t.mapping.replaced for name, t in self.state.sparse.items() if t.mapping is not None}
-        return {name: count for name, count in found.items() if count}
+        return {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
         """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""
         if not self.days or self.state is None:
             return {}
-        freed = {name: t.mapping.freed.height for name, t in self.state.sparse.items() if t.mapping is not None}
+        freed = {name: fitted.freed.height for name, fitted in self.state.sparse.items() if fitted.freed is not None}
         return {
             "day": self.config.data.day, "rows_late": late, "rows_other_days": self.dropped,
             "rows_freed": {name: count for name, count in freed.items() if count},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping as Mapping_
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -11,23 +11,21 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded
-from pipeline.ingest.counts import hash_rows_of, second_rows_of
 from pipeline.ingest.fit import flat_hashes, prepared
 from pipeline.ingest.ids import as_lists, of_bits
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX
-from pipeline.ingest.vocabulary import Mapping
 from pipeline.records import (
     LABEL,
     MISSING_ROW,
-    RESERVED_ROWS,
     TRUE_PROBABILITY,
     UNSEEN_ROW,
     raw_column,
     unseen_column,
     weight_column,
 )
+from pipeline.specs.id_mapping import FittedMapping
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,31 +42,15 @@ class DenseTransform:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseTransform:
-    """Id hash to table row. ``kind``: the mapping. ``lookup``: hash and row of ids that have one.
-
-    ``mapping``: where they come from; both None where rows are computed from the hash. ``bounds``: of the bins.
-    ``spread``: (first row, rows) that unknown ids hash into; None: they share row 1.
-    """
-
-    kind: str
-    rows: int
-    lookup: pl.DataFrame | None = None
-    mapping: Mapping | None = None
-    bounds: np.ndarray | None = None
-    spread: tuple[int, int] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class State:
     """Everything pass 2 needs to know, by feature."""
 
     dense: dict[str, DenseTransform]
-    sparse: dict[str, SparseTransform]
+    sparse: dict[str, FittedMapping]
 
 
 def transform(
-    frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping_[str, Coded] = MappingProxyType({})
+    frame: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded] = MappingProxyType({})
 ) -> pl.DataFrame:
     """Typed rows as the dataset holds them: label, dense, sparse (with weights), probability, day.
 
@@ -91,7 +73,7 @@ def transform(
 
 def binned(state: State) -> list[str]:
     """The features, dense ones first, whose transform keeps the bin of a number and not the number."""
-    fitted: list[tuple[str, DenseTransform | SparseTransform]] = [*state.dense.items(), *state.sparse.items()]
+    fitted: list[tuple[str, DenseTransform | FittedMapping]] = [*state.dense.items(), *state.sparse.items()]
     return [name for name, each in fitted if each.bounds is not None]
 
 
@@ -116,7 +98,7 @@ def with_vocabulary(state: State) -> list[str]:
 
 
 def unseen_ids(
-    rows: pl.DataFrame, typed: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping_[str, Coded]
+    rows: pl.DataFrame, typed: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded]
 ) -> list[pl.Series]:
     """Of each feature ``with_vocabulary`` the hashes of ids that it does not hold in transformed ``rows``, else 0.
 
@@ -152,29 +134,29 @@ def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> 
     return pl.Series(feature.name, np.where(np.isnan(values), 0.0, shares).astype(np.float32))
 
 
-def _coded(ids: Coded, feature: SparseSpec, fitted: SparseTransform) -> list[pl.Series]:
+def _coded(ids: Coded, feature: SparseSpec, fitted: FittedMapping) -> list[pl.Series]:
     """As ``_sparse``: every id is looked up once, however many rows have it."""
-    if fitted.kind == "double_hash":
+    if feature.mapping.rows_per_id > 1:
         hashes = ids.series()
-        return [_pairs(hashes, _rows(hashes, fitted), fitted).alias(feature.name)]
-    rows = np.append(_rows(pl.Series(ids.hashes), fitted).to_numpy(), np.int32(MISSING_ROW))
-    return [pl.Series(feature.name, rows[ids.codes])]
+        return [_together(hashes, feature.mapping.rows(fitted, hashes)).alias(feature.name)]
+    (known,) = feature.mapping.rows(fitted, pl.Series(ids.hashes))
+    return [pl.Series(feature.name, np.append(known.to_numpy(), np.int32(MISSING_ROW))[ids.codes])]
 
 
-def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -> list[pl.Series]:
+def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping) -> list[pl.Series]:
     hashes = flat_hashes(frame, feature)
-    rows = _rows(hashes, fitted)
+    each_way = feature.mapping.rows(fitted, hashes)
+    rows = each_way[0] if len(each_way) == 1 else _together(hashes, each_way)
     if not feature.multi:
-        return [(_pairs(hashes, rows, fitted) if fitted.kind == "double_hash" else rows).alias(feature.name)]
+        return [rows.alias(feature.name)]
     # A row without ids looks up the row of missing values, with weight 1.
     lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).to_numpy()
     each = np.maximum(lengths, 1).astype(np.int64)
     weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
-    if fitted.kind == "double_hash":
-        pairs = _pairs(hashes, rows, fitted)
-        per_id = pairs.list.len().cast(pl.Int64).to_numpy()
+    if len(each_way) > 1:
+        per_id = rows.list.len().cast(pl.Int64).to_numpy()
         starts = np.concatenate([[0], np.cumsum(each)])[:-1]
-        each, rows = np.add.reduceat(per_id, starts) if len(starts) else each, pairs.explode()
+        each, rows = np.add.reduceat(per_id, starts) if len(starts) else each, rows.explode()
         weights = None if weights is None else pl.Series(np.repeat(weights.to_numpy(), per_id))
     offsets = np.concatenate([[0], np.cumsum(each)])
     columns = [as_lists(rows, offsets).alias(feature.name)]
@@ -183,30 +165,9 @@ def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: SparseTransform) -
     return columns
 
 
-def _rows(hashes: pl.Series, fitted: SparseTransform) -> pl.Series:
-    """Table row (Int32) of each hash: 0 for null, 1 for what the vocabulary does not hold."""
-    frame = hashes.to_frame("hash")
-    if fitted.bounds is not None:
-        bins = bin_of(of_bits(hashes), fitted.bounds) + RESERVED_ROWS
-        rows = frame.with_columns(pl.Series("row", bins.astype(np.int32)))
-    elif fitted.lookup is None:
-        rows = frame.with_columns(hash_rows_of(hashes, fitted.rows).cast(pl.Int32).alias("row"))
-    else:
-        rows = frame.join(fitted.lookup, on="hash", how="left", maintain_order="left")
-    unknown = pl.lit(UNSEEN_ROW, dtype=pl.Int32)
-    if fitted.spread is not None:
-        first, count = fitted.spread
-        unknown = (pl.col("hash") % count).cast(pl.Int32) + first
-    known = pl.col("row").fill_null(unknown)
-    missing = pl.lit(MISSING_ROW, dtype=pl.Int32)
-    return rows.select(pl.when(pl.col("hash").is_null()).then(missing).otherwise(known).alias("row"))["row"]
-
-
-def _pairs(hashes: pl.Series, first: pl.Series, fitted: SparseTransform) -> pl.Series:
-    """List of two rows for each id, which a lookup sums; of one, the row of missing values, where there is no id."""
-    second = second_rows_of(hashes, fitted.rows).cast(pl.Int32).fill_null(MISSING_ROW).to_numpy()
-    present = hashes.is_not_null().to_numpy()
-    both = np.stack([first.to_numpy(), second], axis=1)
-    keep = np.stack([np.ones_like(present), present], axis=1)
-    offsets = np.concatenate([[0], np.cumsum(1 + present.astype(np.int64))])
-    return as_lists(pl.Series(both[keep]), offsets)
+def _together(hashes: pl.Series, each_way: Sequence[pl.Series]) -> pl.Series:
+    """List of the rows of each id, which a lookup sums; of the row of missing values alone, where there is no id."""
+    rows = np.stack([way.to_numpy() for way in each_way], axis=1)
+    keep = np.repeat(hashes.is_not_null().to_numpy()[:, None], len(each_way), axis=1)
+    keep[:, 0] = True
+    return as_lists(pl.Series(rows[keep]), np.concatenate([[0], np.cumsum(keep.sum(axis=1))]))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import io
 import tempfile
 import weakref
-from collections.abc import Iterator
-from typing import cast
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 
 from pipeline.ingest.spill import Spill
+from pipeline.records import RESERVED_ROWS
+from pipeline.specs.id_mapping import FittedMapping, IdCounts
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
 IDS_IN_MEMORY = 1 << 23  # distinct ids of all features together, about 64 bytes each
@@ -25,7 +27,7 @@ _MERGE_ROWS = 1 << 15
 _PARTITION_BITS = 6
 
 
-class VocabCounts:
+class VocabCounts(IdCounts):
     """How often each id of one feature was looked up; what was counted merges in any order.
 
     ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
@@ -37,6 +39,11 @@ class VocabCounts:
         self.merged_rows = 0
         self._disk: _Partitions | None = None
         self._settled: _Settled | None = None
+
+    @staticmethod
+    def sharing(rows: int, vocabularies: int) -> VocabCounts:
+        """Empty counts for a table of ``rows``, of one of ``vocabularies`` features that share the memory for ids."""
+        return VocabCounts(kept_ids(rows), min(IDS_IN_MEMORY // max(vocabularies, 1), IDS_OF_A_FEATURE))
 
     def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
         """Count lookups of distinct ``hashes`` with their raw ``ids``."""
@@ -101,6 +108,36 @@ class VocabCounts:
         """Lookups of all ids."""
         found = self._all()
         return int(self._merged()["count"].sum()) if found is None else found.total
+
+    @property
+    def kind(self) -> str:
+        """Ids are compared by their hashes, whatever rows they have."""
+        return "ids"
+
+    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
+        """See ``Counts``; of carried rows there may be no lookup."""
+        known = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
+        if fitted.lookup is not None:
+            seen = self.table().join(fitted.lookup, on="hash", how="inner").select("row", "count")
+            np.add.at(known, seen["row"].to_numpy() - RESERVED_ROWS, seen["count"].to_numpy())
+        return np.concatenate([[missing, self.total - int(known.sum())], known])
+
+    def distribution(self, ids: int, bins: int) -> dict[str, Any]:
+        """Shares of the most frequent ids."""
+        top = self.table().top_k(ids, by=["count", "hash"]).sort(["count", "hash"], descending=True)
+        shares = top["count"].to_numpy() / max(self.total, 1)
+        return {"distinct": self.distinct, "keys": top["hash"].to_numpy().tolist(), "shares": shares.tolist()}
+
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """Shares of the ids whose hashes are ``then["keys"]``."""
+        wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
+        seen = wanted.join(self.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
+        return seen.to_numpy() / max(self.total, 1)
+
+
+def kept_ids(rows: int) -> int:
+    """How many ids of a feature with a table of ``rows`` are told apart where there are too many for memory."""
+    return max(2 * rows, LEAST_KEPT)
 
 
 class _Settled:

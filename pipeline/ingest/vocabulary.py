@@ -10,20 +10,16 @@ How much an id is looked up by now is its heat: its lookups, each of which count
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from pipeline.errors import ConfigError
-from pipeline.ingest.counts import kept_ids
-from pipeline.ingest.spec import SparseSpec
+from pipeline.ingest.vocab_counts import kept_ids
 from pipeline.records import RESERVED_ROWS
+from pipeline.specs.id_mapping import FittedMapping, MappedFeature, id_columns, no_rows_freed
 
-IDS = {
-    "id": pl.String, "hash": pl.UInt64, "row": pl.Int32, "count": pl.Int64, "last_day": pl.Int32, "heat": pl.Float64,
-}  # fmt: skip
-FREED = {"row": pl.Int32, "id": pl.String, "last_day": pl.Int32}
 FORGET_AFTER_DAYS = 30  # candidates, where nothing is evicted
 # Of the heat that an id has left a day later: half after a week. Less follows new ids sooner and resets more rows: with
 # 2 % new ids a day, 0.5 replaced 28 % of a full table every night, 0.9 replaces 7 % and serves as many lookups.
@@ -32,34 +28,9 @@ COOLING = 0.9
 _LEFT = np.multiply.accumulate(np.concatenate([[1.0], np.full(400, COOLING)]))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mapping:
-    """``ids``: id, hash, row (null: a candidate), count over all days, day last seen (null: no day was named), and heat
-    on that day (null: the dataset is older than heat; its count is taken for it).
-
-    ``rows``: of the table so far, reserved ones included. ``freed``: row, id and day last seen of the ids that lost
-    their rows since the mapping was read; ``replaced``: how many of them to ids that are looked up more.
-    """
-
-    ids: pl.DataFrame
-    rows: int
-    freed: pl.DataFrame
-    replaced: int = 0
-
-    @property
-    def known(self) -> pl.DataFrame:
-        """The ids that have rows, by row."""
-        return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
-
-    @property
-    def candidates(self) -> pl.DataFrame:
-        """The ids that wait for one, by falling count."""
-        return _ranked(self.ids.filter(pl.col("row").is_null())).drop("row")
-
-
-def empty() -> Mapping:
-    """A mapping that knows no id."""
-    return Mapping(ids=pl.DataFrame(schema=IDS), rows=RESERVED_ROWS, freed=pl.DataFrame(schema=FREED))
+def empty() -> FittedMapping:
+    """A vocabulary without ids."""
+    return FittedMapping(ids=pl.DataFrame(schema=id_columns()), rows=RESERVED_ROWS, freed=no_rows_freed())
 
 
 def _ranked(ids: pl.DataFrame) -> pl.DataFrame:
@@ -67,7 +38,9 @@ def _ranked(ids: pl.DataFrame) -> pl.DataFrame:
     return ids.sort(["count", "hash"], descending=[True, False])
 
 
-def updated(mapping: Mapping, counts: pl.DataFrame, feature: SparseSpec, day: int | None, first_day: int) -> Mapping:
+def updated(
+    mapping: FittedMapping, counts: pl.DataFrame, feature: MappedFeature, day: int | None, first_day: int
+) -> FittedMapping:
     """``mapping`` after the train lookups ``counts`` (hash, id, count) of one day.
 
     ``first_day``: of the dataset that is being made. A row whose id was seen on an earlier day of it gets no other id:
@@ -78,6 +51,7 @@ def updated(mapping: Mapping, counts: pl.DataFrame, feature: SparseSpec, day: in
             f"data.sparse.{feature.name}.rows is {feature.rows:,}, but its carried mapping has {mapping.rows:,} rows",
             hint=f"data.sparse.{feature.name}.rows={mapping.rows}, or data.mapping_from=null for a new mapping",
         )
+    assert mapping.ids is not None and mapping.freed is not None
     ids, freed = _evicted(_counted(_dated(mapping.ids, day), counts, day), feature, day)
     freed = pl.concat([mapping.freed, freed])
     in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)  # without days a dataset is fitted once
@@ -108,7 +82,7 @@ def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.Dat
     )  # fmt: skip
     # Of an id that was not seen the heat stays that of its last day, so that it cools by the days in between alone.
     heat = pl.when(pl.col("again") | pl.col("heat").is_null()).then(pl.col("now")).otherwise(pl.col("heat"))
-    return merged.with_columns(heat.alias("heat")).select(list(IDS))
+    return merged.with_columns(heat.alias("heat")).select(list(id_columns()))
 
 
 def _heat(ids: pl.DataFrame, day: int | None) -> pl.Series:
@@ -120,10 +94,10 @@ def _heat(ids: pl.DataFrame, day: int | None) -> pl.Series:
     return pl.Series("now", known * _LEFT[age])
 
 
-def _evicted(ids: pl.DataFrame, feature: SparseSpec, day: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tuple[pl.DataFrame, pl.DataFrame]:
     """``ids`` without those that were not seen for too long, and those of them that had rows."""
     if day is None:
-        return ids, pl.DataFrame(schema=FREED)
+        return ids, no_rows_freed()
     limit = feature.evict_after_days
     waiting, age = pl.col("row").is_null(), day - pl.col("last_day")
     old = waiting & (age > (limit or FORGET_AFTER_DAYS))
@@ -131,13 +105,14 @@ def _evicted(ids: pl.DataFrame, feature: SparseSpec, day: int | None) -> tuple[p
         old = old | (age > limit)
     gone = ids.filter(old.fill_null(False))
     if gone.is_empty():
-        return ids, pl.DataFrame(schema=FREED)
-    return ids.filter(~old.fill_null(False)), gone.filter(~waiting).sort("row").select(list(FREED))
+        return ids, no_rows_freed()
+    return ids.filter(~old.fill_null(False)), gone.filter(~waiting).sort("row").select(no_rows_freed().columns)
 
 
-def _admitted(mapping: Mapping, feature: SparseSpec, held: pl.Series) -> Mapping:
+def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -> FittedMapping:
     """Give the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap."""
     ids = mapping.ids
+    assert ids is not None
     wanting = _ranked(ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count)))
     taken = np.zeros(mapping.rows, bool)
     taken[:RESERVED_ROWS] = True
@@ -150,16 +125,17 @@ def _admitted(mapping: Mapping, feature: SparseSpec, held: pl.Series) -> Mapping
     admitted = wanting.head(count).with_columns(pl.Series("row", rows))
     rest = ids.join(admitted.select("hash"), on="hash", how="anti") if count else ids
     waiting = rest.filter(pl.col("row").is_null())
-    if waiting.height > (most := kept_ids(feature)):
+    if waiting.height > (most := kept_ids(feature.rows)):
         rest = pl.concat([rest.filter(pl.col("row").is_not_null()), _ranked(waiting).head(most)])
     return replace(mapping, ids=pl.concat([rest, admitted]).rechunk(), rows=mapping.rows + added)
 
 
-def _replaced(mapping: Mapping, feature: SparseSpec, day: int | None, used: pl.Series) -> Mapping:
+def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, used: pl.Series) -> FittedMapping:
     """Give the hottest ids that still want a row those of the coldest ids, as long as they are colder.
 
     Rows in ``used`` stay. Who loses its row waits as a candidate.
     """
+    assert mapping.ids is not None and mapping.freed is not None
     ids = mapping.ids.with_columns(_heat(mapping.ids, day))
     wanting = ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count))
     wanting = wanting.sort(["now", "hash"], descending=[True, False])
@@ -174,6 +150,6 @@ def _replaced(mapping: Mapping, feature: SparseSpec, day: int | None, used: pl.S
     came, gone = wanting.head(count), cold.head(count)
     rest = mapping.ids.join(pl.concat([came, gone]).select("hash"), on="hash", how="anti")
     parts = [rest, came.with_columns(gone["row"]), gone.with_columns(pl.lit(None, pl.Int32).alias("row"))]
-    freed = pl.concat([mapping.freed, gone.sort("row").select(list(FREED))])
-    changed = pl.concat([part.select(list(IDS)) for part in parts]).rechunk()
+    freed = pl.concat([mapping.freed, gone.sort("row").select(no_rows_freed().columns)])
+    changed = pl.concat([part.select(list(id_columns())) for part in parts]).rechunk()
     return replace(mapping, ids=changed, freed=freed, replaced=mapping.replaced + count)

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import Config, PodResources
 from pipeline.cpus import available_cpus
+from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef
 
-DISTRIBUTED = ("train", "evaluate")
 MARGIN_SECONDS = 5  # over what a stage needs to end by itself
+
+
+def distributed(name: str) -> bool:
+    """Whether what is called ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
+    return any(stage.distributed for stage in STAGES if stage.name == name)
 
 
 def ranks_of(stage: str, config: Config) -> int:
     """Ranks that ``stage`` runs on here: those of all hosts, which this machine acts as, or one."""
-    return config.world_size if stage in DISTRIBUTED else 1
+    return config.world_size if distributed(stage) else 1
 
 
 def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, launcher: int = 0) -> AppDef:
@@ -33,7 +38,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
 
 def hosts_of(stage: str, config: Config) -> int:
     """Pods that ``stage`` runs in on a cluster: one a host, or one."""
-    return config.hardware.hosts if stage in DISTRIBUTED else 1
+    return config.hardware.hosts if distributed(stage) else 1
 
 
 def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
@@ -75,13 +80,13 @@ def pod_environment(stage: str, config: Config) -> dict[str, str]:
     """Threads of the native libraries: the pod's cores shared among its ranks."""
     ranks = ranks_of(stage, config) // hosts_of(stage, config)
     asked = config.launch.pods.resources.get(stage) or PodResources()
-    own = config.train.threads_per_rank if stage in DISTRIBUTED else None
+    own = config.train.threads_per_rank if distributed(stage) else None
     return {"OMP_NUM_THREADS": str(own or max(1, int(asked.cpu) // ranks))}
 
 
 def seconds_to_end(stage: str, config: Config) -> int:
-    """How long ranks told to end may take: training ranks write a checkpoint first."""
-    return math.ceil(config.checkpoint.grace_seconds if stage == "train" else 0) + MARGIN_SECONDS
+    """How long ranks that are told to end may take."""
+    return math.ceil(STAGES.get(stage).seconds_to_end(config)) + MARGIN_SECONDS
 
 
 def chain_app(name: str, overrides: list[str]) -> AppDef:
@@ -110,5 +115,5 @@ def _torchrun(stage: str, config: Config) -> list[str]:
 def _threads(stage: str, config: Config) -> dict[str, str]:
     """Threads of the native libraries: the usable CPUs shared among the ranks, or ``train.threads_per_rank``."""
     ranks = ranks_of(stage, config)
-    own = config.train.threads_per_rank if stage in DISTRIBUTED else None
+    own = config.train.threads_per_rank if distributed(stage) else None
     return {"OMP_NUM_THREADS": str(own or max(1, available_cpus() // ranks))}

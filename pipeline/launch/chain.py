@@ -21,11 +21,11 @@ from pipeline.errors import (
     PassingError,
     PlanError,
 )
-from pipeline.launch.appdefs import DISTRIBUTED, seconds_to_end
+from pipeline.launch.appdefs import distributed, seconds_to_end
 from pipeline.launch.logs import exit_hint, never_met
 from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import StageJob, StageRunner
-from pipeline.launch.result import Outcome, assemble, refuse_held
+from pipeline.launch.result import Outcome, assemble
 from pipeline.launch.schedulers import scheduler
 from pipeline.launch.shrink import NoRoomError, Shrunk, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
@@ -33,6 +33,7 @@ from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.steps import write_steps
 from pipeline.records.step import Step, run_directory
+from pipeline.specs import STAGES
 from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.retrying import explained
 
@@ -106,7 +107,8 @@ class Chain:
                 self._find_upstream()
                 for name in [step.name for step in self.selected]:
                     self._run_step(self.all[name])
-                refuse_held(self.artifacts)
+                for name, artifact in self.artifacts.items():
+                    STAGES.get(name).accept(artifact)
         except BaseException as error:
             known = explained(error)
             with contextlib.suppress(Exception):  # a full disk must not hide the first error
@@ -137,7 +139,7 @@ class Chain:
         if (
             self.config.launch.name != "local"
             or hardware.hosts == 1
-            or not any(step.name in DISTRIBUTED for step in self.selected)
+            or not any(distributed(step.name) for step in self.selected)
         ):
             return
         if hardware.device != "cpu" or self.config.world_size > MOST_RANKS:

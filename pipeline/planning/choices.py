@@ -17,7 +17,7 @@ from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
 from pipeline.records import DatasetSchema, Profile
-from pipeline.specs import TABLE_OPTIMIZERS
+from pipeline.specs import ID_MAPPINGS, TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import TableOptimizer
 
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
@@ -97,9 +97,9 @@ def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[T
 
 
 def _ranked(config: Config, table: str) -> bool:
-    """Whether ingestion numbers the table's rows by frequency: the vocabulary does, hashing does not."""
+    """Whether the table's rows are ordered by frequency, as the feature's mapping says."""
     feature = config.data.sparse.get(table)
-    return feature is not None and (feature.mapping or config.data.sparse_defaults.mapping) == "vocab"
+    return feature is not None and ID_MAPPINGS.get(feature.mapping or config.data.sparse_defaults.mapping).ranked
 
 
 def choices(config: Config, tables: list[Table], heavy: float) -> dict[str, Choice]:

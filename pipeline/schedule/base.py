@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from datetime import date
 
-from pipeline.config import STAGES, Config, NightlyConfig, ScheduleConfig
+from pipeline.config import Config, NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.publishing.versions import incumbent, read_current, version_path
 from pipeline.records import Base
+from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
 
 
@@ -58,7 +59,7 @@ def _base(artifact: Artifact) -> Base:
 
 
 def night_config(config: Config, day: date, base: Base | None) -> Config:
-    """The configuration of the run of ``day``: all six stages, from ``base`` on.
+    """The configuration of the run of ``day``: all stages, from ``base`` on.
 
     Where, when and for whom nights run is no part of it: no webhook gets into the store.
     """
@@ -69,6 +70,6 @@ def night_config(config: Config, day: date, base: Base | None) -> Config:
         checkpoint = dataclasses.replace(checkpoint, init_from=base.checkpoint)
         plan = dataclasses.replace(plan, former=base.plan if config.nightly.reuse_plan else None)
     return dataclasses.replace(
-        config, run=run_name(config.model_name, day), stages=list(STAGES), data=data, checkpoint=checkpoint, plan=plan,
-        nightly=NightlyConfig(), schedule=ScheduleConfig(),
+        config, run=run_name(config.model_name, day), stages=[*STAGES.names()], data=data, checkpoint=checkpoint,
+        plan=plan, nightly=NightlyConfig(), schedule=ScheduleConfig(),
     )  # fmt: skip

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pipeline.publishing.references import RECORDS
 from pipeline.records import NIGHT
+from pipeline.specs import STAGES
+from pipeline.specs.stage import Stage
 from pipeline.store import MANIFEST
 from pipeline.store.references import Record, RecordKind, References, key_of, of_manifest, run_of
 
-_STAGES = ("ingest", "plan", "partition")  # those whose artifacts lie outside their run
-
 
 def _steps(record: Record) -> References:
-    return References(meant=frozenset(str(step["key"]) for step in record.get("steps", ()) if step["name"] in _STAGES))
+    shared = {stage.name for stage in STAGES if stage.shared}  # whose artifacts lie outside their run
+    return References(meant=frozenset(str(step["key"]) for step in record.get("steps", ()) if step["name"] in shared))
 
 
 def _result(record: Record) -> References:
@@ -33,11 +34,15 @@ def _config(record: Record) -> References:
     )
 
 
+def _made_by(stage: Stage) -> RecordKind:
+    """The artifacts of a stage that lie in their run's folder."""
+    pattern = f"runs/*/{stage.name}/*/{MANIFEST}"
+    return RecordKind(name=f"{stage.name} artifact", pattern=pattern, refers=of_manifest, pins=stage.trains)
+
+
 SPECS = (
     *RECORDS,
-    RecordKind(name="training", pattern=f"runs/*/train/*/{MANIFEST}", refers=of_manifest, pins=True),
-    RecordKind(name="evaluation", pattern=f"runs/*/evaluate/*/{MANIFEST}", refers=of_manifest),
-    RecordKind(name="publication", pattern=f"runs/*/publish/*/{MANIFEST}", refers=of_manifest),
+    *(_made_by(stage) for stage in STAGES if not stage.shared),
     RecordKind(name="run's steps", pattern="runs/*/steps.json", refers=_steps),
     RecordKind(name="run's result", pattern="runs/*/result.json", refers=_result),
     RecordKind(name="night", pattern=f"runs/*/{NIGHT}", refers=_night, starts=True),

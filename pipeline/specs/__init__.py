@@ -3,12 +3,42 @@
 from __future__ import annotations
 
 from pipeline.specs.dense_optimizer import DenseOptimizer
+from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.registry import Registry
+from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
 
+STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
 TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
     "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.optimizers"
 )
 DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
     "dense optimizer", setting="train.dense_optimizer", home="pipeline.training.optimizers"
 )
+ID_MAPPINGS: Registry[IdMapping] = Registry(
+    "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
+)
+
+
+def default_stages() -> list[str]:
+    """The stages that run where ``stages`` names none."""
+    return [stage.name for stage in STAGES if stage.by_default]
+
+
+def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
+    """The mapping of a feature: of ``bins`` where it has them, else the ``chosen`` one, else the ``default``."""
+    return ID_MAPPINGS.get(BINS if bins else chosen or default)
+
+
+def id_mapping_names() -> tuple[str, ...]:
+    """The mappings that a setting can name."""
+    return tuple(name for name in ID_MAPPINGS.names() if name != BINS)
+
+
+def id_mapping_docs() -> str:
+    """A sentence or two about each of them, with the settings that it reads besides ``rows``."""
+    found = []
+    for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
+        used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""
+        found.append(f"{each.name}: {each.doc}{used}")
+    return " ".join(found)

@@ -25,8 +25,6 @@ def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
 
     By its key and step: the run it is of may have newer ones tomorrow. ArtifactError where it is missing.
     """
-    if config.partition.name == "flat" or config.partition.strategy == STRIDED:
-        return None
     artifact = _checkpoint(config, store)
     return None if artifact is None else {"key": artifact.key, "step": artifact.summary["step"]}
 

@@ -1,181 +1,81 @@
-"""The publish stage: write the version, score it beside the incumbent, let the gate decide, promote or hold.
-
-The version is whole (its manifest is written) before anything names it, and ``current.json`` is swapped last. Killed
-anywhere, the same command goes on: a version of the same key that is whole is judged already.
-"""
+"""Stage publish: the model judged beside the one that serves, and published or held with the reasons."""
 
 from __future__ import annotations
 
-import dataclasses
-import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
+from pipeline import units
 from pipeline.config import Config
-from pipeline.errors import LaunchError
-from pipeline.publishing import versions
-from pipeline.publishing.translate import TRANSFORMS
-from pipeline.records import (
-    CARD,
-    GATE,
-    PASS,
-    CardPlan,
-    Evaluation,
-    GateRecord,
-    Lineage,
-    ModelCard,
-    Towers,
-    Verdict,
-    read,
-)
+from pipeline.errors import GateHeldError
 from pipeline.records.step import Step
-from pipeline.stages.judging import Written, judged
-from pipeline.store import Artifact, Draft, Store
+from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.store import Artifact, Store
 
-Say = Callable[[str], None]
-
-
-def covered_incumbent(config: Config, store: Store, train_key: str) -> str | None:
-    """The version that the key of the publish stage covers: what the candidate is compared with; None: nothing.
-
-    A version that this very training became is not its own incumbent: then it is the one it was compared with, so
-    that the same run again finds its own artifact.
-    """
-    current = versions.incumbent(store, config.model_name)
-    while current is not None and current.inputs.get("train") == train_key:
-        former = current.summary.get("incumbent")
-        current = store.find(versions.version_path(config.model_name, former)) if former else None
-    return None if current is None else current.path.rpartition("/")[2]
+FIGURES = {"gate": ("verdict", "reasons", "forced", "version", "incumbent"), "model": ("name", "version", "uri")}
 
 
-def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, say: Say) -> Any:
-    """Write, judge and promote a version of ``step``; the stage's summary, its gate report in ``draft``.
+class Publish(Stage):
+    """A version, its verdict, and its promotion."""
 
-    A version that is held stays in the store without being promoted. Raises ArtifactError for damaged inputs or a
-    damaged incumbent.
-    """
-    model = config.model_name
-    version = None if config.force else versions.made_by(store, model, step.key)
-    if version is None:
-        version = _make(config, store, step, inputs, say)
-    else:
-        say(f"publish    version {version.summary['version']} of model {model} is this very model: its verdict stands")
-    record = read(GateRecord, store, f"{version.path}/{GATE}")
-    write_report(draft, record)
-    gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
-    gate |= {"forced": record.forced} if record.forced else {}
-    gate |= {"warnings": [*record.warnings]} if record.warnings else {}
-    summary: dict[str, Any] = {"gate": {**gate, "version": record.version, "incumbent": record.incumbent_version}}
-    if record.verdict == PASS:
-        versions.promote(
-            store, model, record.version, by="publish", reason=record.forced or "",
-            check=lambda: _require_same_incumbent(config, store, inputs["train"].key, record),
-        )  # fmt: skip
-        summary["model"] = {"name": model, "version": record.version, "uri": version.path}
-    return summary
+    name = "publish"
+    help = "judge the model beside the one that serves; publish it, or hold it and say why"
+    inputs = ("ingest", "plan", "partition", "train", "evaluate")
+    by_default = False
+    needs_rows = True
+    settings = (
+        use("gate", "*"),
+        use("publish", "model", named=True),
+        use("publish", "quantise"),
+    )
 
+    def key_settings(self, config: Config) -> dict[str, Any]:
+        """The settings, and the name of the model."""
+        return super().key_settings(config) | {"model": config.model_name}
 
-def _require_same_incumbent(config: Config, store: Store, train_key: str, record: GateRecord) -> None:
-    """A verdict holds beside what the candidate was judged with; LaunchError where something else serves by now."""
-    now, then = covered_incumbent(config, store, train_key), record.incumbent_version
-    if now != then:
-        raise LaunchError(
-            f"{record.version} of model {config.model_name!r} passed the gate beside {then or 'nothing'}, but by "
-            f"now {now or 'nothing'} serves: it is not published",
-            hint=f"the same command judges it beside {now or 'nothing'}; nightjar models promote {config.model_name} "
-            f"{record.version} --reason '...' publishes it as it is",
+    def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
+        """The version that the candidate is compared with."""
+        from pipeline.stages.promoting import covered_incumbent
+
+        return {"incumbent": covered_incumbent(config, store, made["train"].key)}
+
+    def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
+        """Write, judge and promote a version; its gate report is the stage's artifact."""
+        from pipeline.stages.promoting import publish
+
+        artifact: Artifact
+        with self.draft(store, step) as draft:
+            artifact = draft.commit(publish(config, store, step, inputs, draft, io.say))
+        return artifact
+
+    def accept(self, artifact: Artifact) -> None:
+        """GateHeldError where the gate held the model."""
+        gate = artifact.summary["gate"]
+        if gate["verdict"] != "HOLD":
+            return
+        reasons, incumbent = gate["reasons"], gate["incumbent"]
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        model = artifact.config.get("model")
+        raise GateHeldError(
+            f"the gate held {gate['version']} of model {model}: {reasons[0]}{more}; "
+            + (f"{incumbent} goes on serving" if incumbent else "nothing is published"),
+            hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate['version']} "
+            "--reason '...' publishes it all the same",
         )
 
+    def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """The verdict, and the version where one is published."""
+        return {name: picked(summary[name], figures) for name, figures in FIGURES.items() if summary.get(name)}
 
-def write_report(draft: Draft, record: GateRecord) -> None:
-    """The verdict for programs and people: gate.json, gate.html, gate.md."""
-    from pipeline.report.gate import GATE_PAGE, GATE_TEXT, gate_markdown, gate_page
-
-    draft.write_json(GATE, record.to_json())
-    for name, text in ((GATE_PAGE, gate_page(record)), (GATE_TEXT, gate_markdown(record))):
-        with draft.open(name) as sink:
-            sink.write(text.encode())
-
-
-def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], say: Say) -> Artifact:
-    """A new version, whole and judged, not promoted."""
-    from pipeline.publishing.card import CARD_TEXT, card_text
-
-    model, name = config.model_name, versions.new_version(store, config.model_name, step.key)
-    path = versions.version_path(model, name)
-    with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
-        say(f"publish    writing version {name} of model {model}")
-        written = _write_model(config, store, inputs, draft)
-        record = judged(config, store, step, inputs, path, written)
-        record = dataclasses.replace(record, model=model, version=name)
-        draft.write_json(GATE, record.to_json())
-        card = _card(config, inputs, record, written)
-        draft.write_json(CARD, card.to_json())
-        with draft.open(CARD_TEXT) as sink:
-            sink.write(card_text(card).encode())
-        figures = {figure: interval.point for figure, interval in card.figures.items()}
-        summary = {
-            "version": name, "verdict": record.verdict, "reasons": [*record.reasons],
-            "forced": record.forced, "incumbent": record.incumbent_version,
-            "checkpoint": inputs["train"].summary["final"], "dataset": inputs["ingest"].path, "run": config.run,
-            **figures,
-        }  # fmt: skip
-        artifact: Artifact = draft.commit(summary)
-    return artifact
+    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The verdict with its reasons, and the version."""
+        gate, model, lines = result.get("gate") or {}, result.get("model") or {}, {}
+        if gate:
+            warnings = (f"warning: {words}" for words in gate.get("warnings", []))
+            lines["gate"] = [str(gate.get("verdict", units.ABSENT)), *map(str, gate.get("reasons", [])), *warnings]
+        if model:
+            lines["model"] = [f"version {model.get('version', units.ABSENT)} at {model.get('uri', units.ABSENT)}"]
+        return lines
 
 
-def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> Written:
-    """Tables, dense program, transforms, id mappings, configuration."""
-    from pipeline.checkpoint.reader import read_dense
-    from pipeline.checkpoint.rows import ChainReader
-    from pipeline.compose import to_yaml
-    from pipeline.publishing.program import write_program
-    from pipeline.publishing.served import SERVING, Description
-    from pipeline.publishing.writing import write_table
-    from pipeline.serving.scores import dense_part
-    from pipeline.training.parquet import SplitReader
-
-    checkpoint = store.get(inputs["train"].summary["final"], "train")
-    schema = SplitReader(store, inputs["ingest"], "test").schema
-    reader, weights = ChainReader(store, checkpoint), read_dense(store, checkpoint)
-    tables = {c.name: write_table(draft, reader, c.name, config.publish.quantise) for c in schema.sparse}
-    bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
-    bad |= {f"parameter {name}": int((~value.isfinite()).sum()) for name, value in weights.items()}
-    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
-    module = dense_part(config, schema, towers, weights)
-    write_program(draft, module, len(schema.dense), len(schema.sparse), config.model.embedding_dim)
-    layouts = {name: table.layout for name, table in tables.items()}
-    draft.write_json(SERVING, Description.of(schema, config.model.embedding_dim, layouts).to_json())
-    for name in _mappings(inputs["ingest"]):
-        store.verify(inputs["ingest"], name)
-        with store.open(f"{inputs['ingest'].path}/{name}") as source, draft.open(name) as sink:
-            sink.write(source.read())
-    with draft.open("config.yaml") as sink:
-        sink.write(to_yaml(config).encode())
-    return Written(tables, {name: count for name, count in bad.items() if count})
-
-
-def _mappings(dataset: Artifact) -> list[str]:
-    """The files of a dataset that turn raw rows into its columns."""
-    return [name for name in dataset.files if name == TRANSFORMS or name.startswith("vocab/")]
-
-
-def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, written: Written) -> ModelCard:
-    """What ``card.json`` says: data, figures, tables, plan, lineage."""
-    plan, trained = inputs["plan"], inputs["train"]
-    ours = record.candidate
-    return ModelCard(
-        model=record.model, version=record.version, created=time.time(),
-        gate=Verdict(verdict=record.verdict, reasons=record.reasons, forced=record.forced),
-        figures={} if ours is None else {"ne": ours.ne, "auc": ours.auc, "calibration": ours.calibration},
-        evaluation_of_training=Evaluation.from_json(inputs["evaluate"].summary),
-        data={"name": config.data.name, "dataset": inputs["ingest"].path, **inputs["ingest"].summary},
-        tables={name: table.layout for name, table in written.tables.items()},
-        plan=CardPlan(path=plan.path, hardware=config.hardware.name, tiers=plan.summary.get("tiers")),
-        lineage=Lineage(
-            run=str(config.run), checkpoint=trained.summary["final"], training=trained.path,
-            evaluation=inputs["evaluate"].path, partition=inputs["partition"].path,
-            started_from=config.checkpoint.init_from, started_from_checkpoint=trained.config.get("init"),
-            incumbent=record.incumbent_version,
-        ),
-    )  # fmt: skip
+SPEC = Publish()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from pipeline.config import STAGES, Config
+from pipeline.config import Config
 from pipeline.errors import ArtifactError
 from pipeline.records import DatasetSchema, Plan, Profile, Towers, read
 from pipeline.stages.assigning import kept_towers, refine_plan
@@ -20,7 +20,7 @@ def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profi
 
 def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profile]:
     """Schema and profile of the dataset that ``config`` describes; ArtifactError where it is not in the store yet."""
-    step = steps(config, store, STAGES[:1])[0]
+    step = steps(config, store, last="ingest")[0]
     artifact = store.find(step.path)
     if artifact is None:
         raise ArtifactError(
@@ -62,13 +62,6 @@ def read_plan(store: Store, artifact: Artifact) -> Plan:
     except ArtifactError as error:
         raise ArtifactError(error.message, hint=f"nightjar {artifact.kind} force=true makes it again") from None
     return read(Plan, store, f"{artifact.path}/plan.json")
-
-
-def shown_plan(store: Store, path: str) -> str:
-    """The table of the committed plan at ``path``, for a ``nightjar plan`` that had nothing to do."""
-    from pipeline.planning import render_plan
-
-    return render_plan(read_plan(store, store.get(path, "plan")))
 
 
 def is_first_rank() -> bool:

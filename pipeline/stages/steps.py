@@ -1,4 +1,4 @@
-"""The steps of a run: the stages' order, and what the key and path of each one are.
+"""The steps of a run: the key and path of every stage's artifact.
 
 ``steps`` works out every key and path of a run at once: a key is made of keys, not of content.
 """
@@ -6,71 +6,49 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
 
-from pipeline.config import STAGES, Config
+from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.launch.steps import write_steps
-from pipeline.records import Towers, dataset_path
 from pipeline.records.step import Step, run_directory
-from pipeline.stages.assigning import covered_probe
+from pipeline.specs import STAGES
+from pipeline.specs.stage import Stage
 from pipeline.stages.batch import with_former_batch
-from pipeline.stages.forced import current_directory
-from pipeline.stages.init import covered_init
-from pipeline.stages.keys import CHECKPOINTS, PARTITION, PUBLISH, TRAIN, covered
 from pipeline.store import Store, artifact_key
 
-INPUTS: dict[str, tuple[str, ...]] = {
-    "ingest": (),
-    "plan": ("ingest",),
-    "partition": ("ingest", "plan"),
-    "train": ("ingest", "plan", "partition"),
-    "evaluate": ("ingest", "plan", "partition", "train"),
-    "publish": ("ingest", "plan", "partition", "train", "evaluate"),
-}
-NEEDS_ROWS = ("train", "evaluate", "publish")
 
-
-def steps(config: Config, store: Store, names: Sequence[str] = STAGES, *, forced: bool = True) -> list[Step]:
+def steps(config: Config, store: Store, last: str | None = None, *, forced: bool = True) -> list[Step]:
     """The steps of the run ``config`` describes, in order. Raises DataError where the raw data is missing.
 
-    ``names``: only the first of them, up to the one that is wanted. Publishing is among them only where it is to run.
-    ``forced``: False does not ask the store whether a forced training has a checkpoint directory of its own, so that
-    steps can be shown where the store cannot be reached.
+    ``last``: the stage to end with; None: all. ``forced``: False does not ask the store whether a forced training has a
+    checkpoint directory of its own, so that steps can be shown where the store cannot be reached.
     """
-    from pipeline.ingest import raw_fingerprint
-    from pipeline.stages.publish import covered_incumbent
     from pipeline.towers import check_partition
 
     config = with_former_batch(config, store)
     if config.data.sparse:
         check_partition(config, list(config.data.sparse))
     made: dict[str, Step] = {}
-    for name in names:
-        if name == "publish" and name not in config.stages:
-            continue
-        settings = key_config(name, config)
-        if name == "ingest":
-            settings["raw"] = raw_fingerprint(config, store)
-        if name == "train" and config.checkpoint.init_from is not None:
-            settings["init"] = covered_init(config, store, made["ingest"].key)
-        if name == "publish":
-            settings["incumbent"] = covered_incumbent(config, store, made["train"].key)
-        if name == "partition" and (probe := covered_probe(config, store)) is not None:
-            settings["probe"] = probe
-        input_keys = {stage: made[stage].key for stage in INPUTS[name]}
-        scratch: tuple[str, ...] = ()
-        key = artifact_key(name, settings, input_keys)
-        if name == "train":
-            own = continuation_key(config, settings.get("init"), input_keys["ingest"])
-            place = checkpoint_directory(config, own)
-            scratch = (current_directory(store, place) if forced else place,)
-        made[name] = Step(
-            name=name, key=key, path=_path(name, key, config), config=settings, input_keys=input_keys,
-            inputs={stage: made[stage].path for stage in INPUTS[name]}, scratch=scratch,
+    for stage in _stages_of(config):
+        settings = {**stage.key_settings(config), **stage.named_settings(config, store, made)}
+        input_keys = {name: made[name].key for name in stage.inputs}
+        key = artifact_key(stage.name, settings, input_keys)
+        step = Step(
+            name=stage.name, key=key, path=stage.path(config, key), config=settings, input_keys=input_keys,
+            inputs={name: made[name].path for name in stage.inputs},
         )  # fmt: skip
+        made[stage.name] = dataclasses.replace(step, scratch=stage.scratch(config, store, step, forced=forced))
+        if stage.name == last:
+            break
     return list(made.values())
+
+
+def _stages_of(config: Config) -> list[Stage]:
+    """The stages that run by default, those that ``config`` names, and what these read."""
+    wanted = {stage.name for stage in STAGES if stage.by_default} | set(config.stages)
+    for stage in reversed(list(STAGES)):
+        wanted |= set(stage.inputs) if stage.name in wanted else set()
+    return [stage for stage in STAGES if stage.name in wanted]
 
 
 def with_possible_stages(config: Config) -> Config:
@@ -81,56 +59,16 @@ def with_possible_stages(config: Config) -> Config:
     """
     if config.data.format != "tables":
         return config
-    idle = [name for name in config.stages if name in NEEDS_ROWS]
+    named = [STAGES.get(name) for name in config.stages]
+    idle = [stage.name for stage in named if stage.needs_rows]
     if idle:
         raise DataError(
             f"data={config.data.name} has data.format=tables, a list of tables without rows: it can be planned for, "
             f"but {idle[0]} needs click logs",
             hint="stages=[ingest,plan], or data=synthetic, data=criteo or data=parquet with logs of your own",
         )
-    return dataclasses.replace(config, stages=[s for s in STAGES if s in config.stages or s == "ingest"])
-
-
-def key_config(name: str, config: Config) -> dict[str, Any]:
-    """The part of the configuration that key ``name`` covers (``keys.SETTINGS``); what it names, ``steps`` adds."""
-    found = covered(name, config)
-    if name in (PARTITION, CHECKPOINTS, TRAIN) and config.partition.name != "flat":
-        from pipeline.towers import tower_count
-
-        found["partition"]["towers"] = tower_count(config)
-    if name == PARTITION:
-        found["towers_version"] = Towers.VERSION
-    if name == PUBLISH:
-        found["model"] = config.model_name
-    return found
-
-
-def _path(name: str, key: str, config: Config) -> str:
-    run = run_directory(str(config.run))
-    return {
-        "ingest": dataset_path(config.data.name, key, config.data.day),
-        "plan": f"plans/{key}",
-        "partition": f"towers/{key}",
-        "train": f"{run}/train/{key}",
-        "evaluate": f"{run}/evaluate/{key}",
-        "publish": f"{run}/publish/{key}",
-    }[name]
-
-
-def continuation_key(config: Config, init: Any, dataset: str) -> str:
-    """What a training must share with a checkpoint to go on from it: ``keys.CHECKPOINTS``, start and dataset.
-
-    Neither hardware nor plan: rows are stored by table and row number and the batches do not depend on the ranks, so
-    a run that lost its machines goes on with others. Nor its length: a training may be made longer. ``init``: what
-    the train step covers of the checkpoint it starts from, None where there is none; ``dataset``: that one's key.
-    """
-    start = {} if init is None else {"init": init}
-    return artifact_key(CHECKPOINTS, {**key_config(CHECKPOINTS, config), **start}, {"ingest": dataset})
-
-
-def checkpoint_directory(config: Config, key: str) -> str:
-    """Where the checkpoints of the training with continuation ``key`` lie, relative to the store."""
-    return f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
+    first = {name for stage in named for name in stage.inputs if not STAGES.get(name).inputs}
+    return dataclasses.replace(config, stages=[name for name in STAGES.names() if name in {*config.stages, *first}])
 
 
 def prepare(config: Config, store: Store) -> list[Step]:
@@ -138,7 +76,7 @@ def prepare(config: Config, store: Store) -> list[Step]:
     from pipeline.compose import to_yaml
 
     config = with_former_batch(config, store)
-    found = steps(config, store)
+    made = steps(config, store)
     store.write_bytes(f"{run_directory(str(config.run))}/config.yaml", to_yaml(config).encode())
-    write_steps(store, str(config.run), found)
-    return found
+    write_steps(store, str(config.run), made)
+    return made

@@ -24,7 +24,9 @@ from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
 from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.records.step import run_directory
-from pipeline.stages import StageIO, run_stage
+from pipeline.specs import STAGES
+from pipeline.specs.stage import StageIO
+from pipeline.stages.run import run_stage
 from pipeline.store import Store
 from pipeline.store.retrying import explained
 
@@ -66,12 +68,12 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
         config = load(store, run)
         step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:
-            io = make_io(config, store) if rank == 0 else QUIET
+            io, trains = make_io(config, store) if rank == 0 else QUIET, STAGES.get(stage).trains
             if launcher and is_held(config, plan_of(step, store)):
                 how = hold(config, launcher)
-                if stage == "train":
+                if trains:
                     io.say(how)
-            minutes = config.launch.first_step_minutes if stage == "train" and config.launch.name != "local" else None
+            minutes = config.launch.first_step_minutes if trains and config.launch.name != "local" else None
             with first_step_in_time(
                 minutes, lambda error: _fail(store, run, stage, Report.of(error, rank))
             ) as on_point:

@@ -12,9 +12,9 @@ from pipeline.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
 from pipeline.config.renamed import RENAMED, with_first_names, with_new_names
 from pipeline.errors import ConfigError
-from pipeline.stages import key_config
 from pipeline.stages.worker import load
 from pipeline.store import Artifact, Store
+from tests.keys import key_config
 
 OVERRIDES = ["train.decay_ratio=0.3", "train.min_lr_factor=0.1", "launch.limit_memory=never", "run=r"]
 DATASET = "d" * 32

@@ -9,7 +9,7 @@ from pipeline.publishing import versions
 from pipeline.publishing.served import SERVING, Description, local_version
 from pipeline.publishing.writing import WrittenTable, write_table
 from pipeline.records import TableLayout
-from pipeline.stages import publish as stage
+from pipeline.stages import promoting as stage
 from pipeline.stages.judging import Written
 from pipeline.store import Store, artifact_key
 from tests.checkpoint import built

@@ -11,8 +11,8 @@ from pipeline.config.checks import check
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
 from pipeline.records import dataset_path
-from pipeline.stages import key_config
 from pipeline.store import Store, artifact_key
+from tests.keys import key_config
 
 from .conftest import Dataset, csv_config
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.config import SparseFeature
 from pipeline.ingest.counts import SKETCH, HashedCounts
 from pipeline.ingest.fit import hash_split
-from pipeline.ingest.hashing import hash_ids
+from pipeline.ingest.hashing import hash_ids, hash_rows_of
 from pipeline.ingest.moments import Moments, exact_sum, measure
 from pipeline.ingest.profiling import access_histogram
 from pipeline.ingest.spec import data_spec
@@ -138,9 +138,9 @@ def test_counts_on_disk_merge_like_those_in_memory(monkeypatch):
 @pytest.mark.parametrize("distinct", [100, 50_000])
 def test_the_sketch_counts_distinct_ids(distinct):
     hashes = pl.Series(np.random.default_rng(1).integers(0, 2**64, distinct, dtype=np.uint64))
-    counts = HashedCounts(1000)
+    counts = HashedCounts(1000, "hash", (hash_rows_of,))
     for part in (hashes, hashes[: distinct // 2]):
-        other = HashedCounts(1000)
+        other = HashedCounts(1000, "hash", (hash_rows_of,))
         other.add(part.to_numpy(), part, np.ones(len(part), np.int64))
         counts.merge(other)
     assert counts.counts.sum() == distinct + distinct // 2

@@ -11,8 +11,8 @@ from pipeline.errors import ConfigError
 from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.table_specs import harmonic, hit_curve
 from pipeline.records import DatasetSchema, Profile
-from pipeline.stages import key_config
 from pipeline.store import Store
+from tests.keys import key_config
 
 
 def planned_for(tmp_path, **tables):

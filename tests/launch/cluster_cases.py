@@ -6,10 +6,11 @@ python -m tests.launch.cluster_cases
 from pathlib import Path
 
 from pipeline.compose import compose
-from pipeline.config import STAGES, Config
+from pipeline.config import Config
 from pipeline.launch.kubernetes.render import as_yaml, stage_objects
 from pipeline.records.step import Step
 from pipeline.schedule.manifests import schedule_objects
+from pipeline.specs import STAGES
 
 GOLDEN = Path(__file__).parent / "golden"
 IMAGE = "registry.example/nightjar@sha256:" + "ab" * 32
@@ -29,7 +30,7 @@ GOLDEN_FILES = ("volcano-train.yaml", "indexed-train.yaml", "schedule.yaml")
 
 def make_steps() -> list[Step]:
     """Steps whose keys do not follow the configuration, so that golden files change only on purpose."""
-    return [Step(name=name, key=f"{index}" * 32, path=f"a/{name}") for index, name in enumerate(STAGES)]
+    return [Step(name=name, key=f"{index}" * 32, path=f"a/{name}") for index, name in enumerate(STAGES.names())]
 
 
 def rendered(*overrides: str) -> list[dict]:

@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.compose import compose
-from pipeline.config import DEFAULT_STAGES, Config
+from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
 from pipeline.launch import Chain, Console, Interrupted
 from pipeline.launch.signals import deadline
 from pipeline.launch.status import Report, write_report
 from pipeline.records.step import Step
-from pipeline.stages import INPUTS
+from pipeline.specs import default_stages
 from pipeline.store import Artifact, Store
+from tests.keys import INPUTS
 
 SUMMARIES = {
     "ingest": {"rows": 5, "rows_train": 4, "rows_test": 1, "rows_quarantined": 0, "bytes_in": 9, "rows_per_s": 1.0},
@@ -37,7 +38,7 @@ SUMMARIES = {
 
 
 def make_config(*overrides: str) -> Config:
-    return compose(["run=x", f"launch.inline=[{','.join(DEFAULT_STAGES)}]", *overrides])
+    return compose(["run=x", f"launch.inline=[{','.join(default_stages())}]", *overrides])
 
 
 def make_steps() -> list[Step]:
@@ -50,7 +51,7 @@ def make_steps() -> list[Step]:
             input_keys={stage: f"k-{stage}" for stage in INPUTS[name]},
             scratch=("scratch",) if name == "train" else (),
         )
-        for name in DEFAULT_STAGES
+        for name in default_stages()
     ]
 
 
@@ -99,11 +100,11 @@ def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | N
 
 def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stages: Stages) -> None:
     first = run_chain(store, stages)
-    assert stages.ran == list(DEFAULT_STAGES)
+    assert stages.ran == default_stages()
     assert {o["status"] for o in first["stages"].values()} == {"done"}
     said: list[str] = []
     again = run_chain(store, stages, said=said)
-    assert stages.ran == list(DEFAULT_STAGES)
+    assert stages.ran == default_stages()
     assert {o["status"] for o in again["stages"].values()} == {"skipped"}
     assert said[0] == "ingest     skipped: artifacts/ingest is committed"
     assert again["eval"] == first["eval"]
@@ -113,7 +114,7 @@ def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stag
     run_chain(store, stages)
     result = store.read_json("runs/x/result.json")
     assert list(result) == ["run", "status", "stages", "ingest", "plan", "train", "checkpoint", "eval"]
-    assert list(result["stages"]) == list(DEFAULT_STAGES)
+    assert list(result["stages"]) == default_stages()
     assert {tuple(o) for o in result["stages"].values()} == {("status", "seconds", "artifact")}
     assert {part: list(result[part]) for part in ("ingest", "plan", "train", "checkpoint", "eval")} == {
         "ingest": ["rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s"],

@@ -10,8 +10,7 @@ from pipeline.checkpoint import committed
 from pipeline.checkpoint.retention import clear
 from pipeline.errors import DamagedError
 from pipeline.records.step import Step
-from pipeline.stages import discard
-from pipeline.stages.forced import current_directory
+from pipeline.stages.forced import current_directory, discard
 from pipeline.store import Store
 from pipeline.store.references import pins
 from tests.checkpoint.single import write as put

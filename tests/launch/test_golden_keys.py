@@ -13,11 +13,11 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.config import Config
-from pipeline.stages import key_config, steps
+from pipeline.stages.steps import steps
 from pipeline.store import Store, artifact_key
+from tests.keys import KEYS, key_config
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
-KEYS = ("ingest", "plan", "partition", "checkpoints", "train", "evaluate", "publish")
 EVERY = "stages=[ingest,plan,partition,train,evaluate,publish]"
 TWO_HOSTS = ["hardware.hosts=2", "hardware.ranks_per_host=1"]
 DMT = ["partition=dmt", *TWO_HOSTS]

@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline.errors import GateHeldError
-from pipeline.launch.result import Outcome, assemble, refuse_held
+from pipeline.launch.result import Outcome, assemble
+from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact
 
 
@@ -16,14 +17,13 @@ def published(verdict: str, reasons: list[str], incumbent: str | None = "v00001-
     )  # fmt: skip
 
 
-def test_a_pass_and_a_run_that_does_not_publish_go_through() -> None:
-    refuse_held({})
-    refuse_held({"publish": published("PASS", [])})
+def test_a_pass_goes_through() -> None:
+    SPEC.accept(published("PASS", []))
 
 
 def test_a_hold_says_what_who_goes_on_serving_and_what_to_do() -> None:
     with pytest.raises(GateHeldError) as caught:
-        refuse_held({"publish": published("HOLD", ["NE is 1.2", "calibration is 0.5"])})
+        SPEC.accept(published("HOLD", ["NE is 1.2", "calibration is 0.5"]))
     error = caught.value
     assert error.exit_code == 6
     assert error.message == (
@@ -31,7 +31,7 @@ def test_a_hold_says_what_who_goes_on_serving_and_what_to_do() -> None:
     )
     assert "runs/r/publish/k/gate.html" in error.hint and "nightjar models promote clicks v00002" in error.hint
     with pytest.raises(GateHeldError, match="NE is 1.2; nothing is published\n"):
-        refuse_held({"publish": published("HOLD", ["NE is 1.2"], None)})
+        SPEC.accept(published("HOLD", ["NE is 1.2"], None))
 
 
 @pytest.mark.parametrize("verdict", ["PASS", "HOLD"])

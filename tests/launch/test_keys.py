@@ -14,9 +14,10 @@ from pipeline.config import Config
 from pipeline.ingest import ingest
 from pipeline.planning import make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
-from pipeline.stages import INPUTS, key_config
-from pipeline.stages.keys import CHECKPOINTS, KEYS, SETTINGS, TRAIN, uses
+from pipeline.specs.stage import always
+from pipeline.stages.train import CHECKPOINTS
 from pipeline.store import Store
+from tests.keys import INPUTS, KEYS, LISTS, key_config, uses
 from tests.setting_paths import LEAVES
 
 # Configurations between which every condition of the list holds and does not hold.
@@ -37,9 +38,9 @@ CONFIGS = {name: compose(["run=r", *overrides]) for name, overrides in BASES.ite
 
 
 def test_every_condition_holds_for_some_of_these_configurations_and_not_for_others() -> None:
-    for use in SETTINGS:
+    for use in (use for lines in LISTS.values() for use in lines):
         held = {use.when(config) for config in CONFIGS.values()}
-        assert held == {True, False} or held == {use.when.__name__ == "_always"}, use
+        assert held == {True, False} or held == {use.when is always}, use
 
 
 def other(value: Any) -> Any:
@@ -82,8 +83,8 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: s
     for path in LEAVES:
         if path in DECIDING or (now := changed(config, path.split("."))) is None:
             continue
-        expected = {key for key in KEYS for use in uses(key, config) if path in use.paths and not use.named}
-        derived = {key for key in KEYS for use in uses(key, config) if path in use.paths and use.named}
+        expected = {key for key in KEYS for use in uses(key, config) if use.covers(path) and not use.named}
+        derived = {key for key in KEYS for use in uses(key, config) if use.covers(path) and use.named}
         moved = {key for key in KEYS if key_config(key, now) != before[key]}
         assert expected <= moved <= expected | derived | OTHERS.get(path, set()), path
         seen += 1
@@ -91,7 +92,7 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: s
 
 
 # Settings from which a value in another key is worked out: the model's name, and one tower a host.
-OTHERS = {"data.name": {"publish"}, "hardware.hosts": {"partition", CHECKPOINTS, TRAIN}}
+OTHERS = {"data.name": {"publish"}, "hardware.hosts": {"partition", CHECKPOINTS, "train"}}
 
 
 def test_what_a_setting_names_is_read_by_its_value_too() -> None:
@@ -100,13 +101,13 @@ def test_what_a_setting_names_is_read_by_its_value_too() -> None:
         "publish", dataclasses.replace(CONFIGS["csv"], publish=dataclasses.replace(CONFIGS["csv"].publish, model="m"))
     )
     two = dataclasses.replace(CONFIGS["strided"], hardware=dataclasses.replace(CONFIGS["strided"].hardware, hosts=2))
-    for key in ("partition", CHECKPOINTS, TRAIN):
+    for key in ("partition", CHECKPOINTS, "train"):
         assert key_config(key, two) != key_config(key, CONFIGS["strided"])
 
 
 def test_a_finished_training_is_named_by_all_that_its_checkpoints_are_named_by() -> None:
     for config in CONFIGS.values():
-        whole, part = key_config(TRAIN, config), key_config(CHECKPOINTS, config)
+        whole, part = key_config("train", config), key_config(CHECKPOINTS, config)
         assert all(whole[group].items() >= values.items() for group, values in part.items() if isinstance(values, dict))
 
 
@@ -158,7 +159,8 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:
     """Settings that ``read`` names, that no key of ``stage`` and of its inputs covers and that are not read only."""
     keys = {stage, *INPUTS[stage]}
-    known = {path for key in keys for use in uses(key, config) for path in use.paths} | READ_ONLY[stage]
+    lines = [use for key in keys for use in uses(key, config)]
+    known = {path for path in LEAVES if any(use.covers(path) for use in lines)} | READ_ONLY[stage]
     by_field: dict[tuple[type, str], list[str]] = {}
     for path in LEAVES:
         by_field.setdefault(list(owners(path))[-1], []).append(path)

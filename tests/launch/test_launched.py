@@ -24,12 +24,12 @@ FAULT = """
 import sys
 
 if "worker" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
-    import pipeline.stages.run
+    from pipeline.stages.ingest import Ingest
 
     def fault(*arguments):
         raise ZeroDivisionError("a fault")
 
-    pipeline.stages.run.FUNCTIONS["ingest"] = fault
+    Ingest.run = fault
 """
 SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
 

@@ -20,7 +20,8 @@ from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.records.step import Step
 from pipeline.report.summary import shrunk_lines
-from pipeline.stages import prepare, run_stage
+from pipeline.stages.run import run_stage
+from pipeline.stages.steps import prepare
 from pipeline.stages.worker import QUIET, load
 from pipeline.store import Store
 from tests.conftest import ROOT

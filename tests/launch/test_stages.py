@@ -5,13 +5,16 @@ from pathlib import Path
 import pytest
 
 from pipeline.compose import compose, from_yaml
-from pipeline.config import DEFAULT_STAGES, STAGES
 from pipeline.errors import ArtifactError, DataError
 from pipeline.launch import read_steps
 from pipeline.publishing import versions
 from pipeline.records.step import Step
-from pipeline.stages import INPUTS, StageIO, prepare, run_stage, steps
+from pipeline.specs import STAGES, default_stages
+from pipeline.specs.stage import StageIO
+from pipeline.stages.run import run_stage
+from pipeline.stages.steps import prepare, steps
 from pipeline.store import Store
+from tests.keys import INPUTS
 
 
 def keys(*overrides: str) -> dict[str, str]:
@@ -19,6 +22,7 @@ def keys(*overrides: str) -> dict[str, str]:
 
 
 BASE = keys()
+DEFAULT_STAGES = tuple(default_stages())
 # override -> the stages whose keys it changes
 CHANGES = {
     "data.synthetic.rows=77": DEFAULT_STAGES,
@@ -82,12 +86,12 @@ def test_publishing_is_among_the_steps_only_where_it_is_to_run() -> None:
     ],
 )  # fmt: skip
 def test_what_the_key_of_publishing_covers(override: str, changes: bool) -> None:
-    every = f"stages=[{','.join(STAGES)}]"
+    every = f"stages=[{','.join(STAGES.names())}]"
     assert (keys(every, override)["publish"] != keys(every)["publish"]) is changes
 
 
 def test_the_key_of_publishing_covers_the_incumbent_but_not_the_version_this_training_became(tmp_path: Path) -> None:
-    store, every = Store(str(tmp_path)), ["run=x", f"stages=[{','.join(STAGES)}]"]
+    store, every = Store(str(tmp_path)), ["run=x", f"stages=[{','.join(STAGES.names())}]"]
 
     def made() -> dict[str, Step]:
         return {step.name: step for step in steps(compose(every), store)}
@@ -129,7 +133,7 @@ def test_missing_raw_data_is_found_before_anything_runs(tmp_path: Path) -> None:
 
 
 def test_paths_are_those_of_the_architecture() -> None:
-    config = compose(["run=x", f"stages=[{','.join(STAGES)}]"])
+    config = compose(["run=x", f"stages=[{','.join(STAGES.names())}]"])
     found = {step.name: step for step in steps(config, Store("memory://paths"))}
     assert found["ingest"].path == f"datasets/synthetic/{BASE['ingest']}"
     assert found["plan"].path == f"plans/{BASE['plan']}"

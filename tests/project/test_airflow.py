@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import STAGES
+from pipeline.specs import STAGES
 
 ROOT = Path(__file__).parents[2]
 TRIAL = """
@@ -29,7 +29,7 @@ def code_of_the_page() -> str:
 def test_the_page_names_every_stage_in_order() -> None:
     compile(code_of_the_page(), "docs/airflow.md", "exec")
     (named,) = re.findall(r"^STAGES = (\(.*\))$", code_of_the_page(), re.M)
-    assert tuple(STAGES) == tuple(json.loads(named.replace("(", "[").replace(")", "]").replace("'", '"')))
+    assert STAGES.names() == tuple(json.loads(named.replace("(", "[").replace(")", "]").replace("'", '"')))
 
 
 def test_the_dag_runs_its_stages_in_order(tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -52,7 +52,7 @@ def test_the_dag_runs_its_stages_in_order(tmp_path: Path, request: pytest.Fixtur
     )
     assert done.returncode == 0, done.stderr
     commands = log.read_text().splitlines()
-    assert [command.split()[0] for command in commands] == list(STAGES)
+    assert [command.split()[0] for command in commands] == list(STAGES.names())
     day = datetime.now(UTC).date() - timedelta(days=1)  # dag.test() dates its run now
     asked = f" data.day={day} run=airflow-{day} experiment=demo"
     assert [command for command in commands if not command.endswith(asked)] == []

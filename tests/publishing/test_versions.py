@@ -15,7 +15,7 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.publishing import versions
-from pipeline.stages.publish import _require_same_incumbent
+from pipeline.stages.promoting import _require_same_incumbent
 from pipeline.store import Store
 from tests.publishing.made import plain
 

@@ -8,7 +8,9 @@ from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records import Plan, Towers
-from pipeline.stages import StageIO, run_stage, steps
+from pipeline.specs.stage import StageIO
+from pipeline.stages.run import run_stage
+from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.towers import check_partition
 

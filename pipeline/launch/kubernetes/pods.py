@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from pipeline.config import Config, PodResources
-from pipeline.launch.appdefs import DISTRIBUTED
+from pipeline.launch.appdefs import distributed
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
@@ -81,7 +81,7 @@ def _container(config: Config, stage: str, command: list[str], env: dict[str, st
         },
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
-    if stage in DISTRIBUTED and config.hardware.hosts > 1:
+    if distributed(stage) and config.hardware.hosts > 1:
         container["ports"] = [{"name": "c10d", "containerPort": config.launch.port}]
     if pods.env_from:
         container["envFrom"] = [{"secretRef": {"name": name}} for name in pods.env_from]
@@ -110,7 +110,7 @@ def _resources(config: Config, stage: str) -> Object:
     }
     gpus = asked.gpus
     if gpus is None:
-        gpus = config.hardware.ranks_per_host if config.hardware.device == "cuda" and stage in DISTRIBUTED else 0
+        gpus = config.hardware.ranks_per_host if config.hardware.device == "cuda" and distributed(stage) else 0
     if gpus:
         amounts[GPU] = str(gpus)
     return {"requests": amounts, "limits": dict(amounts)}

@@ -1,0 +1,297 @@
+"""What an id mapping is: how the ids of a sparse feature get rows of its embedding table.
+
+An ``IdMapping`` is one file of ``pipeline/ingest/mappings``. Ingestion asks it in this order: ``counts`` collects what
+pass 1 sees, ``fit`` turns that (and the fit of the day before) into a ``FittedMapping``, ``rows`` maps ids by it, and
+``record``, ``files`` and ``read`` store it in the dataset. Nothing here imports polars until a method needs it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from pipeline.errors import ConfigError
+from pipeline.records import MISSING_ROW, UNSEEN_ROW
+
+if TYPE_CHECKING:
+    import numpy as np
+    import polars as pl
+
+BINS = "bins"  # the mapping of features that have ``bins``; no setting names it
+T = TypeVar("T")
+
+
+def id_columns() -> dict[str, Any]:
+    """Columns of ``FittedMapping.ids`` and their types."""
+    import polars as pl
+
+    return {
+        "id": pl.String, "hash": pl.UInt64, "row": pl.Int32, "count": pl.Int64, "last_day": pl.Int32,
+        "heat": pl.Float64,
+    }  # fmt: skip
+
+
+def no_rows_freed() -> pl.DataFrame:
+    """An empty ``FittedMapping.freed``."""
+    import polars as pl
+
+    return pl.DataFrame(schema={"row": pl.Int32, "id": pl.String, "last_day": pl.Int32})
+
+
+def _joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """All ids of ``frames``, with every column of ``id_columns``; null where a frame lacks one."""
+    import polars as pl
+
+    columns = id_columns()
+    parts = []
+    for frame in frames:
+        missing = [pl.lit(None, kind).alias(name) for name, kind in columns.items() if name not in frame.columns]
+        parts.append(frame.with_columns(missing).select(pl.col(name).cast(kind) for name, kind in columns.items()))
+    return pl.concat(parts)
+
+
+class MappedFeature(Protocol):
+    """A sparse feature as its mapping sees it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def rows(self) -> int:
+        """Cap of its table's rows, reserved ones included."""
+
+    @property
+    def multi(self) -> bool:
+        """Whether a row may hold several ids."""
+
+    @property
+    def seed(self) -> int:
+        """Seed of its ids' hash."""
+
+    @property
+    def min_count(self) -> int:
+        """Lookups before an id gets a row."""
+
+    @property
+    def when_full(self) -> str:
+        """``replace`` or ``keep``: what happens to new ids when the table is full."""
+
+    @property
+    def evict_after_days(self) -> int | None:
+        """Days without a lookup after which an id loses its row; None: never."""
+
+
+class Counts(ABC):
+    """What pass 1 counts of one feature. The counts of blocks merge in any order."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """What the counts of two days must have in common to be compared."""
+
+    @property
+    @abstractmethod
+    def distinct(self) -> int:
+        """Distinct ids."""
+
+    @abstractmethod
+    def merge(self, other: Any) -> None:
+        """Add the counts of ``other``, which is of the same class."""
+
+    @abstractmethod
+    def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
+        """Lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
+
+    @abstractmethod
+    def distribution(self, ids: int, bins: int) -> dict[str, Any]:
+        """``distinct``, and ``shares`` of the most frequent ``ids`` (by ``keys``) or of ``bins`` (by ``bounds``)."""
+
+    @abstractmethod
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """The shares that the keys or bins of another day's ``distribution`` have here."""
+
+    def settle(self, wanted: pl.Series | None = None) -> None:  # noqa: B027  (most counts are never on disk)
+        """Add up what is on disk so that the ids with the hashes ``wanted`` can be told apart."""
+
+
+class IdCounts(Counts):
+    """Counts of hashed ids."""
+
+    @abstractmethod
+    def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
+        """Count lookups of distinct ``hashes`` (uint64) with their raw ``ids``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittedMapping:
+    """A fitted mapping of one feature. ``rows``: of its table, reserved ones included.
+
+    ``ids``: id, hash, row (null: a candidate), count over all days, day last seen (null: no day was named) and heat on
+    that day (null: use the count); None where rows follow from the hash. ``freed``: row, id and day last seen of the
+    ids that lost their rows since the mapping was read; ``replaced``: how many of them to more frequent ids.
+    ``spread``: (first row, rows) that unknown ids hash into; None: they share row 1. ``bounds``: of bins.
+    """
+
+    rows: int
+    ids: pl.DataFrame | None = None
+    freed: pl.DataFrame | None = None
+    replaced: int = 0
+    spread: tuple[int, int] | None = None
+    bounds: np.ndarray | None = None
+
+    @property
+    def known(self) -> pl.DataFrame:
+        """The ids that have rows, by row."""
+        import polars as pl
+
+        assert self.ids is not None
+        return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
+
+    @property
+    def candidates(self) -> pl.DataFrame:
+        """The ids that wait for a row, by falling count; ties by hash."""
+        import polars as pl
+
+        assert self.ids is not None
+        waiting = self.ids.filter(pl.col("row").is_null())
+        return waiting.sort(["count", "hash"], descending=[True, False]).drop("row")
+
+    @cached_property
+    def lookup(self) -> pl.DataFrame | None:
+        """Hash and row of the ids that have rows; None where rows follow from the hash."""
+        return None if self.ids is None else self.known.select("hash", "row").rechunk()
+
+    def known_rows(self, hashes: pl.Series) -> pl.Series:
+        """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
+        assert self.lookup is not None
+        return hashes.to_frame("hash").join(self.lookup, on="hash", how="left", maintain_order="left")["row"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FittingDay:
+    """What a fit takes besides counts. ``day``, and ``first_day`` of the dataset: days since 1970.
+
+    ``features``: all sparse features. ``sample`` yields the typed train rows of the day, for a mapping that looks at
+    them again; ``seed`` is for its random choices.
+    """
+
+    day: int | None = None
+    first_day: int = 0
+    features: Sequence[MappedFeature] = ()
+    sample: Callable[[], Iterable[pl.DataFrame]] = tuple
+    seed: int = 0
+    _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, make: Callable[[FittingDay], T]) -> T:
+        """``make(self)``, computed for the first feature that asks and shared by the others."""
+        if make not in self._made:
+            self._made[make] = make(self)
+        return cast(T, self._made[make])
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdMapping(ABC):
+    """One way to map ids to rows; a subclass and its instance are a file of ``pipeline/ingest/mappings``.
+
+    ``name``: in the configuration. ``doc``: one sentence. ``settings``: the settings of a feature that it reads besides
+    ``rows``. ``rows_per_id``: rows that a lookup sums. ``vocabulary``: the dataset lists which id has which row.
+    ``ranked``: rows are ordered by falling frequency. ``seeded``: the fit depends on ``seed`` of the configuration.
+    ``numbers``: its ids are the bits of numbers.
+    """
+
+    name: str
+    doc: str
+    settings: tuple[str, ...] = ()
+    rows_per_id: int = 1
+    vocabulary: bool = False
+    ranked: bool = False
+    seeded: bool = False
+    numbers: bool = False
+
+    @property
+    def by_hash(self) -> bool:
+        """Whether a row follows from the id's hash and the table's rows alone."""
+        return not (self.vocabulary or self.numbers)
+
+    @abstractmethod
+    def counts(self, feature: MappedFeature, vocabularies: int) -> Counts:
+        """Empty counts of ``feature``; ``vocabularies``: features that share the memory for ids."""
+
+    @abstractmethod
+    def fit(self, feature: MappedFeature, counts: Any, before: FittedMapping | None, day: FittingDay) -> FittedMapping:
+        """The mapping after the ``counts`` of a day; ``before``: that of the day before."""
+
+    @abstractmethod
+    def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
+        """Rows (Int32) of ``hashes`` (UInt64), ``rows_per_id`` series; null: an unknown id. Null hashes get any row."""
+
+    def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
+        """``apply``, with the row of missing values for null hashes and a row for unknown ids."""
+        import polars as pl
+
+        missing, unknown = pl.lit(MISSING_ROW, dtype=pl.Int32), pl.lit(UNSEEN_ROW, dtype=pl.Int32)
+        if fitted.spread is not None:
+            first, count = fitted.spread
+            unknown = (pl.col("hash") % count).cast(pl.Int32) + first
+        row = pl.when(pl.col("hash").is_null()).then(missing).otherwise(pl.col("row").fill_null(unknown)).alias("row")
+        frames = [pl.DataFrame([hashes.alias("hash"), each.alias("row")]) for each in self.apply(fitted, hashes)]
+        return tuple(frame.select(row)["row"] for frame in frames)
+
+    def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
+        """What ``transforms.json`` holds of a fit besides ``rows``."""
+        return {
+            "bounds": None if fitted.bounds is None else fitted.bounds.tolist(),
+            "spread": fitted.spread,
+            "vocab": None if fitted.ids is None else f"vocab/{feature}.parquet",
+        }
+
+    def files(self, feature: str, fitted: FittedMapping, *, carried_on: bool) -> dict[str, pl.DataFrame]:
+        """The files of a dataset that ``read`` needs; ``carried_on``: with what only the next day's fit reads."""
+        if fitted.ids is None or fitted.freed is None:
+            return {}
+        if not carried_on:
+            return {f"vocab/{feature}.parquet": fitted.known.drop("last_day", "heat")}
+        return {
+            f"vocab/{feature}.parquet": fitted.known,
+            f"candidates/{feature}.parquet": fitted.candidates,
+            f"freed/{feature}.parquet": fitted.freed,
+        }
+
+    def read(
+        self, feature: str, record: Mapping[str, Any], opened: Callable[[str], pl.DataFrame | None]
+    ) -> FittedMapping:
+        """The fit behind ``record`` of ``transforms.json``; ``opened`` reads a file, None where there is none."""
+        import numpy as np
+
+        bounds, spread = record.get("bounds"), record.get("spread")
+        fitted = FittedMapping(
+            rows=record["rows"],
+            spread=None if spread is None else (spread[0], spread[1]),
+            bounds=None if bounds is None else np.array(bounds, np.float64),
+        )
+        if record.get("vocab") is None:
+            return fitted
+        frames = [opened(record["vocab"]), opened(f"candidates/{feature}.parquet")]
+        return replace(fitted, ids=_joined([frame for frame in frames if frame is not None]), freed=no_rows_freed())
+
+    def require_compatible(
+        self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
+    ) -> None:
+        """ConfigError where carrying on the dataset at ``path`` would give ids of ``feature`` other rows.
+
+        ``then``: the feature's entry of that dataset's ``transforms.json``; ``config``: the dataset's configuration.
+        """
+        now: dict[str, Any] = {"mapping": self.name, "seed": feature.seed}
+        if not self.vocabulary:
+            now["rows"] = feature.rows
+        for name, value in now.items():
+            if then[name] != value:
+                raise ConfigError(
+                    f"data.sparse.{feature.name}.{name} is {value!r}, but {path}, whose mapping is to be carried "
+                    f"on, has {then[name]!r}: every id would get another row",
+                    hint=f"data.sparse.{feature.name}.{name}={then[name]}, or data.mapping_from=null for new mappings",
+                )

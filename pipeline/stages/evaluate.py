@@ -1,0 +1,100 @@
+"""Stage evaluate: figures of the trained model on the held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import units
+from pipeline.config import Config
+from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.records.step import Step
+from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.store import Artifact, Store
+
+FIGURES = ("samples", "ne", "auc", "logloss", "calibration", "bayes_ne")
+
+
+class Evaluate(Stage):
+    """Metrics, the reliability curve, and the logits that the gate compares serving with."""
+
+    name = "evaluate"
+    help = "figures of the trained model on held-out rows"
+    inputs = ("ingest", "plan", "partition", "train")
+    needs_rows = True
+    distributed = True
+    settings = (use("evaluate", "global_batch"),)
+
+    def check(self, config: Config) -> None:
+        """There must be held-out rows."""
+        if config.data.split.by == "hash" and config.data.split.test_share == 0:
+            raise ConfigError(
+                "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
+                hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
+            )
+
+    def run(
+        self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
+    ) -> Artifact | None:
+        """Score the test rows with the final checkpoint on this rank; metrics, reliability and logits."""
+        import numpy as np
+
+        from pipeline.evaluation import evaluate, reliability
+        from pipeline.stages.judging import LOGITS
+        from pipeline.stages.read import read_towers
+        from pipeline.training.predict import predict
+
+        final = inputs["train"].summary.get("final")
+        if not final:
+            raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
+        plan, towers = read_towers(config, store, inputs, _readable(store, final))
+        try:
+            predictions = predict(config, store, inputs["ingest"], plan, final, towers)
+        except DamagedError as error:
+            hint = (
+                f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"
+            )
+            raise ArtifactError(error.message, hint=hint) from error
+        if predictions is None:
+            return None
+        figures = evaluate(predictions.labels, predictions.logits, predictions.true_probability)
+        artifact: Artifact
+        with self.draft(store, step) as draft:
+            draft.write_json("metrics.json", figures)
+            draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits).to_json())
+            with draft.open(LOGITS) as sink:
+                np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
+            artifact = draft.commit(figures)
+        return artifact
+
+    def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """The metrics, as ``eval``."""
+        return {"eval": picked(summary, FIGURES)}
+
+    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+        """The metrics, and how near they are to the best that can be reached."""
+        from pipeline.report.summary import reachable_gain
+
+        part = result.get("eval") or {}
+        if not part:
+            return {}
+        lines = [
+            f"NE {units.decimal(part.get('ne'), 5)}   AUC {units.decimal(part.get('auc'), 5)}   "
+            f"log loss {units.decimal(part.get('logloss'), 5)}   calibration {units.decimal(part.get('calibration'))}",
+            f"on {units.count(part.get('samples'))} held-out rows",
+        ]
+        if units.known(part.get("bayes_ne")):
+            best = f"best reachable NE {units.decimal(part['bayes_ne'], 5)}"
+            gain = reachable_gain(part)
+            lines.append(best if gain is None else f"{best}: {units.percent(gain)} of the reachable gain")
+        return {"eval": lines}
+
+
+def _readable(store: Store, checkpoint: str) -> list[Artifact]:
+    """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
+    from pipeline.checkpoint import committed
+
+    return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
+
+
+SPEC = Evaluate()

@@ -1,0 +1,121 @@
+"""Stage ingest: raw click logs become a dataset with its schema and profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import units
+from pipeline.config import Config
+from pipeline.records import dataset_path
+from pipeline.records.step import Step
+from pipeline.specs import ID_MAPPINGS
+from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.store import Artifact, Store
+
+MOST_WARNINGS = 5  # in the table at the end of a run
+FIGURES = (
+    "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
+    "day", "rows_late", "rows_other_days", "rows_freed", "replaces", "rows_replaced", "split_by_place",
+)  # fmt: skip
+
+
+def _logs(config: Config) -> bool:
+    return config.data.format != "tables"
+
+
+def _tables(config: Config) -> bool:
+    return config.data.format == "tables"
+
+
+def _synthetic(config: Config) -> bool:
+    return config.data.format == "synthetic"
+
+
+def _seeded(config: Config) -> bool:
+    """Whether the dataset depends on the seed: synthetic logs, or a mapping whose fit is random."""
+    data = config.data
+    chosen = {feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()}
+    return _synthetic(config) or (_logs(config) and any(ID_MAPPINGS.get(name).seeded for name in chosen))
+
+
+class Ingest(Stage):
+    """Its key covers what decides whether a dataset is made (checks, watermark, quarantine) like what is in it.
+
+    A dataset that was let through once is not let through by the defaults.
+    """
+
+    name = "ingest"
+    help = "raw logs to a training dataset"
+    shared = True
+    settings = (
+        use("", "seed", when=_seeded),
+        use("data", "path", when=_logs, named=True),
+        use("data", "name format"),
+        use("data", "tables.*.rows tables.*.pooling tables.*.zipf tables.*.hot_rows", when=_tables),
+        use("data", "tables.*.hot_share tables.*.weighted dense_features", when=_tables),
+        use("data.table_defaults", "pooling zipf", when=_tables),
+        use("data", "separator quote header columns strip missing timestamp day_column", when=_logs),
+        use("data", "day late late_days mapping_from max_quarantine_share dense_transform", when=_logs),
+        use("data.label", "column positive negative", when=_logs),
+        use("data.watermark", "success min_rows max_age_hours partitions min_partitions", when=_logs),
+        use("data.checks", "leak leak_auc", when=_logs),
+        use("data.checks.warn", "label_rate missing_share distinct psi", when=_logs),
+        use("data.checks.hold", "label_rate missing_share distinct psi", when=_logs),
+        use("data.dense", "*.column *.transform *.clip *.bins *.min *.max *.required", when=_logs),
+        use("data.sparse", "*.column *.rows *.min_count *.evict_after_days *.separator", when=_logs),
+        use("data.sparse", "*.weight_separator *.cross *.bins *.max_ids *.integer *.required", when=_logs),
+        use("data.sparse", "*.mapping *.when_full", when=_logs),
+        use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
+        use("data.sparse_defaults", "separator weight_separator", when=_logs),
+        use("data.split", "by test_share test_days test_hours", when=_logs),
+        use("data.synthetic", "rows days ids_per_feature zipf base_rate dense_effect", when=_synthetic),
+        use("data.synthetic", "first_order_effect pairwise_effect pairs latent_dim drift", when=_synthetic),
+        use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),
+        use("ingest", "rows_per_group groups_per_file compression", when=_logs),
+    )
+
+    def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
+        """The fingerprint of the raw logs; DataError where there are none."""
+        from pipeline.ingest import raw_fingerprint
+
+        return {"raw": raw_fingerprint(config, store)}
+
+    def path(self, config: Config, key: str) -> str:
+        """``datasets/<data>/[<day>/]<key>``."""
+        return dataset_path(config.data.name, key, config.data.day)
+
+    def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
+        """The dataset: Parquet files, schema, profile, id mappings, transforms."""
+        from pipeline.ingest import answering, ingest
+
+        artifact: Artifact
+        with answering(config, store), self.draft(store, step) as draft:
+            artifact = draft.commit(ingest(config, draft, io.say))
+        return artifact
+
+    def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Rows, bytes and warnings."""
+        return {"ingest": picked(summary, FIGURES)}
+
+    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Rows, the rate, and what is worth a warning."""
+        from pipeline.report.summary import short_path
+
+        part = result.get("ingest") or {}
+        if not part:
+            return {}
+        reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in part.get("reasons", {}).items())
+        warnings = part.get("warnings", [])
+        lines = [
+            f"{units.count(part.get('rows'))} rows, {units.count(part.get('rows_quarantined'))} of them in quarantine",
+            f"{units.size(part.get('bytes_in'))} read, {units.count(part.get('rows_per_s'))} rows/s",
+            f"quarantined: {reasons}" if reasons else "",
+            f"in the place of {short_path(part['replaces'], 16)}" if part.get("replaces") else "",
+            *(f"warning: {line}" for line in warnings[:MOST_WARNINGS]),
+            f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",
+        ]
+        return {"ingest": [line for line in lines if line]}
+
+
+SPEC = Ingest()

@@ -1,0 +1,97 @@
+"""Stage plan: where every table lives and how it is sharded on the hardware."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import units
+from pipeline.config import Config
+from pipeline.records.step import Step
+from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.store import Artifact, Store
+
+FIGURES = ("tiers", "predicted_step_ms", "tables")
+TIERS = ("hbm", "ddr", "ssd")
+
+
+class PlanStage(Stage):
+    """Its key covers what tables, dense part, inputs and staging take and cost."""
+
+    name = "plan"
+    help = "a sharding plan for the dataset on the hardware"
+    inputs = ("ingest",)
+    shared = True
+    settings = (
+        use("ingest", "rows_per_group"),
+        use("plan", "sharding_types hbm_reserve ddr_reserve ssd_reserve former"),
+        use("plan", "tables.*.tier tables.*.sharding tables.*.cache_rows tables.*.avoid"),
+        use("hardware", "name device hosts ranks_per_host hbm_gib ddr_gib ssd_gib"),
+        use("hardware", "hbm_gb_per_s ddr_gb_per_s ssd_gb_per_s hbm_to_ddr_gb_per_s"),
+        use("hardware", "intra_host_gb_per_s inter_host_gb_per_s intra_host_latency_us"),
+        use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s"),
+        use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms process_gib"),
+        use("model", "*"),
+        use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups"),
+    )
+
+    def path(self, config: Config, key: str) -> str:
+        """``plans/<key>``."""
+        return f"plans/{key}"
+
+    def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
+        """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
+        from pipeline.planning import make_plan, plan_summary, render_plan
+        from pipeline.planning.carried import carried_plan
+        from pipeline.report import PLAN_PAGE, plan_page
+        from pipeline.stages.read import read_dataset
+
+        dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
+        if config.plan.former is not None:
+            covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
+            plan, why = carried_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
+            about = {"former": config.plan.former, "reused": plan is not None, "why": why}
+            io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")
+        plan = plan or make_plan(config, *dataset, inputs["ingest"].key)
+        artifact: Artifact
+        with self.draft(store, step) as draft:
+            draft.write_json("plan.json", plan.to_json())
+            with draft.open(PLAN_PAGE) as sink:
+                sink.write(plan_page(plan).encode())
+            artifact = draft.commit({**plan_summary(plan), **about})
+        io.say(render_plan(plan))
+        return artifact
+
+    def shown(self, store: Store, path: str) -> str:
+        """The table of the plan."""
+        from pipeline.planning import render_plan
+        from pipeline.stages.read import read_plan
+
+        return render_plan(read_plan(store, store.get(path, self.name)))
+
+    def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """Tiers, the predicted step and the tables' places."""
+        return {"plan": picked(summary, FIGURES)}
+
+    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+        """How many tables lie where, and what they take."""
+        part = result.get("plan") or {}
+        if not part:
+            return {}
+        tables, tiers = part.get("tables", {}), part.get("tiers", {})
+        sizes = [f"{tier.upper()} {units.size(tiers[key])}" for tier in TIERS if tiers.get(key := f"{tier}_bytes")]
+        kinds: dict[str, int] = {}
+        for table in tables.values():
+            kind = f"{table.get('sharding', units.ABSENT)} in {table.get('tier', units.ABSENT)}"
+            kinds[kind] = kinds.get(kind, 0) + 1
+        shares = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items(), key=lambda item: -item[1]))
+        step = units.decimal(part.get("predicted_step_ms"), 3)
+        return {
+            "plan": [
+                f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",
+                f"{', '.join(sizes) or 'no memory'}; step {step} ms (predicted)",
+            ]
+        }
+
+
+SPEC = PlanStage()

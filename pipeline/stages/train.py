@@ -1,0 +1,217 @@
+"""Stage train: the model trained on the dataset by the plan, and the checkpoints it goes on from.
+
+A training has two keys. The one of its checkpoints says what a training must share with a checkpoint to go on from it.
+Neither hardware nor plan: rows are stored by table and row number and the batches do not depend on the ranks, so a run
+that lost its machines goes on with others. Nor its length: a training may be made longer. The finished training's key
+covers these settings too, and those that say where it ends and how its last checkpoint is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline import units
+from pipeline.config import Config
+from pipeline.records.step import Step, run_directory
+from pipeline.specs.stage import Stage, StageIO, Use, covered, picked, use
+from pipeline.stages.partition import compares, has_towers, probes, tower_settings
+from pipeline.store import Artifact, Store, artifact_key
+
+CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
+FIGURES = {
+    "train": (
+        "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
+        "world_size", "resumed", "phases", "step", "memory", "bytes_per_sample", "peak_pss_bytes", "ssd", "budget",
+    ),
+    "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"),
+}  # fmt: skip
+# Bits of a last checkpoint whose hottest rows are kept in 8 bits (``checkpoint.hot_share``).
+FEW_BITS = ("auto", "2", "3", "4")
+
+
+def _scheduled(config: Config) -> bool:
+    return config.train.schedule != "constant"
+
+
+def _warm(config: Config) -> bool:
+    return config.checkpoint.init_from is not None
+
+
+def _few_bits(config: Config) -> bool:
+    return config.checkpoint.final_quantise in FEW_BITS
+
+
+def _auto_bits(config: Config) -> bool:
+    return config.checkpoint.final_quantise == "auto"
+
+
+# What its numbers depend on, whatever the ranks, the threads and the kernels.
+CONTINUATION = (
+    use("", "seed"),
+    use("partition", "name exchange"),
+    use("partition", "towers", when=has_towers, named=True),
+    use("partition", "strategy pins groups module c p dim cross_layers", when=has_towers),
+    use("partition", "probe probe_rows imbalance", when=compares),
+    use("partition", "probe_steps", when=probes),
+    use("model", "*"),
+    use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
+    use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
+    use("train.clip", "dense_norm table_value"),
+    use("train", "decay_ratio min_lr_factor", when=_scheduled),
+    use("checkpoint", "init_from", when=_warm, named=True),
+    use("checkpoint", "init_tables_only rename", when=_warm),
+)
+
+
+def continuation_settings(config: Config) -> dict[str, Any]:
+    """What of the configuration the key of the checkpoints covers."""
+    settings = covered(CONTINUATION, config)
+    settings["partition"] |= tower_settings(config)
+    return settings
+
+
+def continuation_key(config: Config, init: Any, dataset: str) -> str:
+    """The key of the checkpoints of a training on the dataset with key ``dataset``.
+
+    ``init``: what the train step covers of the checkpoint it starts from, None where there is none.
+    """
+    start = {} if init is None else {"init": init}
+    return artifact_key(CHECKPOINTS, {**continuation_settings(config), **start}, {"ingest": dataset})
+
+
+# Where it ends, and how its last checkpoint is written: a training goes on through a change of these.
+END = (
+    use("train", "epochs max_steps"),
+    use("checkpoint", "final_quantise state"),
+    use("checkpoint", "hot_share", when=_few_bits),
+    use("checkpoint", "expected_restores", when=_auto_bits),
+)
+
+
+class Train(Stage):
+    """The training and its checkpoints."""
+
+    name = "train"
+    help = "train the model on the dataset, by the plan"
+    inputs = ("ingest", "plan", "partition")
+    needs_rows = True
+    distributed = True
+    trains = True
+    settings = (*CONTINUATION, *END)
+
+    def keys(self) -> dict[str, tuple[Use, ...]]:
+        """Its checkpoints' key, and its own, which covers the settings of both."""
+        return {CHECKPOINTS: CONTINUATION, self.name: END}
+
+    def key_settings(self, config: Config) -> dict[str, Any]:
+        """The settings, and the number of towers."""
+        settings = super().key_settings(config)
+        settings["partition"] |= tower_settings(config)
+        return settings
+
+    def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
+        """The checkpoint that training starts from; ArtifactError where there is none, ConfigError: it does not go."""
+        from pipeline.stages.init import covered_init
+
+        return {"init": covered_init(config, store, made["ingest"].key)} if _warm(config) else {}
+
+    def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
+        """Where the checkpoints lie; a forced training may have a directory of its own."""
+        from pipeline.stages.forced import current_directory
+
+        key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
+        place = f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
+        return (current_directory(store, place) if forced else place,)
+
+    def seconds_to_end(self, config: Config) -> float:
+        """A checkpoint is committed first."""
+        return config.checkpoint.grace_seconds
+
+    def run(
+        self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
+    ) -> Artifact | None:
+        """Train on this rank, from the newest checkpoint on; ``train.json`` has the figures."""
+        from pipeline.checkpoint import committed
+        from pipeline.stages.init import init_artifact
+        from pipeline.stages.read import is_first_rank, read_towers
+        from pipeline.store.retrying import retried
+        from pipeline.training.loop import train
+
+        key, place = continuation_key(config, step.config.get("init"), step.input_keys["ingest"]), step.scratch[0]
+        before = retried(lambda: committed(store, place), f"listing {store.url_of(place)}")
+        plan, towers = read_towers(config, store, inputs, before, io.say)
+        init = init_artifact(step, config, store)
+        summary = train(
+            config, store, inputs["ingest"], plan, place, key, io.interval, io.say, init, io.on_point,
+            plan_key=inputs["plan"].key, towers=towers,
+        )  # fmt: skip
+        if not is_first_rank():
+            return None
+        artifact: Artifact
+        with self.draft(store, step) as draft:
+            draft.write_json("train.json", summary)
+            artifact = draft.commit(summary)
+        return artifact
+
+    def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
+        """The training's figures and its checkpoints'."""
+        return {name: picked(summary[name], figures) for name, figures in FIGURES.items() if summary.get(name)}
+
+    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Speed, memory and phases of the training; count and bytes of its checkpoints."""
+        texts = {"train": _train_lines, "checkpoint": _checkpoint_lines}
+        return {name: lines(result[name]) for name, lines in texts.items() if result.get(name)}
+
+
+def _train_lines(part: Mapping[str, Any]) -> list[str]:
+    from pipeline.report.phases import phase_lines
+
+    wait = f"{units.percent(part.get('data_wait_share'))} of the time waiting for data"
+    return [
+        *_trained(part),
+        f"{units.count(part.get('samples_per_s'))} samples/s, {wait}",
+        f"peak memory {units.size(part.get('peak_rss_bytes'))}",
+        *_sent_per_sample(part),
+        *phase_lines(part),
+    ]
+
+
+def _trained(part: Mapping[str, Any]) -> list[str]:
+    """Samples and steps of the whole training; after a resume also of this session, whose rates follow."""
+    samples, steps, resumed = part.get("samples"), part.get("steps"), part.get("resumed")
+    time = f"{units.duration(part.get('seconds'))} on {units.plural(part.get('world_size'), 'rank')}"
+    whole = f"{units.count(samples)} samples in {units.plural(steps, 'step')}"
+    if not resumed or not units.known(samples) or not units.known(steps):
+        return [f"{whole}, {time}"]
+    session = units.plural(steps - resumed["step"], "step")
+    return [
+        f"{whole} in all, resumed after step {units.count(resumed['step'])}",
+        f"this session: {units.count(samples - resumed['samples'])} samples in {session}, {time}",
+    ]
+
+
+def _sent_per_sample(part: Mapping[str, Any]) -> list[str]:
+    """A line about the bytes that embeddings cost a sample, by class of link; none where one rank trained."""
+    sent = part.get("bytes_per_sample", {})
+    within, between = sent.get("intra_host"), sent.get("inter_host")
+    if not units.known(within) or not units.known(between) or not within + between:
+        return []
+    return [f"embeddings sent per sample: {units.size(between)} between hosts, {units.size(within)} within"]
+
+
+def _checkpoint_lines(part: Mapping[str, Any]) -> list[str]:
+    written, full = part.get("bytes_written"), part.get("bytes_full_equivalent")
+    saved = f" of {units.size(full)} for full ones" if units.known(full) and full != written else ""
+    lines = [
+        f"{units.count(part.get('count'))} written, {units.size(written)}{saved}, "
+        f"training stalled {units.percent(part.get('stall_share'))}"
+    ]
+    if skipped := part.get("skipped"):
+        lines.append(f"{units.count(skipped)} skipped, for the one before was still being written")
+    if failed := part.get("failed"):
+        lines.append(f"{units.count(failed)} failed, their rows went into the next")
+    return lines
+
+
+SPEC = Train()
