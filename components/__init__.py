@@ -1,1 +1,1 @@
-"""TorchX components: ``torchx run -s local_cwd components/train.py:train --nproc 2 -- <overrides>``."""
+"""TorchX components, all in one file: ``torchx run -s local_cwd components/nightjar.py:ingest -- <overrides>``."""

@@ -11,7 +11,7 @@ from typing import Any
 from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
-from pipeline.config.renamed import with_new_names
+from pipeline.checkpoint.settings import config_changes
 from pipeline.errors import ConfigError
 from pipeline.records import (
     CheckpointDiff,
@@ -182,23 +182,6 @@ def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
 
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{artifact.path}/{DENSE}")
     return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
-
-
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            found |= flatten(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def config_changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
-    a, b = flatten(with_new_names(then)), flatten(with_new_names(now))
-    return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}
 
 
 def compact(store: Store, name: str, progress: Progress) -> Compacted:

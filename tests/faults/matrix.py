@@ -135,6 +135,10 @@ def main():
     """Print the table, and what is wrong on standard error; the number of wrong cells."""
     import pytest
 
+    known = {"disk", "S3", *OPERATIONS, *(act.name for act in ACTS)}
+    if unknown := set(sys.argv[1:]) - known:
+        print(f"no {', '.join(sorted(unknown))}; any of these narrow the grid: {', '.join(sorted(known))}")
+        return 2
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     names = set(sys.argv[1:])
     operations = [each for each in OPERATIONS if not names & set(OPERATIONS) or each in names]

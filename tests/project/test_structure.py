@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "units": set(),
     "specs": set(),
     "ingest": set(),
-    "planning": set(),
+    "planning": {"models"},
     "embeddings": set(),
     "models": set(),
     "evaluation": set(),
