@@ -11,19 +11,10 @@ import pytest
 from pipeline.errors import LaunchError, PassingError
 from pipeline.publishing import promotion
 from pipeline.store import Store
-from tests.checkpoint.s3 import Fault, bucket, served
+from tests.checkpoint.s3 import Fault, bucket
 from tests.publishing.made import plain
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
-
 A, B, C = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3))
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator:
-    with served(server) as proxy:
-        yield proxy
 
 
 @pytest.fixture
