@@ -164,7 +164,7 @@ def test_what_is_set_aside_is_listed_and_goes_by_gc_once_nothing_names_it(tmp_pa
         put(store, f"{place}/step-{step:08d}", rows, dense)
     pin(store, f"{place}/step-00000002")
     set_aside(store, place, {"step-00000002": "a file is gone"})
-    assert [(each["name"], each["type"]) for each in list_checkpoints(store)] == [
+    assert [(each.name, each.type) for each in list_checkpoints(store)] == [
         ("step-00000001", "baseline"), ("step-00000002.1", "set aside")]  # fmt: skip
     told = gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=0)
     assert told["removed"] == []
