@@ -19,6 +19,7 @@ from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
 from pipeline.records import Result, read
 from pipeline.specs import STAGES
+from pipeline.triple import missing_triple, require_triple
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from pipeline.store.retrying import explained
 
-        known = explained(error)
+        known = explained(error) or missing_triple(error)
         return _unexpected(error) if known is None else _complain(str(known), exit_code_of(known))
 
 
@@ -179,6 +180,8 @@ def _alone(config: Config) -> tuple[int, Result | None]:
     from pipeline.launch.schedulers import only_launcher
     from pipeline.store import Store
 
+    if config.launch.name == "local" and set(config.stages) != {"ingest"}:
+        require_triple()
     store = Store(config.store)
     store.answers()
     with only_launcher(config, store, _say):

@@ -37,3 +37,45 @@ def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str
 
 def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
     assert "pipeline/py.typed" in names
+
+
+def named(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
+    """What the packages of ``pipeline.triple`` need is named, as they are installed without what they need."""
+    dependencies = named(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    apart = named([*triple.PACKAGES.values(), "fbgemm-gpu"])
+    needed = set()
+    for name in named(list(triple.PACKAGES.values())):
+        wanted = [Requirement(each) for each in requires(name) or ()]
+        needed |= named([str(each) for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})])
+    assert needed - apart - dependencies == set()
+    assert not dependencies & apart
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_lock_files_keep_to_the_dependencies_and_to_the_triple(device: str) -> None:
+    lines = (ROOT / f"requirements/{device}.txt").read_text().splitlines()
+    locked = [Requirement(line) for line in lines if line]
+    here = {canonicalize_name(each.name): each for each in locked if each.marker is None or each.marker.evaluate()}
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in triple.PACKAGES.values()]
+    for wanted in map(Requirement, [*asked, *pinned]):
+        (version,) = here[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(version.version), wanted
+
+
+HIDING = """
+import sys
+class Hidden:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "tensordict", "torchmetrics"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Hidden())
+import importlib.util
+importlib.util.find_spec = lambda name, real=importlib.util.find_spec: None if name in ("torch", "torchrec") else real(name)
+from pipeline.cli import main
+sys.exit(main())
+"""
