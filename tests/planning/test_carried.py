@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.keys import key_config
 
 from pipeline.compose import compose
 from pipeline.planning import make_plan
 from pipeline.planning.carried import carried_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
+from tests.keys import key_config
 
 CONFIG = compose(["model.embedding_dim=8", "train.global_batch=4096"])
 

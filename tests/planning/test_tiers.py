@@ -7,7 +7,6 @@ import json
 
 import pytest
 from plan_cases import check_plan, configure, cpu, criteo, dataset, preset
-from tests.keys import key_config
 
 from pipeline.compose import compose
 from pipeline.config import TablePin
@@ -20,6 +19,7 @@ from pipeline.planning.hardware import size_text
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.planner import open_space, rounds, settle
 from pipeline.records import PHASES, Plan
+from tests.keys import key_config
 
 DLRM = dict(
     zip(criteo(), [3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1], strict=True)
