@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.training.data import Batch
 
@@ -26,7 +27,7 @@ def config_of(dim: int, batch: int, ranks: int = 1, threads: int | None = None) 
     return Config(
         data=DataConfig(name="bench", format="synthetic"),
         hardware=HardwareConfig(name="bench", ranks_per_host=ranks),
-        model=ModelConfig(embedding_dim=dim),
+        model=DlrmConfig(embedding_dim=dim),
         train=TrainConfig(global_batch=batch, warmup_steps=20, schedule="constant", threads_per_rank=threads),
     )
 

@@ -7,8 +7,9 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, TrainConfig
 from pipeline.ingest.output import rows_writer
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
 
@@ -20,7 +21,7 @@ def config_of(threads: int | None = None) -> Config:
     return Config(
         data=DataConfig(name="bench", format="synthetic"),
         hardware=HardwareConfig(name="bench"),
-        model=ModelConfig(),
+        model=DlrmConfig(),
         train=TrainConfig(global_batch=8192, warmup_steps=20, schedule="constant", threads_per_rank=threads),
     )
 

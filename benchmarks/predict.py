@@ -21,6 +21,7 @@ from pipeline.calibration.measure import calibrate
 from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, DataConfig, HardwareConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import make_plan
 from pipeline.planning.predict import predict
 from pipeline.store import Store
@@ -64,7 +65,7 @@ def random_trial(number: int, seed: int) -> Trial:
 
 def _calibrated(ranks: int) -> HardwareConfig:
     base = HardwareConfig(name=f"this machine, {ranks} rank(s)", ranks_per_host=ranks, ddr_gib=8.0)
-    config = Config(data=DataConfig(name="bench", format="synthetic"), hardware=base)
+    config = Config(data=DataConfig(name="bench", format="synthetic"), model=DlrmConfig(), hardware=base)
     found = calibrate(config, None, lambda line: print(line, flush=True))
     print("  ".join(f"{name} {getattr(found.hardware, name):.4g}" for name in found.measured), flush=True)
     print(f"calibration meets its own steps within {found.error:.0%} (median)\n", flush=True)

@@ -22,9 +22,10 @@ from pipeline.planning.calibrate import (
     fit_steps,
     slower_kernels,
 )
-from pipeline.planning.cost import FLOAT, DenseShape, dense_shape, local_batch
+from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.predict import Prediction, predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
+from pipeline.specs import ModelCosts
 from pipeline.store import Store
 from pipeline.units import GIB
 
@@ -109,20 +110,20 @@ def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 def _steps(config: Config, say: Say) -> list[StepTime]:
     """Whole steps of every trial, by the real training loop, with what the cost model knows of them already."""
     blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
-    jobs, shapes, known = [], [], []
+    jobs, costs, known = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, trial in enumerate(TRIALS):
             trained = trial.config(config.hardware, STEPS)
             schema, profile = make_dataset(Store(f"{folder}/{number}"), trial, STEPS)
             plan = whole_tables(trained, schema, profile)
             jobs.append((trained, f"{folder}/{number}", plan))
-            shapes.append(dense_shape(trained.model, len(schema.dense), len(schema.sparse)))
+            costs.append(dense_costs(trained, schema))
             known.append(predict(plan, replace(trained, hardware=blind), schema, profile))
         world = config.hardware.ranks_per_host
         found = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
     return [
-        _step_time(ms, part, shape, local_batch(job[0]))
-        for job, shape, ms, part in zip(jobs, shapes, found, known, strict=True)
+        _step_time(ms, part, counted, local_batch(job[0]))
+        for job, counted, ms, part in zip(jobs, costs, found, known, strict=True)
     ]
 
 
@@ -136,11 +137,11 @@ def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     return found
 
 
-def _step_time(ms: float, known: Prediction, shape: DenseShape, batch: int) -> StepTime:
+def _step_time(ms: float, known: Prediction, costs: ModelCosts, batch: int) -> StepTime:
     kernels = max(phases["lookup"] + phases["update"] for phases in known.phases)
     return StepTime(
-        ms=ms, known_ms=known.step_ms, kernels_ms=kernels, gflop=batch * shape.flop / 1e9,
-        megabytes=batch * shape.activations * FLOAT / 1e6,
+        ms=ms, known_ms=known.step_ms, kernels_ms=kernels, gflop=batch * costs.flop / 1e9,
+        megabytes=batch * costs.activations * FLOAT / 1e6,
     )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, SparseFeature, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TrainConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
 
@@ -36,7 +37,7 @@ class Trial:
         """What trains it for ``steps`` steps."""
         sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}  # hottest rows first
         data = DataConfig(name="trial", format="synthetic", sparse=sparse)
-        model = ModelConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
+        model = DlrmConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
         train = TrainConfig(
             global_batch=self.batch, max_steps=steps, epochs=steps, log_every_steps=INTERVAL, warmup_steps=0,
             lr=1e-4, sparse_lr=1e-3, shuffle=False,

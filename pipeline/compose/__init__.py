@@ -24,11 +24,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from pipeline.compose import overrides as complaints
+from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
 from pipeline.config.checks import check
 from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
+from pipeline.specs import MODELS
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
@@ -55,6 +57,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
     ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
+    store_models()
     with initialize_config_dir(str(conf_directory()), job_name="nightjar", version_base="1.3"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None
@@ -92,7 +95,7 @@ def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> li
 
 
 def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """Options of every top-level group: the YAML files of ``conf/`` and of the directories added to the search path.
+    """Options of every top-level group: the YAML files of ``conf/`` and of added directories, and registered models.
 
     Read from the directories, because asking Hydra composes the tree once for every group. Empty where the
     search path holds something else than directories: then only Hydra itself can tell.
@@ -104,7 +107,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
             if any("://" in url and not url.startswith("file://") for url in urls):
                 return {}
             places += [Path(url.removeprefix("file://")) for url in urls]
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {GROUP: set(MODELS.names())}
     for path in (path for place in places for path in place.glob("*/*.y*ml")):
         found.setdefault(path.parent.name, set()).add(path.stem)
     return {name: sorted(options) for name, options in sorted(found.items())}
@@ -112,6 +115,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 def _resolve(tree: DictConfig) -> Config:
     try:
+        check_settings(tree)
         config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None
@@ -175,7 +179,7 @@ def from_yaml(text: str) -> Config:
         recorded = OmegaConf.to_container(OmegaConf.create(text))
         if not isinstance(recorded, dict):
             raise ConfigError("the configuration is not a mapping of settings", hint="nightjar run writes it")
-        tree = OmegaConf.merge(OmegaConf.structured(Config), with_new_names(cast(dict[str, Any], recorded)))
+        tree = OmegaConf.merge(schema_for(recorded), with_new_names(cast(dict[str, Any], recorded)))
         config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:
         raise complaints.translate(error) from None

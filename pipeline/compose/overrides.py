@@ -22,6 +22,7 @@ from pipeline.config import TIERS, TablePin
 from pipeline.config.paths import children, describe, entry_type, field_type, nearest, strip_none
 from pipeline.config.renamed import renamed_error
 from pipeline.errors import ConfigError
+from pipeline.specs import MODELS
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
@@ -143,6 +144,9 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
     """What ``error`` about setting ``key`` means: it has a new name, does not exist, is not there yet, or is wrong."""
+    refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
+    if refused and key.startswith("model."):
+        return _about_model(key, refused[1])
     if renamed := renamed_error(key, after="=<value>"):
         return renamed
     kind = field_type(key)
@@ -179,6 +183,21 @@ def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Overr
     listed = f"[[{text}]]" if "list of lists" in expected and not text.startswith("[") else f"[{text}]"
     hint = f"{key}={listed}" if given and "list" in expected else f"{key}=<{expected}>"
     return ConfigError(f"{key}{got} expected {expected}", hint=hint)
+
+
+def _about_model(key: str, owner: str) -> ConfigError:
+    """A setting that the chosen model, whose dataclass is called ``owner``, does not have."""
+    spec = next((spec for spec in MODELS if spec.config.__name__ == owner), None)
+    if spec is None:
+        return ConfigError(
+            f"{key} is a setting of one model, and the file does not say which one it builds on",
+            hint=f"the line 'defaults: [{MODELS.names()[0]}, _self_]' at the top of the file",
+        )
+    names = [field.name for field in fields(spec.config)]
+    near = difflib.get_close_matches(key.removeprefix("model."), names, 1, 0.5) or names[-1:]
+    return ConfigError(
+        f"{key} is unknown to model {spec.name!r}; did you mean model.{near[0]}?", hint=f"model.{near[0]}=<value>"
+    )
 
 
 def _about_group(key: str, value: str) -> ConfigError:

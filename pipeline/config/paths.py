@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import Field, dataclass
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config import Config, ModelConfig
 from pipeline.config.meant import meant_by
+from pipeline.specs import MODELS
 
 _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
@@ -79,9 +80,13 @@ def find_place(path: str) -> Place | None:
 
 
 def _own(node: Any, prefix: str) -> Iterator[Place]:
-    hints = typing.get_type_hints(type(node))
-    for each in dataclasses.fields(node):
-        yield Place(f"{prefix}{each.name}", hints[each.name], getattr(node, each.name), each)
+    seen: set[str] = set()
+    for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
+        hints = typing.get_type_hints(type(owner))
+        for each in dataclasses.fields(owner):
+            if each.name not in seen:
+                yield Place(f"{prefix}{each.name}", hints[each.name], getattr(owner, each.name), each)
+        seen |= hints.keys()
 
 
 def field_type(path: str) -> Any:
@@ -90,7 +95,7 @@ def field_type(path: str) -> Any:
     for part in path.split("."):
         kind = strip_none(kind)
         if dataclasses.is_dataclass(kind):
-            kind = typing.get_type_hints(kind).get(part)
+            kind = _hints(kind).get(part)
         elif typing.get_origin(kind) is dict:
             kind = entry_type(kind)
         elif typing.get_origin(kind) is list and part.isdigit():
@@ -105,7 +110,13 @@ def field_type(path: str) -> Any:
 def children(path: str) -> list[str]:
     """Names of the settings and groups right below ``path`` ("": at the top)."""
     kind = strip_none(field_type(path)) if path else Config
-    return [each.name for each in dataclasses.fields(kind)] if dataclasses.is_dataclass(kind) else []
+    return list(_hints(kind)) if dataclasses.is_dataclass(kind) else []
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """Names and types of the fields of dataclass ``kind``; of a model those of every registered one."""
+    kinds = [kind, *(spec.config for spec in MODELS)] if kind is ModelConfig else [kind]
+    return {name: hint for each in kinds for name, hint in typing.get_type_hints(each).items()}
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:

@@ -1,28 +1,30 @@
-"""Ranking models: pure torch, no distribution. ``build_model`` makes the configured one."""
+"""Ranking models: ``SPECS`` lists the built-in ones, ``build_model`` builds any registered one. No torch at import."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, cast
+
 from pipeline.config import ModelConfig
-from pipeline.errors import ConfigError
-from pipeline.models.dlrm import Dlrm, initialise, log_odds
-from pipeline.models.interaction import DotInteraction
-from pipeline.models.normalise import MaxNorm
+from pipeline.models.dlrm import DLRM
+from pipeline.specs import MODELS, ModelInputs
 
-__all__ = ["Dlrm", "DotInteraction", "MaxNorm", "build_model", "initialise", "log_odds"]
+if TYPE_CHECKING:
+    from pipeline.models.layers import Ranker
+
+__all__ = ["SPECS", "build_model"]
+
+SPECS = (DLRM,)
 
 
-def build_model(config: ModelConfig, dense: int, tables: int, seed: int = 0) -> Dlrm:
-    """The model ``config`` names, for ``dense`` numeric features and ``tables`` embeddings, drawn from ``seed``.
+def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
+    """The model that ``config`` names, for ``inputs``; ConfigError for settings that the model refuses.
 
-    forward(dense [B, n], embeddings [B, F, D]) -> logits [B] float32. ConfigError for layers no model can have.
+    Its initial weights depend on ``inputs.seed`` alone. The global random state of the CPU is not moved.
     """
-    for name, widths in (("bottom_mlp", config.bottom_mlp), ("top_mlp", config.top_mlp)):
-        if any(width < 1 for width in widths):
-            raise ConfigError(
-                f"model.{name} is {list(widths)}, expected widths of at least 1", hint=f"model.{name}=[512,256]"
-            )
-    model = Dlrm(
-        dense=dense, tables=tables, dim=config.embedding_dim, bottom=list(config.bottom_mlp), top=list(config.top_mlp)
-    )
-    initialise(model, seed)
-    return model
+    import torch
+
+    spec = MODELS.get(config.name)
+    config.check("model")
+    with torch.random.fork_rng(devices=()):
+        torch.default_generator.manual_seed(inputs.seed)
+        return cast("Ranker", spec.build(config, inputs))

@@ -3,7 +3,7 @@
 Every figure comes from ``HardwareConfig``; ``nightjar calibrate`` measures them all through the kernels used here, so
 the terms are those that measurement showed to matter: bytes of distinct rows (duplicates are served by processor
 caches), a fixed cost for every id, one for every table, one for every step, and links with latency and bandwidth.
-No torch.
+No torch but what counts the model (``models.costs``).
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.config import Config, HardwareConfig, ModelConfig
+from pipeline.config import Config, HardwareConfig
+from pipeline.models.costs import model_costs
 from pipeline.records import PHASES, DatasetSchema
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line
@@ -41,15 +42,6 @@ class ShardLoad:
     hit_rate: float
     weighted: bool
     optimizer: TableOptimizer
-
-
-@dataclass(frozen=True, kw_only=True)
-class DenseShape:
-    """The dense part for one sample: ``flop`` forward and backward, ``parameters``, ``activations`` (values kept)."""
-
-    flop: float
-    parameters: int
-    activations: int
 
 
 def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
@@ -92,38 +84,32 @@ def fixed_ms(config: Config, schema: DatasetSchema) -> dict[str, float]:
         "input_exchange": 2 * latency,  # how many ids, then the ids
         "output_exchange": latency,
         "gradient_exchange": latency,
-        "dense": dense_ms(config, schema),
+        "dense": dense_ms(config, dense_costs(config, schema)),
         "overhead": hardware.step_overhead_ms,
     }
 
 
-def dense_ms(config: Config, schema: DatasetSchema) -> float:
+def dense_ms(config: Config, costs: ModelCosts) -> float:
     """Ms of the dense part of one rank's slice: forward, backward, optimizer, all-reduce of its gradients.
 
     Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
     """
     hardware, batch = config.hardware, local_batch(config)
-    shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))
-    compute = batch * shape.flop / hardware.dense_gflop_per_s / 1e6
-    memory = batch * shape.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
-    gradients = 2 * _all_to_all_ms(hardware, shape.parameters * FLOAT)  # a ring: reduce-scatter, then all-gather
+    compute = batch * costs.flop / hardware.dense_gflop_per_s / 1e6
+    memory = batch * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    gradients = 2 * _all_to_all_ms(hardware, costs.parameters * FLOAT)  # a ring: reduce-scatter, then all-gather
     return compute + memory + gradients + (_latency_ms(hardware) if config.world_size > 1 else 0.0)
 
 
-def dense_shape(model: ModelConfig, dense: int, tables: int) -> DenseShape:
-    """FLOPs, parameters and activations of the DLRM that ``models.build_model`` makes of ``model``."""
-    vectors = tables + (dense > 0)
-    bottom = [dense, *model.bottom_mlp, model.embedding_dim] if dense else []
-    top = [model.embedding_dim + vectors * (vectors - 1) // 2, *model.top_mlp, 1]
-    weights = [a * b for widths in (bottom, top) for a, b in zip(widths[:-1], widths[1:], strict=True)]
-    # Multiply and add; forward, gradient of the weights and of the input, which the first bottom layer does not need.
-    linear = 2 * (3 * sum(weights) - (bottom[0] * bottom[1] if bottom else 0))
-    products = 3 * 2 * vectors**2 * model.embedding_dim
-    outputs = sum(bottom[1:]) + sum(top[1:])
-    interaction = top[0] + vectors**2 + vectors * model.embedding_dim
-    return DenseShape(
-        flop=float(linear + products), parameters=sum(weights) + outputs, activations=outputs + interaction
-    )
+def dense_costs(config: Config, schema: DatasetSchema) -> ModelCosts:
+    """What the flat model of ``config`` costs for the features of ``schema``."""
+    return model_costs(config.model, flat_inputs(config, schema))
+
+
+def flat_inputs(config: Config, schema: DatasetSchema) -> ModelInputs:
+    """What the flat model is built for: the dense features, and one vector of each sparse feature."""
+    names = tuple(column.name for column in schema.sparse)
+    return ModelInputs(dense=schema.dense, vectors=names, dim=config.model.embedding_dim)
 
 
 def step_ms(phases: Mapping[str, float]) -> float:

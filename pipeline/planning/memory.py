@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config import Config
-from pipeline.planning.cost import FLOAT, dense_shape, local_batch
+from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 from pipeline.units import GIB
@@ -29,13 +29,13 @@ def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict
     half of the DDR can be tables and their copy. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     batch, world = local_batch(config), config.world_size
-    shape = dense_shape(config.model, len(schema.dense), len(schema.sparse))
+    costs = dense_costs(config, schema)
     pooled = batch * len(schema.sparse) * config.model.embedding_dim * FLOAT
     # The most that any dense optimizer takes: a plan does not depend on train.dense_optimizer.
     per_parameter = PER_PARAMETER + max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
     found = {
-        "dense": int(per_parameter * FLOAT * shape.parameters),
-        "activations": int(PER_ACTIVATION * FLOAT * batch * shape.activations),
+        "dense": int(per_parameter * FLOAT * costs.parameters),
+        "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),
         "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, profile)),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,

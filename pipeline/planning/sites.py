@@ -6,21 +6,23 @@ whose ranking takes what all towers put out for one rank's samples, and whose gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pipeline.config import Config
-from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_ms, local_batch
+from pipeline.models.costs import model_costs
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_costs, dense_ms, local_batch
 from pipeline.records import PHASES, DatasetSchema
+from pipeline.specs import ModelInputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crossing:
     """What one sample sends across: ``ids`` to other sites, with a length for each feature (values); ``own`` vectors
-    of width ``dim`` that the site puts out, of ``vectors`` in all; ``sites``: how many there are."""
+    of width ``dim`` that the site puts out, of those of the names ``vectors``; ``sites``: how many there are."""
 
     ids: float
     own: int
-    vectors: int
+    vectors: tuple[str, ...]
     dim: int
     sites: int
 
@@ -33,9 +35,9 @@ def beyond_site_ms(
     Tower modules are not counted.
     """
     phases, samples = dict.fromkeys(PHASES, 0.0), local_batch(config)
-    vectors = replace(schema, sparse=schema.sparse[:1] * crossing.vectors)
-    model = replace(config.model, embedding_dim=crossing.dim)
-    phases["dense"] = dense_ms(replace(config, model=model), vectors) - dense_ms(site, own)
+    inputs = ModelInputs(dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim)
+    ranking = model_costs(config.model, inputs)
+    phases["dense"] = dense_ms(config, ranking) - dense_ms(site, dense_costs(site, own))
     if crossing.sites == 1:
         return phases
     hardware = config.hardware
@@ -44,7 +46,7 @@ def beyond_site_ms(
         "input_exchange": crossing.ids,
         # For the peers' samples there, of the other sites' vectors back.
         "output_exchange": (crossing.sites - 1) * crossing.own * crossing.dim,
-        "gradient_exchange": (crossing.vectors - crossing.own) * crossing.dim,
+        "gradient_exchange": (len(crossing.vectors) - crossing.own) * crossing.dim,
     }
     for phase, count in values.items():
         phases[phase] = latency * (2 if phase == "input_exchange" else 1) + samples * count * FLOAT / rate

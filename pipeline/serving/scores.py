@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from pipeline.config import Config
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.baseline import RowBlock
-from pipeline.models import MaxNorm, build_model
+from pipeline.models import build_model
+from pipeline.models.layers import MaxNorm
 from pipeline.publishing.served import ServedModel
 from pipeline.publishing.translate import Translation
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
+from pipeline.specs import ModelInputs
 from pipeline.towers import layout_of
 from pipeline.towers.modules import build_tower, joined
 
@@ -62,7 +64,7 @@ def dense_part(config: Config, schema: DatasetSchema, towers: Towers, weights: M
     features = [column.name for column in schema.sparse]
     modules: list[tuple[list[int], nn.Module]] = []
     found: list[str] = []
-    vectors, dim = len(features), config.model.embedding_dim
+    vectors, dim = tuple(features), config.model.embedding_dim
     if not towers.is_flat:
         layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
         for number in (number for site in layout.sites for number in site.towers):
@@ -72,8 +74,9 @@ def dense_part(config: Config, schema: DatasetSchema, towers: Towers, weights: M
             modules.append(([features.index(name) for name in own], module))
             found += own
             dim = module.dim
-        vectors = sum(module.vectors for _, module in modules)  # type: ignore[misc]
-    ranking = build_model(replace(config.model, embedding_dim=dim), len(schema.dense), vectors, config.seed)
+        vectors = vectors if towers.module.by_feature else layout.vectors
+    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=config.seed)
+    ranking = build_model(config.model, inputs)
     _load(ranking, weights, _RANKING)
     columns = [column for column, name in enumerate(schema.dense) if _max_normed(config, name)]
     normalise = MaxNorm(columns) if columns else None

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pipeline.specs.dense_optimizer import DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
+from pipeline.specs.model import Model, ModelCosts, ModelInputs
 from pipeline.specs.registry import Registry
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
 
+__all__ = [
+    "DENSE_OPTIMIZERS",
+    "ID_MAPPINGS",
+    "MODELS",
+    "REGISTRIES",
+    "STAGES",
+    "TABLE_OPTIMIZERS",
+    "DenseOptimizer",
+    "IdMapping",
+    "Model",
+    "ModelCosts",
+    "ModelInputs",
+    "Registry",
+    "Stage",
+    "TableOptimizer",
+    "default_stages",
+    "id_mapping_docs",
+    "id_mapping_names",
+    "mapping_of",
+]
+
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
+MODELS: Registry[Model[Any]] = Registry("model", setting="model.name", home="pipeline.models", group="nightjar.models")
 TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
     "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.optimizers"
 )
@@ -18,6 +43,8 @@ DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
 ID_MAPPINGS: Registry[IdMapping] = Registry(
     "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
 )
+# Every registry, for ``nightjar doctor``.
+REGISTRIES: tuple[Registry[Any], ...] = (STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS)
 
 
 def default_stages() -> list[str]:

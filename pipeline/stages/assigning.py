@@ -88,7 +88,7 @@ def _crossing(config: Config, layout: Layout, site: Site, profile: Profile) -> C
     return Crossing(
         ids=sum(1 + profile.sparse[name].pooling for name in away),
         own=sum(module.vectors(len(towers[number].features)) for number in site.towers),
-        vectors=sum(module.vectors(len(tower.features)) for tower in towers),
+        vectors=layout.vectors,
         dim=config.model.embedding_dim if module.name == "pass_through" else module.dim,
         sites=len(layout.sites),
     )

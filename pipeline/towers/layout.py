@@ -55,6 +55,16 @@ class Layout:
         """All features, site after site: the order in which the peer exchange wants and returns them."""
         return tuple(feature for site in self.sites for feature in site.features)
 
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Names of what the towers put out, site after site: of its feature where a vector is of one."""
+        module, towers = self.towers.module, self.towers.towers
+        if module.by_feature:
+            return self.features
+        numbers = [number for site in self.sites for number in site.towers]
+        counts = {number: module.vectors(len(towers[number].features)) for number in numbers}
+        return tuple(f"{i} of tower {number}" for number in numbers for i in range(counts[number]))
+
     def site_ranks(self, site: int) -> list[int]:
         """Global ranks of a site, ascending."""
         local = range(self.ranks_per_host)

@@ -24,7 +24,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.embeddings.collection import pooled_stack, reordered
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.towers.layout import Layout
-from pipeline.towers.modules import TowerModule, build_tower, joined
+from pipeline.towers.modules import build_tower, joined
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
@@ -81,17 +81,11 @@ class TowerEmbeddings(nn.Module):
         self.tower = nn.ModuleList(towers)
         self.dim = towers[0].dim
         self._places = [features.index(name) for name in layout.features]
-        self._found = [name for site in layout.sites for number in site.towers for name in self._outputs(number)]
-        self.names = list(features) if spec.by_feature else self._found
+        self._found = layout.vectors
+        self.names = tuple(features) if spec.by_feature else self._found
         widths = [self.dim * sum(towers[n].vectors for n in site.towers) for site in layout.sites]
         self._send = KJTAllToAll(groups.peers, [len(site.features) for site in layout.sites])
         self._back = PooledEmbeddingsAllToAll(groups.peers, widths, codecs=codecs)
-
-    def _outputs(self, number: int) -> list[str]:
-        if self.layout.towers.module.by_feature:
-            return list(self.layout.towers.towers[number].features)
-        tower = cast(TowerModule, self.tower[number])
-        return [f"{i} of tower {number}" for i in range(tower.vectors)]
 
     def table_ranks(self, path: str) -> TableRanks:
         """The ranks that share this rank's tables; ``path``: of this module, whose towers a site alone averages."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from pipeline.checkpoint import FaultPoint, OnPoint, ignore
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, LaunchError
-from pipeline.models import log_odds
+from pipeline.models.layers import log_odds
 from pipeline.records import Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes

@@ -19,9 +19,10 @@ from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ConfigError
-from pipeline.models import Dlrm, MaxNorm, build_model
+from pipeline.models import build_model
+from pipeline.models.layers import MaxNorm, Ranker
 from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.specs import TABLE_OPTIMIZERS
+from pipeline.specs import TABLE_OPTIMIZERS, ModelInputs
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -84,7 +85,7 @@ class Head(nn.Module):
 
     def __init__(
         self,
-        ranking: Dlrm,
+        ranking: Ranker,
         schema: DatasetSchema,
         dtype: torch.dtype | None,
         names: list[str] | None = None,
@@ -148,7 +149,8 @@ def has_fast_bf16(device: torch.device) -> bool:
 def build(config: Config, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """The unsharded model, its tables on the meta device; ``trained``: compiled if the configuration says so."""
     collection = build_collection(schema, config.model.embedding_dim, torch.device("meta"))
-    ranking = _ranking(config, schema, len(schema.sparse), config.model.embedding_dim, device, trained)
+    names = tuple(column.name for column in schema.sparse)
+    ranking = _ranking(config, schema, names, config.model.embedding_dim, device, trained)
     dtype = compute_dtype(config.train.precision, device)
     return ClickModel(collection, Head(ranking, schema, dtype, normalise=_max_norm(config, schema, device)))
 
@@ -168,7 +170,7 @@ def build_towers(
     exchange = codecs(config.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, features, width, config.seed, exchange, dtype)
     towers.tower.to(device)
-    ranking = _ranking(config, schema, len(towers.names), towers.dim, device, trained)
+    ranking = _ranking(config, schema, towers.names, towers.dim, device, trained)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
     return TowerClickModel(towers, Head(ranking, schema, dtype, names, _max_norm(config, schema, device)))
@@ -189,10 +191,10 @@ def _largest_of_ranks(values: Tensor) -> Tensor:
 
 
 def _ranking(
-    config: Config, schema: DatasetSchema, vectors: int, dim: int, device: torch.device, trained: bool
-) -> Dlrm:
-    model = replace(config.model, embedding_dim=dim)
-    ranking = build_model(model, len(schema.dense), vectors, config.seed).to(device)
+    config: Config, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device, trained: bool
+) -> Ranker:
+    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=config.seed)
+    ranking = build_model(config.model, inputs).to(device)
     if trained and config.train.compile:
         ranking.compile(dynamic=False)
     return ranking

@@ -14,6 +14,7 @@ from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.store import Store
 
 ROWS = {"a": 50, "b/c": 37, "long": 900}
@@ -25,7 +26,7 @@ FP32 = TableCoding("fp32")
 def config(**checkpoint):
     sparse = {name: SparseFeature() for name in ROWS}
     data = DataConfig(name="d", format="synthetic", sparse=sparse)
-    made = Config(data=data, train=TrainConfig(global_batch=4096))  # what is recorded is settled
+    made = Config(data=data, model=DlrmConfig(), train=TrainConfig(global_batch=4096))  # what is recorded is settled
     return dataclasses.replace(made, checkpoint=dataclasses.replace(made.checkpoint, **checkpoint))
 
 

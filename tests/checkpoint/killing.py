@@ -22,7 +22,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from pipeline.checkpoint import FaultPoint
-from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
@@ -72,7 +73,7 @@ def settings(world, checkpoint):
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
-        model=ModelConfig(embedding_dim=8, bottom_mlp=[8], top_mlp=[8]),
+        model=DlrmConfig(embedding_dim=8, bottom_mlp=[8], top_mlp=[8]),
         hardware=HardwareConfig(name="t", ranks_per_host=world),
         train=TrainConfig(
             global_batch=BATCH, epochs=EPOCHS, lr=0.01, sparse_lr=0.1, warmup_steps=3, precision="fp32",

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from pipeline.compose import compose, config_hash
-from pipeline.config import Config
+from pipeline.config import Config, ModelConfig
 from pipeline.ingest import ingest
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.specs.stage import always
@@ -154,6 +155,7 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
             continue
         yield kind, part
         kind = typing.get_type_hints(kind)[part]
+        kind = DlrmConfig if kind is ModelConfig else kind
 
 
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:

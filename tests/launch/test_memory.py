@@ -9,6 +9,7 @@ import pytest
 from pipeline.config import Config, HardwareConfig
 from pipeline.launch import memory
 from pipeline.launch.memory import MemoryCgroup, exceeded, hold, is_held, release
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records.step import Step
 from pipeline.store import Artifact, Store
 
@@ -38,7 +39,7 @@ def group():
 
 
 def config(ddr=0.25, ranks=2, held="auto"):
-    made = Config(run="r", hardware=HardwareConfig(name="t", ddr_gib=ddr, ranks_per_host=ranks))
+    made = Config(run="r", model=DlrmConfig(), hardware=HardwareConfig(name="t", ddr_gib=ddr, ranks_per_host=ranks))
     made.launch.limit_memory = held
     return made
 

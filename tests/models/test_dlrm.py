@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
-from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.models import DotInteraction, build_model, log_odds
+from pipeline.models import build_model
+from pipeline.models.dlrm import DlrmConfig
+from pipeline.models.layers import DotInteraction, log_odds
+from pipeline.specs import ModelInputs
 
 
 def plain(vectors):
@@ -15,8 +17,13 @@ def plain(vectors):
     return torch.cat([vectors[:, 0], (vectors @ vectors.mT)[:, low[0], low[1]]], dim=1)
 
 
+def inputs(dense, tables, dim=8, seed=0):
+    names = tuple(f"I{i}" for i in range(dense)), tuple(f"C{i}" for i in range(tables))
+    return ModelInputs(dense=names[0], vectors=names[1], dim=dim, seed=seed)
+
+
 def small(dense=3, tables=4, seed=0):
-    return build_model(ModelConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16, 8]), dense, tables, seed)
+    return build_model(DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16, 8]), inputs(dense, tables, 8, seed))
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -54,7 +61,7 @@ def test_forward_gives_float32_logits_and_gradients(dense, bf16):
 
 
 def test_no_hidden_layers_work():
-    model = build_model(ModelConfig(embedding_dim=4, bottom_mlp=[], top_mlp=[]), 2, 1)
+    model = build_model(DlrmConfig(embedding_dim=4, bottom_mlp=[], top_mlp=[]), inputs(2, 1, 4))
     assert model(torch.randn(3, 2), torch.randn(3, 1, 4)).shape == (3,)
 
 
@@ -81,7 +88,7 @@ def test_log_odds_of_no_rows_say_nothing():
 
 def test_bad_width_is_one_message():
     with pytest.raises(ConfigError, match=r"model.top_mlp is \[8, 0\], expected widths of at least 1"):
-        build_model(ModelConfig(top_mlp=[8, 0]), 1, 1)
+        build_model(DlrmConfig(top_mlp=[8, 0]), inputs(1, 1, 16))
 
 
 def test_compiled_bf16_step_learns(tmp_path, monkeypatch):

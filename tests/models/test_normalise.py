@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pipeline.models import MaxNorm
+from pipeline.models.layers import MaxNorm
 
 NAN = math.nan
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from pipeline.config import Config, HardwareConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,7 @@ def cpu(hosts: int, ranks: int, ddr: float = 8.0) -> HardwareConfig:
 
 
 def configure(hardware: HardwareConfig, dim: int = 16, batch: int = 4096) -> Config:
-    config = Config()
+    config = Config(model=DlrmConfig())
     config.hardware = hardware
     config.model.embedding_dim = dim
     config.train.global_batch = batch

@@ -1,4 +1,4 @@
-"""The one rank of a CPU: nothing to search, so that neither torch nor a solver is loaded."""
+"""The one rank of a CPU: nothing to search, so that neither TorchRec nor a solver is loaded."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
 
 
 def test_one_cpu_rank_is_planned_without_torch():
+    """Only what counts the model's FLOP loads torch, without TorchRec; here the figures are given."""
     code = (
-        "import sys; from plan_cases import configure, cpu, dataset; from pipeline.planning import make_plan; "
+        "import sys; from plan_cases import configure, cpu, dataset; from pipeline.planning import cost, make_plan; "
+        "from pipeline.specs import ModelCosts; "
+        "cost.model_costs = lambda config, inputs: ModelCosts(flop=1e6, parameters=100, activations=10); "
         "plan = make_plan(configure(cpu(1, 1)), *dataset({'a': 10_000})); "
         "assert plan.tables['a'].sharding == 'table_wise' and plan.gap < 1e-4; "
         "print([name for name in ('torch', 'scipy.optimize') if name in sys.modules])"

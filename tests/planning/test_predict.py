@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import make_plan
 from pipeline.planning.choices import Table
 from pipeline.planning.cost import fixed_ms
@@ -21,7 +22,7 @@ HARDWARE = HardwareConfig(name="two", ranks_per_host=2)
 
 def config(hardware=HARDWARE, mapping="vocab"):
     data = DataConfig(name="t", format="synthetic", sparse={name: SparseFeature(mapping=mapping) for name in "ab"})
-    return Config(data=data, hardware=hardware, train=TrainConfig(global_batch=512))
+    return Config(data=data, model=DlrmConfig(), hardware=hardware, train=TrainConfig(global_batch=512))
 
 
 def plan_of(**shardings):

@@ -6,12 +6,14 @@ import numpy as np
 import torch
 
 from pipeline.checkpoint.rows import ChainReader
-from pipeline.config import Config, DataConfig, ModelConfig, SparseFeature
+from pipeline.config import Config, DataConfig, SparseFeature
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.publishing.program import write_program
 from pipeline.publishing.served import SERVING, Description
 from pipeline.publishing.versions import version_path
 from pipeline.publishing.writing import write_table
 from pipeline.records import DatasetSchema, SparseColumn, Tower, Towers
+from pipeline.specs import ModelInputs
 from pipeline.store import Store
 from tests.checkpoint import built
 
@@ -24,7 +26,7 @@ SCHEMA = DatasetSchema(
 FLAT = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
 # What docs/publishing.md promises: units in the last place between logits as served and as trained, fp32 tables.
 MOST_ULPS = 32
-MODEL = ModelConfig(embedding_dim=built.DIM, bottom_mlp=[8], top_mlp=[8])
+MODEL = DlrmConfig(embedding_dim=built.DIM, bottom_mlp=[8], top_mlp=[8])
 
 
 def config(**publish) -> Config:
@@ -37,11 +39,16 @@ def tables(step: int = 1) -> dict[str, torch.Tensor]:
     return {name: weight for name, (weight, _) in built.values(step).items()}
 
 
+def inputs(seed: int, dim: int = built.DIM) -> ModelInputs:
+    """Of a model of ``SCHEMA``."""
+    return ModelInputs(dense=SCHEMA.dense, vectors=tuple(column.name for column in SCHEMA.sparse), dim=dim, seed=seed)
+
+
 def dense_part(seed: int = 3):
     from pipeline.models import build_model
     from pipeline.serving.scores import DensePart
 
-    return DensePart(build_model(MODEL, 2, 3, seed), [], []).eval()
+    return DensePart(build_model(MODEL, inputs(seed)), [], []).eval()
 
 
 def write_version(store: Store, coding: str, version: str = "v00001-00000000"):

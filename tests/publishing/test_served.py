@@ -99,7 +99,7 @@ def test_towers_are_part_of_the_program(module: str) -> None:
     modules = [build_tower(spec, count, built.DIM, 5, number) for number, count in ((0, 1), (1, 2))]
     weights = {f"towers.tower.{n}.{k}": v for n, m in enumerate(modules) for k, v in m.state_dict().items()}
     dim = modules[0].dim
-    ranking = build_model(dataclasses.replace(made.MODEL, embedding_dim=dim), 2, 3, 9)
+    ranking = build_model(made.MODEL, made.inputs(9, dim))
     weights |= {f"head.ranking.{k}": v for k, v in ranking.state_dict().items()}
     part = dense_part(made.config(), made.SCHEMA, towers, weights)
     dense, embeddings = torch.randn(6, 2), torch.randn(6, 3, built.DIM)

@@ -7,8 +7,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.config import Config, DataConfig, HardwareConfig, ModelConfig, PartitionConfig, TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, PartitionConfig, TrainConfig
 from pipeline.embeddings.ssd import SsdStore
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, Towers
 from pipeline.store import Store
 from pipeline.training.data import BatchReader, Order
@@ -31,7 +32,7 @@ def config(hosts, ranks, **partition):
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
-        model=ModelConfig(embedding_dim=DIM, bottom_mlp=[16], top_mlp=[16]),
+        model=DlrmConfig(embedding_dim=DIM, bottom_mlp=[16], top_mlp=[16]),
         hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks),
         partition=PartitionConfig(**partition),
         train=TrainConfig(

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from safetensors.torch import load
 
 from pipeline.config import CheckpointConfig
-from pipeline.models import log_odds
+from pipeline.models.layers import log_odds
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from pipeline.config import Config, HardwareConfig
 from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.distributed import connect
 from tests.embeddings.ranks import on_tier, plan_for, spawn
@@ -17,7 +18,7 @@ GIB = 2**30
 
 
 def config(hosts, ranks, held="auto"):
-    made = Config(hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0))
+    made = Config(model=DlrmConfig(), hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0))
     made.launch.limit_memory = held
     return made
 

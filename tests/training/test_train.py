@@ -19,10 +19,10 @@ from pipeline.config import (
     EvaluateConfig,
     GuardConfig,
     HardwareConfig,
-    ModelConfig,
     TrainConfig,
 )
 from pipeline.errors import NightjarError
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
@@ -52,7 +52,7 @@ def config(world, **changes):
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
-        model=ModelConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
+        model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
         hardware=HardwareConfig(name="t", ranks_per_host=world),
         train=TrainConfig(**{**options, "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 4, **changes}),
         evaluate=EvaluateConfig(global_batch=130),

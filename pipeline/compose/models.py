@@ -1,0 +1,52 @@
+"""Group ``model``: its options are the registered models, and each has a dataclass of its own for its settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.config import Config, ModelConfig
+from pipeline.errors import ConfigError
+from pipeline.specs import MODELS
+
+GROUP = "model"
+
+
+def store_models() -> None:
+    """Register the settings of every model with Hydra, as an option of group ``model``."""
+    for spec in MODELS:
+        ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
+
+
+def settings_class(name: str) -> type[ModelConfig]:
+    """The dataclass of the settings of the model called ``name``; ConfigError where there is no such model."""
+    found: type[ModelConfig] = MODELS.get(name).config
+    return found
+
+
+def schema_for(recorded: dict[Any, Any]) -> DictConfig:
+    """The schema of a whole configuration whose ``model`` has the settings of the one that ``recorded`` names."""
+    schema: DictConfig = OmegaConf.structured(Config)
+    model = recorded.get(GROUP)
+    if isinstance(model, dict) and "name" in model:
+        schema.model = settings_class(str(model["name"]))
+    return schema
+
+
+def check_settings(tree: DictConfig) -> None:
+    """ConfigError where the composed ``tree`` does not hold the settings of the model that ``model.name`` names.
+
+    A file of the user's own that names a model without its settings gets their defaults.
+    """
+    name = OmegaConf.select(tree, f"{GROUP}.name", throw_on_missing=True)
+    wanted, kind = settings_class(name), OmegaConf.get_type(tree, GROUP) or dict
+    if kind is ModelConfig:
+        tree.model = OmegaConf.merge(OmegaConf.structured(wanted), OmegaConf.to_container(tree.model))
+    elif kind is not wanted:
+        others = [spec.name for spec in MODELS if spec.config is kind]
+        raise ConfigError(
+            f"model.name is {name!r}, but the settings are those of model {others[0] if others else kind.__name__!r}",
+            hint=f"{GROUP}={name}",
+        )

@@ -1,0 +1,109 @@
+"""What the planner charges for a model, counted on the module that is built: FLOP, activations, parameters.
+
+The module runs forward and backward once on the meta device, where nothing is computed. Importing torch for that takes
+two seconds of a processor, so that a process counts a model once and only where a plan is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config import ModelConfig
+from pipeline.errors import ConfigError
+from pipeline.models import build_model
+from pipeline.specs import MODELS, ModelCosts, ModelInputs
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SAMPLES = 1024  # of the pass that is counted; a power of two, so that a sample's share of a product is exact
+
+
+def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
+    """The costs of the model that ``config`` names, built for ``inputs``; ConfigError where it cannot be counted.
+
+    ``flop``: of matrix products, forward and backward, the gradient of the dense features left out, as
+    ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the backward
+    pass comes back to: outputs of all operations but views; an element-wise operation whose input no gradient needs
+    counts as working in place. Inputs and parameters are not among them.
+    """
+    key = json.dumps(asdict(config), sort_keys=True)
+    return _counted(key, replace(inputs, seed=0))
+
+
+@lru_cache(maxsize=256)
+def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
+    record = json.loads(key)
+    config = MODELS.get(record["name"]).config(**record)
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    module = build_model(config, inputs).to("meta")
+    dense = torch.zeros(SAMPLES, len(inputs.dense), device="meta")
+    embeddings = torch.zeros(SAMPLES, len(inputs.vectors), inputs.dim, device="meta", requires_grad=True)
+    try:
+        with FlopCounterMode(display=False) as products:
+            logits, activations = _forward(module, dense, embeddings)
+            logits.sum().backward()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise ConfigError(
+            f"model {config.name!r} does not run on the meta device, where its FLOP are counted: {error}",
+            hint="its forward must not depend on values, and every tensor it makes must be on the device of its inputs",
+        ) from error
+    return ModelCosts(
+        flop=products.get_total_flops() / SAMPLES,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        activations=round(activations / SAMPLES),
+    )
+
+
+def _forward(module: Any, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, int]:
+    """Logits, and how many values the forward pass writes that count as activations."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    def storages(values: Any) -> list[tuple[int, int]]:
+        return [(v.untyped_storage()._cdata, v.numel()) for v in tree_leaves(values) if isinstance(v, torch.Tensor)]
+
+    known = {storage for storage, _ in storages([dense, embeddings, *module.parameters(), *module.buffers()])}
+    written: dict[int, int] = {}
+    in_place: list[tuple[list[tuple[int, int]], int]] = []  # inputs of an element-wise operation, values of its output
+    kept: list[Tensor] = []  # alive, so that no storage's address is used twice
+    saved: set[int] = set()
+
+    class Writes(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            kept.extend(v for v in tree_leaves(result) if isinstance(v, torch.Tensor))
+            for storage, values in storages(result):
+                if storage in known or storage in written:
+                    continue
+                written[storage] = values
+                if torch.Tag.pointwise in func.tags:
+                    in_place.append((storages(args), values))
+            return result
+
+    def save(value: Tensor) -> Tensor:
+        saved.add(value.untyped_storage()._cdata)
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda value: value), Writes():
+        logits = module(dense, embeddings)
+    return logits, sum(written.values()) - _overwritten(in_place, written, saved)
+
+
+def _overwritten(
+    in_place: Iterable[tuple[list[tuple[int, int]], int]], written: dict[int, int], saved: set[int]
+) -> int:
+    """Values of element-wise operations that take the place of an input which nobody needs any more."""
+    free, total = {storage: values for storage, values in written.items() if storage not in saved}, 0
+    for inputs, values in in_place:
+        gone = next((storage for storage, _ in inputs if free.get(storage) == values), None)
+        if gone is not None:
+            total += free.pop(gone)
+    return total

@@ -1,0 +1,62 @@
+"""What a ranking model is to the rest of the code: its settings, its checks, and how it is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from torch import nn
+
+C = TypeVar("C", contravariant=True)  # a class of settings, derived from ``ModelConfig``
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInputs:
+    """What a model is built for.
+
+    ``dense``: names of the dense features, in the order of their columns. ``vectors``: names of the embedding vectors
+    in their order: sparse features, or what towers put out. ``dim``: width of every vector (with towers another one
+    than ``model.embedding_dim``). ``seed``: of the initial weights.
+    """
+
+    dense: tuple[str, ...]
+    vectors: tuple[str, ...]
+    dim: int
+    seed: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelCosts:
+    """What a model costs: ``flop`` of a sample forward and backward, ``parameters``, ``activations`` of a sample."""
+
+    flop: float
+    parameters: int
+    activations: int
+
+
+class Model(Protocol[C]):
+    """A ranking model as a choice of ``model``. Importing the module that defines one must not import torch.
+
+    ``name``: the option of group ``model``, and ``model.name`` in a configuration. ``config``: its settings, a
+    keyword-only dataclass derived from ``ModelConfig`` whose ``name`` defaults to this one. Its method ``check``
+    refuses settings that no model can have, before anything starts.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name in the configuration."""
+        ...
+
+    @property
+    def config(self) -> type[Any]:
+        """The dataclass of its settings."""
+        ...
+
+    def build(self, config: C, inputs: ModelInputs) -> nn.Module:
+        """The module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
+
+        The logits are float32 under bf16 autocast too. The module must run
+        on the meta device, where the planner counts its FLOP, and under ``torch.export``, by which it is published.
+        """
+        ...
