@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _show(options: argparse.Namespace) -> int:
     from pipeline.errors import ArtifactError
+    from pipeline.records import Result, read
     from pipeline.records.step import run_directory
     from pipeline.report import Reporter
     from pipeline.store import Store
@@ -29,11 +30,10 @@ def _show(options: argparse.Namespace) -> int:
         known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
         text = f"known runs: {', '.join(known)}" if known else "there are no runs in this store"
         raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
-    result = store.read_json(path)
     if options.json:
-        say(json.dumps(result, indent=1))
+        say(json.dumps(store.read_json(path), indent=1))
     else:
-        Reporter(store, options.run, write=write_text, columns=columns()).summary(result)
+        Reporter(store, options.run, write=write_text, columns=columns()).summary(read(Result, store, path))
     return 0
 
 

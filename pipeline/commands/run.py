@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.commands.command import Command
 from pipeline.commands.console import columns, complain, say, write, write_text
 from pipeline.errors import NightjarError, exit_code_of
+from pipeline.records import Result
 from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = _one_run(config)
-        results.append(result or {"run": config.run, "status": f"exit {code}"})
+        results.append(result or Result(run=str(config.run), status=f"exit {code}"))
         notes.append(" ".join(override for override in job if override not in common))
         worst = worst or code
         if code > 128:
@@ -91,12 +92,12 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     return worst
 
 
-def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
-    """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
+def _one_run(config: Config) -> tuple[int, Result | None]:
+    """Run ``config``; the exit code (message printed) and the result, None where the run did not end."""
     try:
         return _alone(config)
     except NightjarError as error:
-        return complain(str(error), exit_code_of(error)), {}
+        return complain(str(error), exit_code_of(error)), None
 
 
 def run_code(config: Config) -> int:
@@ -104,7 +105,7 @@ def run_code(config: Config) -> int:
     return _alone(config)[0]
 
 
-def _alone(config: Config) -> tuple[int, dict[str, Any]]:
+def _alone(config: Config) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.launch.schedulers import only_launcher
     from pipeline.store import Store
@@ -115,7 +116,7 @@ def _alone(config: Config) -> tuple[int, dict[str, Any]]:
         return _held_run(config, store)
 
 
-def _held_run(config: Config, store: Store) -> tuple[int, dict[str, Any]]:
+def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
     from pipeline.launch import Chain, Interrupted, StageError
     from pipeline.launch.chain import Console
@@ -132,7 +133,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, dict[str, Any]]:
         steps = prepare(config, store)
     except NightjarError as error:
         record_failure(store, str(config.run), error)
-        return complain(str(error), exit_code_of(error)), {}
+        return complain(str(error), exit_code_of(error)), None
     try:
         io = stage_io(config, store, console.columns)
         chain = Chain(
@@ -143,11 +144,11 @@ def _held_run(config: Config, store: Store) -> tuple[int, dict[str, Any]]:
     except (NightjarError, StageError) as error:
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
             write_report(store, str(config.run))
-        return failed(error), {}
+        return failed(error), None
     except Interrupted as stop:
-        return complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), {}
-    last = result["stages"][config.stages[-1]]
-    if last["status"] == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, last["artifact"])):
+        return complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), None
+    last = result.stages[config.stages[-1]]
+    if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
         say(text)
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
