@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import entry_points
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.errors import ConfigError
 
 BUILT_IN = "built in"
+ADDED = "added by this process"
 
 
 class Named(Protocol):
@@ -65,6 +67,17 @@ class Registry(Generic[T]):
         """Where the choice called ``name`` comes from: ``built in``, or the package and its version."""
         self._loaded()
         return self._origins[name]
+
+    @contextmanager
+    def added(self, *specs: T) -> Iterator[None]:
+        """Within: ``specs`` are choices of this process too, after the others. For tests and notebooks."""
+        former, origins = self._loaded(), self._origins
+        self._specs = {**former, **{spec.name: spec for spec in specs}}
+        self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
+        try:
+            yield
+        finally:
+            self._specs, self._origins = former, origins
 
     def _loaded(self) -> dict[str, T]:
         if self._specs is None:
