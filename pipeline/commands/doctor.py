@@ -19,6 +19,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.errors import ConfigError
+from pipeline.specs import REGISTRIES
 from pipeline.units import GIB
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
@@ -50,7 +52,7 @@ class Finding:
 
     def line(self) -> str:
         """One line for the screen."""
-        return f"{self.level:<5} {self.name:<9} {self.found}" + (f" -> {self.advice}" if self.advice else "")
+        return f"{self.level:<5} {self.name:<15} {self.found}" + (f" -> {self.advice}" if self.advice else "")
 
     def to_json(self) -> dict[str, str]:
         """Plain data."""
@@ -59,7 +61,7 @@ class Finding:
 
 def examine(store: str) -> list[Finding]:
     """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
-    findings = [python_version(), *triple(), *tools(), cores(), memory(), disk(store), shared_memory()]
+    findings = [python_version(), *triple(), *tools(), *choices(), cores(), memory(), disk(store), shared_memory()]
     broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
     return [*findings, *([] if broken else lookup(store))]
 
@@ -102,6 +104,19 @@ def tools() -> Iterable[Finding]:
         else:
             state = f"{name} {found}" if found else f"{name} is not installed"
             yield Finding("fail", name.partition("-")[0], state, f"expected {wanted}.x: {LOCK}")
+
+
+def choices() -> Iterable[Finding]:
+    """What each registry lists, and which packages add to it."""
+    for registry in REGISTRIES:
+        try:
+            listed = [
+                f"{name} ({package})" if (package := registry.package(name)) else name for name in registry.names()
+            ]
+        except ConfigError as error:
+            yield Finding("fail", registry.kind, error.message, error.hint)
+        else:
+            yield Finding("ok", registry.kind, ", ".join(listed))
 
 
 def cores() -> Finding:
