@@ -110,12 +110,11 @@ def choices() -> Iterable[Finding]:
     """What each registry lists, and which packages add to it."""
     for registry in REGISTRIES:
         try:
-            listed = [
-                f"{name} ({package})" if (package := registry.package(name)) else name for name in registry.names()
-            ]
+            packages = {name: registry.package(name) for name in registry.names()}
         except ConfigError as error:
             yield Finding("fail", registry.kind, error.message, error.hint)
         else:
+            listed = (f"{name} ({package})" if package else name for name, package in packages.items())
             yield Finding("ok", registry.kind, ", ".join(listed))
 
 
