@@ -30,9 +30,9 @@ from benchmarks.common import finish
 from pipeline import cli
 from pipeline.errors import GateHeldError
 from pipeline.evaluation import evaluate
+from pipeline.publishing.promotion import incumbent
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.publishing.translate import translation
-from pipeline.publishing.versions import incumbent
 from pipeline.records import LABEL
 from pipeline.report.page import Figure, from_template
 from pipeline.report.svg import Axis, Frame, Point, drawing, tag, text_at

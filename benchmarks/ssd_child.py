@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.ssd_memory import AHEAD
-from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.ssd import SsdStore, named, pss_bytes
 from pipeline.records import DatasetSchema
 from pipeline.training.data import Batch

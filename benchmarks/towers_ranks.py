@@ -21,7 +21,7 @@ from benchmarks.checkpoint_model import ZipfIds, batches, config_of, schema_of
 from benchmarks.network.ranks import serve
 from pipeline.config import Config, PartitionConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, TablePlan, Towers
-from pipeline.towers.settings import towers_of
+from pipeline.towers.assignment import towers_of
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.trainer import Trainer

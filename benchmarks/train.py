@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
 from benchmarks.reference import PlainLoop
 from pipeline.config import Config
+from pipeline.evaluation.metrics import exact_auc, split_by_class
 from pipeline.store import Store
 from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
@@ -122,14 +122,7 @@ def _auc_of(model: torch.nn.Module, split: SplitReader) -> float:
         # The model's last output is (..., logits, labels, ...): ours starts with the logits, theirs with the loss.
         outputs = [model(batch)[1] for batch in reader]
     logits = torch.cat([output[1] if output[0].dim() == 0 else output[0] for output in outputs]).numpy()
-    return _auc(split.column("label"), logits[: split.rows])
-
-
-def _auc(labels: np.ndarray, scores: np.ndarray) -> float:
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[places]
-    positives = float(labels.sum())
-    return float((ranks[labels > 0].sum() - positives * (positives + 1) / 2) / (positives * (len(labels) - positives)))
+    return exact_auc(split_by_class(split.column("label") > 0, logits[: split.rows]))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,6 +13,9 @@ from pipeline.cpus import share_cpus
 share_cpus()  # before torch: tests share the cores with each other and with the ranks they start
 
 from tests.cluster_kit import cluster  # noqa: E402, F401 (a fixture)
+
+if TYPE_CHECKING:
+    from tests.checkpoint.s3 import Proxy
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared"
@@ -30,6 +34,16 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip("the real data sets (../shared/data) are not beside this checkout")
     return folder
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> "Iterator[Proxy]":
+    """moto's S3 behind a proxy that makes faults, one a process; a test makes a bucket of its own."""
+    from tests.checkpoint.s3 import served
+
+    pytest.importorskip("s3fs", reason="s3fs is not installed")
+    with served(pytest.importorskip("moto.server", reason="moto is not installed")) as proxy:
+        yield proxy
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +74,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    left_out = "make test leaves the image build out, which takes minutes: make test-image"
+    left_out = "make test leaves out what takes minutes: the image (make test-image), all faults (make test-faults)"
     terminalreporter.write_line(left_out)
     terminalreporter.write_line("look at: the closing line below; every skipped test says why above")

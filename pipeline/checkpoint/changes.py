@@ -13,8 +13,8 @@ from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
-from pipeline.checkpoint.commands import config_changes
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
+from pipeline.checkpoint.settings import config_changes
 from pipeline.config import CheckpointConfig, Config
 from pipeline.config.renamed import with_new_names
 from pipeline.errors import ConfigError

@@ -41,6 +41,7 @@ from pipeline.config import CheckpointConfig
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError, DamagedError, PassingError
+from pipeline.records import TableSize
 from pipeline.store import Artifact, Store
 from pipeline.units import MIB
 
@@ -211,7 +212,7 @@ class Checkpointer:
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
             blocks=blocks, coding=partial(self._coding, final), dense=tensors, state=record,
-            tables={name: {"rows": t.rows, "dim": t.dim} for name, t in self.model.rows.tables.items()},
+            tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=self._compact if compacting else None,
             prune=partial(self._prune, self._pruner, list(self._entries)) if prune else None,

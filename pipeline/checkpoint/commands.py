@@ -5,25 +5,35 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
-from pipeline.config.renamed import with_new_names
+from pipeline.checkpoint.settings import config_changes
 from pipeline.errors import ConfigError
+from pipeline.records import (
+    CheckpointDiff,
+    Compacted,
+    Damage,
+    DenseDiff,
+    Exported,
+    ListedCheckpoint,
+    ShownCheckpoint,
+    StoredTable,
+    TableDiff,
+    Verified,
+)
 from pipeline.store import MANIFEST, Artifact, Store
 
 Progress = Callable[[int, int], None]
 
 
-def list_checkpoints(store: Store, run: str | None = None) -> list[dict[str, Any]]:
+def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpoint]:
     """One record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
 
-    ``bytes`` of its own files, ``share``: of a full fp32 checkpoint; ``age_seconds``; ``rests``: names that rest on it;
-    ``problem``: what is wrong with its manifest ("": nothing); what only a manifest says is None then. One that a
-    training set aside is of type "set aside", with the reason as ``why``. Raises ConfigError for an unknown run.
+    Damaged ones and those that a training set aside are among them. Raises ConfigError for an unknown run.
     """
     _check_run(store, run)
     found = []
@@ -31,12 +41,12 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[dict[str, Any
         damaged: dict[str, str] = {}
         artifacts = committed(store, directory, damaged)
         entries = {entry.name: entry for entry in map(entry_of, artifacts)}
-        records = [{**_record(artifact), "problem": ""} for artifact in artifacts]
+        records = [ListedCheckpoint(**_record(artifact)) for artifact in artifacts]
         records += [_damaged_record(path, problem) for path, problem in damaged.items()]
         records += [_aside_record(store, each) for each in aside.listed(store, directory)]
-        for record in sorted(records, key=lambda record: record["step"]):
-            rests = [each.name for each in entries.values() if record["name"] in needed(each, entries)]
-            found.append({**record, "rests": rests})
+        for record in sorted(records, key=lambda record: record.step):
+            rests = tuple(each.name for each in entries.values() if record.name in needed(each, entries))
+            found.append(replace(record, rests=rests))
     return found
 
 
@@ -50,54 +60,35 @@ def _check_run(store: Store, run: str | None) -> None:
         )
 
 
-def _damaged_record(path: str, problem: str) -> dict[str, Any]:
-    absent = dict.fromkeys(("rows", "bytes", "share", "created", "age_seconds"))
-    place = {"run": run_of(path), "name": path.rpartition("/")[2], "path": path, "step": step_of(path)}
-    return {**place, "type": "damaged", "parents": [], "codings": [], **absent, "problem": f"{MANIFEST} {problem}"}
+def _damaged_record(path: str, problem: str) -> ListedCheckpoint:
+    return ListedCheckpoint(
+        run=run_of(path), name=path.rpartition("/")[2], path=path, step=step_of(path), type="damaged",
+        problem=f"{MANIFEST} {problem}",
+    )  # fmt: skip
 
 
-def _aside_record(store: Store, each: aside.SetAside) -> dict[str, Any]:
-    absent = dict.fromkeys(("rows", "share"))
-    place = {
-        "run": run_of(each.path),
-        "name": each.path.rpartition("/")[2],
-        "path": each.path,
-        "step": step_of(each.former),
-    }
+def _aside_record(store: Store, each: aside.SetAside) -> ListedCheckpoint:
     age = None if each.created is None else max(0.0, time.time() - each.created)
-    known = {"bytes": aside.size(store, each), "created": each.created, "age_seconds": age}
-    return {
-        **place,
-        "type": "set aside",
-        "parents": [],
-        "codings": [],
-        **absent,
-        **known,
-        "problem": "",
-        "why": each.why,
-    }
+    return ListedCheckpoint(
+        run=run_of(each.path), name=each.path.rpartition("/")[2], path=each.path, step=step_of(each.former),
+        type="set aside", bytes=aside.size(store, each), created=each.created, age_seconds=age, why=each.why,
+    )  # fmt: skip
 
 
 def _record(artifact: Artifact) -> dict[str, Any]:
+    """The fields that a listed and a shown checkpoint share."""
     summary = artifact.summary
     size = sum(entry.bytes for entry in artifact.files.values())
     return {
-        "run": run_of(artifact.path),
-        "name": artifact.path.rpartition("/")[2],
-        "path": artifact.path,
-        "step": summary["step"],
-        "type": summary["type"],
-        "parents": list(summary["parents"]),
-        "codings": summary.get("codings", []),
-        "rows": summary["rows"],
-        "bytes": size,
-        "share": size / max(1, summary["bytes_full"]),
-        "created": artifact.created,
+        "run": run_of(artifact.path), "name": artifact.path.rpartition("/")[2], "path": artifact.path,
+        "step": summary["step"], "type": summary["type"], "parents": tuple(summary["parents"]),
+        "codings": tuple(summary.get("codings", ())), "rows": summary["rows"], "bytes": size,
+        "share": size / max(1, summary["bytes_full"]), "created": artifact.created,
         "age_seconds": max(0.0, time.time() - artifact.created),
-    }
+    }  # fmt: skip
 
 
-def show(store: Store, name: str) -> dict[str, Any]:
+def show(store: Store, name: str) -> ShownCheckpoint:
     """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
     from pipeline.checkpoint.reader import read_index, read_state
     from pipeline.checkpoint.verified import read_verified
@@ -106,34 +97,26 @@ def show(store: Store, name: str) -> dict[str, Any]:
     artifact = find_checkpoint(store, name)
     index = read_index(store, artifact)
     tables = {}
-    for table, size in index["tables"].items():
-        extents = [extent for extent in index["files"] if extent["table"] == table]
-        tables[table] = {
-            **size,
-            "rows_stored": sum(e["rows"] * e["columns"] for e in extents) // size["dim"],
-            "bytes": sum(artifact.files[e["file"]].bytes for e in extents),
-            "files": len(extents),
-            "codings": sorted({e["coding"] for e in extents}),
-        }
+    for table, size in index.tables.items():
+        extents = [extent for extent in index.files if extent.table == table]
+        tables[table] = StoredTable(
+            rows=size.rows, dim=size.dim, rows_stored=sum(e.rows * e.columns for e in extents) // size.dim,
+            bytes=sum(artifact.files[e.file].bytes for e in extents), files=len(extents),
+            codings=tuple(sorted({e.coding for e in extents})),
+        )  # fmt: skip
     read_verified(store, artifact, DENSE)
-    return {
-        **_record(artifact),
-        "key": artifact.key,
-        "inputs": artifact.inputs,
-        "summary": artifact.summary,
-        "position": read_state(store, artifact)["train"],
-        "tables": tables,
-        "dense_bytes": artifact.files[DENSE].bytes,
-        "config": artifact.config,
-    }
+    return ShownCheckpoint(
+        **_record(artifact), key=artifact.key, inputs=artifact.inputs, summary=artifact.summary,
+        position=read_state(store, artifact)["train"], tables=tables, dense_bytes=artifact.files[DENSE].bytes,
+        config=artifact.config,
+    )  # fmt: skip
 
 
-def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:
-    """Read a checkpoint and its chain: {"name", "checkpoint", "whole", "files", "bytes", "damage"}.
+def verify(store: Store, name: str, progress: Progress) -> Verified:
+    """Read a checkpoint and its chain.
 
     Of a run the newest whole one is read, and every manifest that is damaged counts: it may be the newest one's.
     """
-    from pipeline.checkpoint.verify import Damage
     from pipeline.checkpoint.verify import verify as look
 
     found, damaged = candidates(store, name)
@@ -142,17 +125,11 @@ def verify(store: Store, name: str, progress: Progress) -> dict[str, Any]:
     damage, files, size = look(store, found[-1], progress) if found else (list[Damage](), 0, 0)
     named = {each.checkpoint for each in damage if each.file == MANIFEST}
     damage += [Damage(path, MANIFEST, problem) for path, problem in damaged.items() if path not in named]
-    return {
-        "name": name,
-        "checkpoint": found[-1].path if found else newest(damaged),
-        "whole": not damage,
-        "files": files,
-        "bytes": size,
-        "damage": [asdict(each) for each in damage],
-    }
+    checkpoint = found[-1].path if found else newest(damaged)
+    return Verified(name=name, checkpoint=checkpoint, whole=not damage, files=files, bytes=size, damage=tuple(damage))
 
 
-def diff(store: Store, first: str, second: str, progress: Progress) -> dict[str, Any]:
+def diff(store: Store, first: str, second: str, progress: Progress) -> CheckpointDiff:
     """How ``second`` differs from ``first``: tables, dense parameters and configuration.
 
     A table: rows changed (any weight differs), largest and mean absolute difference over all its weights.
@@ -162,8 +139,8 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> dict[str,
     one, two = find_checkpoint(store, first), find_checkpoint(store, second)
     a, b = ChainReader(store, one), ChainReader(store, two)
     both = [table for table in a.tables if a.tables[table] == b.tables.get(table)]
-    total, done = sum(a.tables[table]["rows"] for table in both), 0
-    tables: dict[str, Any] = {}
+    total, done = sum(a.tables[table].rows for table in both), 0
+    tables: dict[str, TableDiff] = {}
     for table in both:
         changed, largest, summed = 0, 0.0, 0.0
         for left, right in zip(a.windows(table), b.windows(table), strict=True):
@@ -173,34 +150,28 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> dict[str,
             summed += float(gap.double().sum())
             done += len(gap)
             progress(done, total)
-        rows, dim = a.tables[table]["rows"], a.tables[table]["dim"]
-        tables[table] = {
-            "rows": rows, "rows_changed": changed, "largest": largest, "mean": summed / max(1, rows * dim),
-        }  # fmt: skip
-    return {
-        "first": one.path,
-        "second": two.path,
-        "steps": [one.summary["step"], two.summary["step"]],
-        "tables": tables,
-        "tables_differ": _table_changes(a.tables, b.tables),
-        "dense": _diff_dense(store, one, two),
-        "config": config_changes(one.config, two.config),
-    }
+        rows, dim = a.tables[table].rows, a.tables[table].dim
+        mean = summed / max(1, rows * dim)
+        tables[table] = TableDiff(rows=rows, rows_changed=changed, largest=largest, mean=mean)
+    either = {**a.tables, **b.tables}
+    sizes = {table: (a.tables.get(table), b.tables.get(table)) for table in either}
+    return CheckpointDiff(
+        first=one.path, second=two.path, steps=(one.summary["step"], two.summary["step"]), tables=tables,
+        tables_differ={table: pair for table, pair in sizes.items() if pair[0] != pair[1]},
+        dense=_diff_dense(store, one, two), config=config_changes(one.config, two.config),
+    )  # fmt: skip
 
 
-def _table_changes(a: dict[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    return {table: [a.get(table), b.get(table)] for table in {**a, **b} if a.get(table) != b.get(table)}
-
-
-def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, Any]:
+def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, DenseDiff]:
     a, b = _dense(store, one), _dense(store, two)
-    found: dict[str, Any] = {}
+    found: dict[str, DenseDiff] = {}
     for name in {**a, **b}:
         if name not in a or name not in b or a[name].shape != b[name].shape:
-            found[name] = {"shapes": [list(x[name].shape) if name in x else None for x in (a, b)]}
+            then, now = (list(x[name].shape) if name in x else None for x in (a, b))
+            found[name] = DenseDiff(shapes=(then, now))
         else:
             gap = (a[name].double() - b[name].double()).abs()
-            found[name] = {"values": gap.numel(), "largest": float(gap.max()), "mean": float(gap.mean())}
+            found[name] = DenseDiff(values=gap.numel(), largest=float(gap.max()), mean=float(gap.mean()))
     return found
 
 
@@ -213,36 +184,17 @@ def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
     return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            found |= flatten(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value
-    return found
-
-
-def config_changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
-    a, b = flatten(with_new_names(then)), flatten(with_new_names(now))
-    return {path: [a.get(path), b.get(path)] for path in {**a, **b} if a.get(path) != b.get(path)}
-
-
-def compact(store: Store, name: str, progress: Progress) -> dict[str, Any]:
-    """Compact a checkpoint's chain: {"checkpoint", "compacted": what it rested on, "bytes_before", "bytes"}."""
+def compact(store: Store, name: str, progress: Progress) -> Compacted:
+    """Compact a checkpoint's chain."""
     from pipeline.checkpoint.compact import compact as merge
 
     before = find_checkpoint(store, name)
     after = merge(store, before, progress=progress)
-    return {
-        "checkpoint": after.path,
-        "step": after.summary["step"],
-        "compacted": list(before.summary["parents"]),
-        "bytes_before": sum(entry.bytes for entry in before.files.values()),
-        "bytes": sum(entry.bytes for entry in after.files.values()),
-    }
+    return Compacted(
+        checkpoint=after.path, step=after.summary["step"], compacted=tuple(before.summary["parents"]),
+        bytes_before=sum(entry.bytes for entry in before.files.values()),
+        bytes=sum(entry.bytes for entry in after.files.values()),
+    )  # fmt: skip
 
 
 def gc(
@@ -274,8 +226,8 @@ def gc(
 def export(
     store: Store, name: str, out: str, *, file_format: str, layout: str | None, state: bool, tables: Iterable[str],
     progress: Progress,
-) -> dict[str, Any]:  # fmt: skip
-    """Write a checkpoint's tables as fp32 files under URL ``out``: {"checkpoint", "files"}."""
+) -> Exported:  # fmt: skip
+    """Write a checkpoint's tables as fp32 files under URL ``out``."""
     from pipeline.checkpoint.export import export as write
 
     target = Store(out, "--out ")
@@ -284,4 +236,4 @@ def export(
         store, artifact, target, file_format=file_format, layout=layout, state=state, tables=list(tables),
         progress=progress,
     )  # fmt: skip
-    return {"checkpoint": artifact.path, "step": artifact.summary["step"], "files": files}
+    return Exported(checkpoint=artifact.path, step=artifact.summary["step"], files=files)

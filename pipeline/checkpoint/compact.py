@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -21,9 +20,10 @@ from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import BASELINE, damage_hint, in_store, restore_order
 from pipeline.checkpoint.reader import read_index
 from pipeline.checkpoint.verified import read_verified
-from pipeline.checkpoint.writer import DENSE, FORMAT, INDEX, STATE
+from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.embeddings.shards import columns_of
 from pipeline.errors import ArtifactError, DamagedError
+from pipeline.records import Extent, Index
 from pipeline.store import MANIFEST, Artifact, Draft, Store
 
 ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"
@@ -49,8 +49,8 @@ def compact(
     _remove(store, f"{artifact.path}/{NEW_ROWS}")
     merge = _Merge(store, chain, indices, draft, on_point, progress)
     extents = merge.run()
-    tables = indices[-1]["tables"]
-    draft.write_json(NEW_INDEX, {"format": FORMAT, "tables": tables, "files": extents})
+    tables = indices[-1].tables
+    draft.write_json(NEW_INDEX, Index(tables=tables, files=extents).to_json())
     on_point(FaultPoint.BEFORE_SWAP)
     done = _swap(store, artifact, draft, extents, chain)
     on_point(FaultPoint.AFTER_SWAP)
@@ -66,32 +66,32 @@ class _Merge:
         self,
         store: Store,
         chain: list[Artifact],
-        indices: list[dict[str, Any]],
+        indices: list[Index],
         draft: Draft,
         on_point: OnPoint,
         progress: Callable[[int, int], None],
     ) -> None:
         self.store, self.chain, self.indices, self.draft = store, chain, indices, draft
         self.on_point, self.progress = on_point, progress
-        self.extents: list[dict[str, Any]] = []
+        self.extents: list[Extent] = []
         self.read = 0
-        self.total = sum(len(index["files"]) for index in indices)
+        self.total = sum(len(index.files) for index in indices)
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self) -> list[Extent]:
         """All tables; the index entries of the files written."""
-        for table, size in self.indices[-1]["tables"].items():
-            self._table(table, size["rows"], size["dim"])
+        for table, size in self.indices[-1].tables.items():
+            self._table(table, size.rows, size.dim)
         return self.extents
 
     def _table(self, table: str, rows: int, dim: int) -> None:
-        mine = [[extent for extent in index["files"] if extent["table"] == table] for index in self.indices]
-        edges = {edge for extents in mine for e in extents for edge in (e["column"], e["column"] + e["columns"])}
+        mine = [[extent for extent in index.files if extent.table == table] for index in self.indices]
+        edges = {edge for extents in mine for e in extents for edge in (e.column, e.column + e.columns)}
         cuts = sorted(edges | {0, dim})
         taken = np.zeros((len(cuts) - 1, rows), np.bool_)
         for artifact, extents in zip(reversed(self.chain), reversed(mine), strict=True):
             for extent in extents:
-                where = f"{artifact.path}/{extent['file']}"
-                chunk = open_chunk(read_verified(self.store, artifact, extent["file"]), self.store.url_of(where))
+                where = f"{artifact.path}/{extent.file}"
+                chunk = open_chunk(read_verified(self.store, artifact, extent.file), self.store.url_of(where))
                 self._take(chunk, taken, cuts)
                 self.read += 1
                 self.progress(self.read, self.total)
@@ -136,10 +136,10 @@ class _Merge:
 
     def _note(self, table: str, ids: NDArray[np.int64], column: int, columns: int, coding: str) -> None:
         self.extents.append(
-            {
-                "file": self._name(table), "table": table, "first": int(ids[0]), "last": int(ids[-1]),
-                "rows": len(ids), "column": column, "columns": columns, "coding": coding,
-            }
+            Extent(
+                file=self._name(table), table=table, first=int(ids[0]), last=int(ids[-1]), rows=len(ids),
+                column=column, columns=columns, coding=coding,
+            )
         )  # fmt: skip
 
 
@@ -149,9 +149,7 @@ def changed_since(store: Store, artifact: Artifact) -> bool:
     return now is None or now.to_json() != artifact.to_json()
 
 
-def _swap(
-    store: Store, artifact: Artifact, draft: Draft, extents: list[dict[str, Any]], chain: list[Artifact]
-) -> Artifact:
+def _swap(store: Store, artifact: Artifact, draft: Draft, extents: list[Extent], chain: list[Artifact]) -> Artifact:
     """Replace the manifest by one that names the new files: from now on it is a baseline."""
     files = {name: artifact.files[name] for name in (DENSE, STATE)} | draft.files
     size = sum(entry.bytes for entry in files.values())
@@ -160,8 +158,8 @@ def _swap(
         files=dict(sorted(files.items())),
         summary={
             **artifact.summary, "type": BASELINE, "parents": [], "index": NEW_INDEX, "bytes": size,
-            "rows": sum(extent["rows"] for extent in extents),
-            "codings": sorted({extent["coding"] for extent in extents}),
+            "rows": sum(extent.rows for extent in extents),
+            "codings": sorted({extent.coding for extent in extents}),
             "compacted": [each.path.rsplit("/", 1)[-1] for each in chain[:-1]],
         },
     )  # fmt: skip

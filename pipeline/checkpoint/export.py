@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.checkpoint.rows import ChainReader, Window
 from pipeline.errors import ConfigError
+from pipeline.records import ExportedTable
 from pipeline.store import Artifact, Store, disk_errors
 
 Progress = Callable[[int, int], None]
@@ -27,7 +28,7 @@ def export(
     state: bool = False,
     tables: list[str] | None = None,
     progress: Progress = lambda done, total: None,
-) -> list[dict[str, Any]]:
+) -> tuple[ExportedTable, ...]:
     """Write ``<table>.<format>`` into ``out``, rows in order; what was written. ``progress``: rows done and in all.
 
     Parquet: column ``row`` (int64), then ``e0``..``eN`` float32, or with ``layout`` list (Parquet only) one fixed-size
@@ -46,7 +47,7 @@ def export(
                 f"{artifact.path} has no table {table!r}; it has: {', '.join(reader.tables)}",
                 hint=f"--table {next(iter(reader.tables))}",
             )
-    total = sum(reader.tables[table]["rows"] for table in chosen)
+    total = sum(reader.tables[table].rows for table in chosen)
     counter = _Counter(total, progress)
     write = _write_parquet if file_format == "parquet" else _write_safetensors
     done = []
@@ -55,8 +56,9 @@ def export(
         with _whole(out, name) as sink:
             write(sink, reader, table, layout, state, counter)
         size = int(out.fs.info(out.full(name))["size"])
-        done.append({"table": table, "file": out.url_of(name), **reader.tables[table], "bytes": size})
-    return done
+        whole = reader.tables[table]
+        done.append(ExportedTable(table=table, file=out.url_of(name), rows=whole.rows, dim=whole.dim, bytes=size))
+    return tuple(done)
 
 
 @contextmanager
@@ -96,7 +98,7 @@ def _write_parquet(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    dim = reader.tables[table]["dim"]
+    dim = reader.tables[table].dim
     states = reader.states(table) if state else {}
 
     def fields(name: str, wide: bool) -> list[pa.Field]:
@@ -123,7 +125,7 @@ def _write_parquet(
 def _write_safetensors(
     sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, counter: _Counter
 ) -> None:
-    rows, dim = reader.tables[table]["rows"], reader.tables[table]["dim"]
+    rows, dim = reader.tables[table].rows, reader.tables[table].dim
     shapes: dict[str, list[int]] = {"weight": [rows, dim]}
     shapes |= {name: [rows, dim] if wide else [rows] for name, wide in (reader.states(table) if state else {}).items()}
     header: dict[str, Any] = {"__metadata__": {"table": table}}

@@ -6,25 +6,23 @@ import json
 from typing import Any
 
 from pipeline.checkpoint.state import TrainState
-from pipeline.checkpoint.writer import FORMAT
-from pipeline.errors import DamagedError
+from pipeline.errors import ArtifactError, DamagedError
+from pipeline.records import Index
+
+_HINT = "nightjar ckpt verify <its run> names all damage"
 
 
-def parse_index(data: bytes | bytearray, where: str) -> dict[str, Any]:
+def parse_index(data: bytes | bytearray, where: str) -> Index:
     """The index in ``data``; DamagedError naming ``where`` for anything that is not one of this format."""
     try:
-        index: dict[str, Any] = json.loads(data)
-        if index["format"] != FORMAT:
-            raise ValueError(f"format {index['format']}, expected {FORMAT}")
-        for size in index["tables"].values():
-            _require(size, int, "rows", "dim")
-        for extent in index["files"]:
-            _require(extent, str, "file", "table", "coding")
-            _require(extent, int, "first", "last", "rows", "column", "columns")
-            if extent["table"] not in index["tables"]:
-                raise ValueError(f"{extent['file']} is of table {extent['table']!r}, which it does not list")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _odd(f"{where} is not a checkpoint's index", error) from None
+        index = Index.from_json(json.loads(data), where)
+        for extent in index.files:
+            if extent.table not in index.tables:
+                raise ValueError(f"{extent.file} is of table {extent.table!r}, which it does not list")
+    except ArtifactError as error:
+        raise DamagedError(error.message, hint=_HINT) from None
+    except ValueError as error:
+        raise DamagedError(f"{where} is not a checkpoint's index: {error}", hint=_HINT) from None
     return index
 
 
@@ -48,4 +46,4 @@ def _require(record: dict[str, Any], kind: type, *names: str) -> None:
 
 def _odd(what: str, error: Exception) -> DamagedError:
     reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-    return DamagedError(f"{what}: {reason}", hint="nightjar ckpt verify <its run> names all damage")
+    return DamagedError(f"{what}: {reason}", hint=_HINT)

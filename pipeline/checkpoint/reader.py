@@ -31,6 +31,7 @@ from pipeline.embeddings.shards import LocalShard, columns_of
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows, shard_key
 from pipeline.errors import ArtifactError, DamagedError
+from pipeline.records import Extent, Index, TableSize
 from pipeline.store import Artifact, Store, reachable
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
@@ -129,19 +130,19 @@ def _open(store: Store, path: str) -> Artifact:
         return store.get(path, "train")
 
 
-def read_index(store: Store, artifact: Artifact) -> dict[str, Any]:
-    """The parsed, verified index of a checkpoint: {"format", "tables", "files"}."""
+def read_index(store: Store, artifact: Artifact) -> Index:
+    """The parsed, verified index of a checkpoint."""
     name = artifact.summary.get("index", INDEX)
     return parse_index(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
 
 
-def read_blocks(store: Store, artifact: Artifact, extents: list[dict[str, Any]]) -> Iterator[RowBlock]:
+def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iterator[RowBlock]:
     """The blocks of ``extents`` in order, verified, read ahead by threads."""
 
-    def read(extent: dict[str, Any]) -> RowBlock:
-        name = extent["file"]
+    def read(extent: Extent) -> RowBlock:
+        name = extent.file
         block = read_block(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
-        if block.table != extent["table"] or len(block.ids) != extent["rows"]:
+        if block.table != extent.table or len(block.ids) != extent.rows:
             raise damage(store, artifact, f"{store.url_of(artifact.path)}/{name} holds other rows than its index says")
         return block
 
@@ -162,12 +163,12 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
         target.touched.clear()
     for artifact in chain:
         index = read_index(store, artifact)
-        _check_tables(index["tables"], target.rows.tables, store.url_of(artifact.path))
+        _check_tables(index.tables, target.rows.tables, store.url_of(artifact.path))
         if artifact is chain[0]:
-            _check_cover(index["files"], shards, store, artifact)
-        wanted = [extent for extent in index["files"] if any(meets(extent, shard) for shard in shards)]
+            _check_cover(index.files, shards, store, artifact)
+        wanted = [extent for extent in index.files if any(meets(extent, shard) for shard in shards)]
         # Lowest columns first: they overwrite a row's state, further columns add their share to it.
-        wanted.sort(key=lambda extent: (extent["table"], extent["column"], extent["first"]))
+        wanted.sort(key=lambda extent: (extent.table, extent.column, extent.first))
         for block in read_blocks(store, artifact, wanted):
             for shard in shards:
                 touched = target.touched if artifact is not chain[0] else None
@@ -177,14 +178,14 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
         report.checkpoints.append(artifact.path)
 
 
-def meets(extent: dict[str, Any], shard: LocalShard) -> bool:
+def meets(extent: Extent, shard: LocalShard) -> bool:
     """Whether an extent of the index and a shard have values in common."""
     return (
-        extent["table"] == shard.table
-        and extent["first"] < shard.row + shard.rows
-        and extent["last"] >= shard.row
-        and extent["column"] < shard.column + shard.columns
-        and extent["column"] + extent["columns"] > shard.column
+        extent.table == shard.table
+        and extent.first < shard.row + shard.rows
+        and extent.last >= shard.row
+        and extent.column < shard.column + shard.columns
+        and extent.column + extent.columns > shard.column
     )
 
 
@@ -218,7 +219,7 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     return int(high - low)
 
 
-def _check_tables(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], where: str) -> None:
+def _check_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], where: str) -> None:
     """ArtifactError that names every table that differs."""
     complaints = []
     for name in [*tables, *(name for name in stored if name not in tables)]:
@@ -226,24 +227,24 @@ def _check_tables(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec
             complaints.append(f"table {name!r} of the model is not in it")
         elif name not in tables:
             complaints.append(f"its table {name!r} is not in the model")
-        elif (stored[name]["rows"], stored[name]["dim"]) != (tables[name].rows, tables[name].dim):
+        elif (stored[name].rows, stored[name].dim) != (tables[name].rows, tables[name].dim):
             then, now = stored[name], tables[name]
             complaints.append(
-                f"table {name!r} is {then['rows']} rows x {then['dim']} in it, {now.rows} x {now.dim} in the model"
+                f"table {name!r} is {then.rows} rows x {then.dim} in it, {now.rows} x {now.dim} in the model"
             )
     if complaints:
         raise ArtifactError(f"checkpoint {where} does not fit the model: {'; '.join(complaints)}", hint=OTHER_MODEL)
 
 
-def _check_cover(extents: list[dict[str, Any]], shards: list[LocalShard], store: Store, artifact: Artifact) -> None:
+def _check_cover(extents: list[Extent], shards: list[LocalShard], store: Store, artifact: Artifact) -> None:
     """DamagedError where a baseline does not hold every value of a local shard.
 
     Counted by extents; those of a compacted baseline may have gaps that others fill, so there it is a lower bound.
     """
     for shard in shards:
         cells = sum(
-            (min(e["last"] + 1, shard.row + shard.rows) - max(e["first"], shard.row))
-            * (min(e["column"] + e["columns"], shard.column + shard.columns) - max(e["column"], shard.column))
+            (min(e.last + 1, shard.row + shard.rows) - max(e.first, shard.row))
+            * (min(e.column + e.columns, shard.column + shard.columns) - max(e.column, shard.column))
             for e in extents
             if meets(e, shard)
         )

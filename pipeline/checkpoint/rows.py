@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from pipeline.checkpoint.reader import apply_block, read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.embeddings.shards import LocalShard
 from pipeline.errors import DamagedError
+from pipeline.records import Extent, Index, TableSize
 from pipeline.store import Artifact, Store
 
 # float32 bytes of a window of rows.
@@ -42,21 +42,21 @@ class ChainReader:
         self.store, self.artifact = store, artifact
         self.chain = restore_order(store, artifact)
         self._indices = [read_index(store, each) for each in self.chain]
-        self.tables: dict[str, dict[str, int]] = self._indices[-1]["tables"]
+        self.tables: dict[str, TableSize] = self._indices[-1].tables
         self._open: dict[tuple[str, str], RowBlock] = {}
         self._states: dict[str, dict[str, bool]] = {}
 
     def states(self, table: str) -> dict[str, bool]:
         """The optimizer's states of ``table`` by name: whether each weight has one, not each row."""
         if table not in self._states:
-            extents = [extent for extent in self._indices[0]["files"] if extent["table"] == table]
+            extents = [extent for extent in self._indices[0].files if extent.table == table]
             stored = self._block(self.chain[0], extents[0]).state if extents else {}
             self._states[table] = {name: stored[name].dim() > 1 for name in sorted(stored)}
         return self._states[table]
 
     def windows(self, table: str, window_bytes: int = WINDOW_BYTES) -> Iterator[Window]:
         """All rows of ``table`` in order. A window's tensors are used again for the next one."""
-        rows, dim = self.tables[table]["rows"], self.tables[table]["dim"]
+        rows, dim = self.tables[table].rows, self.tables[table].dim
         size = max(1, window_bytes // (4 * dim))
         mine = [sorted(self._extents(index, table), key=_lowest_column) for index in self._indices]
         weight = torch.empty(min(size, rows), dim)
@@ -70,7 +70,7 @@ class ChainReader:
             self._fill(window, mine)
             yield window
 
-    def _fill(self, window: Window, mine: list[list[dict[str, Any]]]) -> None:
+    def _fill(self, window: Window, mine: list[list[Extent]]) -> None:
         count, dim = window.weight.shape
         window.weight.fill_(float("nan"))
         for state in window.state.values():
@@ -79,9 +79,9 @@ class ChainReader:
         used = set()
         for artifact, extents in zip(self.chain, mine, strict=True):
             for extent in extents:
-                if extent["first"] < window.first + count and extent["last"] >= window.first:
+                if extent.first < window.first + count and extent.last >= window.first:
                     apply_block(self._block(artifact, extent), shard)
-                    used.add((artifact.path, extent["file"]))
+                    used.add((artifact.path, extent.file))
         for key in set(self._open) - used:
             del self._open[key]
         if window.weight.isnan().any():
@@ -91,16 +91,16 @@ class ChainReader:
                 hint=damage_hint(self.store, self.artifact.path),
             )
 
-    def _extents(self, index: dict[str, Any], table: str) -> list[dict[str, Any]]:
-        return [extent for extent in index["files"] if extent["table"] == table]
+    def _extents(self, index: Index, table: str) -> list[Extent]:
+        return [extent for extent in index.files if extent.table == table]
 
-    def _block(self, artifact: Artifact, extent: dict[str, Any]) -> RowBlock:
-        key = (artifact.path, extent["file"])
+    def _block(self, artifact: Artifact, extent: Extent) -> RowBlock:
+        key = (artifact.path, extent.file)
         if key not in self._open:
-            data = read_verified(self.store, artifact, extent["file"])
-            self._open[key] = read_block(data, self.store.url_of(f"{artifact.path}/{extent['file']}"))
+            data = read_verified(self.store, artifact, extent.file)
+            self._open[key] = read_block(data, self.store.url_of(f"{artifact.path}/{extent.file}"))
         return self._open[key]
 
 
-def _lowest_column(extent: dict[str, Any]) -> tuple[int, int]:
-    return extent["column"], extent["first"]
+def _lowest_column(extent: Extent) -> tuple[int, int]:
+    return extent.column, extent.first

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import xxhash
 
@@ -15,18 +13,10 @@ from pipeline.checkpoint.reader import read_blocks, read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.errors import DamagedError
+from pipeline.records import Damage, Extent
 from pipeline.store import MANIFEST, Artifact, FileEntry, Store
 
 _BLOCK = 4 << 20
-
-
-@dataclass(frozen=True)
-class Damage:
-    """One damaged or missing ``file`` of ``checkpoint`` (a path in the store)."""
-
-    checkpoint: str
-    file: str
-    problem: str
 
 
 def verify(
@@ -87,20 +77,20 @@ def _problem(store: Store, path: str, expected: FileEntry) -> str:
     return "" if found == expected.checksum else f"is corrupt: checksum {found}, expected {expected.checksum}"
 
 
-def _extents(store: Store, artifact: Artifact) -> tuple[dict[str, dict[str, Any]], list[Damage]]:
+def _extents(store: Store, artifact: Artifact) -> tuple[dict[str, Extent], list[Damage]]:
     """What the index says of each chunk, {file: extent}, and damage of the index: chunks the manifest does not have."""
     name = artifact.summary.get("index", INDEX)
     if name not in artifact.files:
         return {}, [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]
     try:
-        extents = {extent["file"]: extent for extent in read_index(store, artifact)["files"]}
+        extents = {extent.file: extent for extent in read_index(store, artifact).files}
     except DamagedError as error:
         return {}, [Damage(artifact.path, name, error.message)]
     lost = [Damage(artifact.path, MANIFEST, f"does not name {c}") for c in extents if c not in artifact.files]
     return extents, lost
 
 
-def _chunk_problem(store: Store, artifact: Artifact, extent: dict[str, Any]) -> str:
+def _chunk_problem(store: Store, artifact: Artifact, extent: Extent) -> str:
     """Why a chunk could not be restored: its checksum, or its content; "" where it could."""
     try:
         for _ in read_blocks(store, artifact, [extent]):

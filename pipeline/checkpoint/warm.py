@@ -25,6 +25,7 @@ from pipeline.checkpoint.reader import (
 )
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.records import TableSize
 from pipeline.store import Artifact, Store
 
 
@@ -74,7 +75,7 @@ def warm_start(
     def read() -> None:
         lines.clear()  # of a try that failed
         chain = restore_order(store, artifact)
-        stored = read_index(store, chain[-1])["tables"]
+        stored = read_index(store, chain[-1]).tables
         pairs = match_tables(stored, target.rows.tables, rename or {})
         _read_rows(store, chain, target, {then: now for now, then in pairs.items()})
         lines.extend(_table_lines(stored, target.rows.tables, pairs))
@@ -87,9 +88,7 @@ def warm_start(
     return lines
 
 
-def match_tables(
-    stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], rename: dict[str, str]
-) -> dict[str, str]:
+def match_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], rename: dict[str, str]) -> dict[str, str]:
     """{table of the model: table of the checkpoint} for those in both, after ``rename``; ConfigError if impossible."""
     for then, now in rename.items():
         if then not in stored:
@@ -114,10 +113,10 @@ def match_tables(
                 f"checkpoint.rename gives {pairs[now]!r} and {then!r} the same name {now!r}",
                 hint=_without(rename, then),
             )
-        if stored[then]["dim"] != tables[now].dim:
+        if stored[then].dim != tables[now].dim:
             raise ConfigError(
-                f"table {now!r} has {stored[then]['dim']} columns in the checkpoint, {tables[now].dim} in the model",
-                hint=f"model.embedding_dim={stored[then]['dim']}",
+                f"table {now!r} has {stored[then].dim} columns in the checkpoint, {tables[now].dim} in the model",
+                hint=f"model.embedding_dim={stored[then].dim}",
             )
         pairs[now] = then
     return pairs
@@ -138,11 +137,11 @@ def _read_rows(store: Store, chain: list[Artifact], target: Target, names: dict[
     for artifact in chain:
         mine = [
             extent
-            for extent in read_index(store, artifact)["files"]
-            if extent["table"] in names
-            and any(meets({**extent, "table": names[extent["table"]]}, shard) for shard in shards)
+            for extent in read_index(store, artifact).files
+            if extent.table in names
+            and any(meets(replace(extent, table=names[extent.table]), shard) for shard in shards)
         ]
-        mine.sort(key=lambda extent: (extent["table"], extent["column"], extent["first"]))
+        mine.sort(key=lambda extent: (extent.table, extent.column, extent.first))
         for block in read_blocks(store, artifact, mine):
             renamed = replace(block, table=names[block.table])
             for shard in shards:
@@ -192,11 +191,11 @@ def _read_some(store: Store, artifact: Artifact, target: Target, left: list[str]
     ]
 
 
-def _table_lines(stored: dict[str, dict[str, int]], tables: dict[str, TableSpec], pairs: dict[str, str]) -> list[str]:
+def _table_lines(stored: dict[str, TableSize], tables: dict[str, TableSpec], pairs: dict[str, str]) -> list[str]:
     lines, whole = [], []
     for name, table in tables.items():
         if name in pairs:
-            then = stored[pairs[name]]["rows"]
+            then = stored[pairs[name]].rows
             if (then, pairs[name]) == (table.rows, name):
                 whole.append(then)
             else:

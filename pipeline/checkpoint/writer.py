@@ -27,6 +27,7 @@ from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
+from pipeline.records import Extent, Index, TableSize, plain
 from pipeline.store import MANIFEST, Artifact, Draft, FileEntry, Store, disk_errors
 from pipeline.store.retrying import TRIES, passes, retried
 
@@ -43,7 +44,7 @@ _FLUSHES, _UNSYNCED = 8, 16
 class Job:
     """One checkpoint to write. ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0.
 
-    ``tables``: {name: {"rows", "dim"}} of the model; ``coding``: how a block's table is stored, asked once a block,
+    ``tables``: of the model, by name; ``coding``: how a block's table is stored, asked once a block,
     behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
     ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
     the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for.
@@ -57,7 +58,7 @@ class Job:
     coding: Callable[[RowBlock], TableCoding]
     dense: dict[str, Tensor]
     state: dict[str, Any]
-    tables: dict[str, dict[str, int]]
+    tables: dict[str, TableSize]
     summary: dict[str, Any]
     chunk_bytes: int
     compact: Callable[[Artifact], Artifact] | None = None
@@ -188,7 +189,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
             _retry(draft, STATE, lambda: draft.write_json(STATE, job.state))
             _sync(draft, DENSE, STATE)
         on_point(FaultPoint.WRITTEN)
-        return {"extents": extents, "files": {name: asdict(entry) for name, entry in draft.files.items()}}
+        return {"extents": plain(extents), "files": {name: asdict(entry) for name, entry in draft.files.items()}}
 
     try:
         together(f"clearing {job.path}", lambda: _clear(draft) if leader else None, group)
@@ -216,12 +217,12 @@ def _artifact(path: str, record: dict[str, Any]) -> Artifact:
     return Artifact(path=path, files=files, **record)
 
 
-def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[dict[str, Any]]:
+def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[Extent]:
     """Write this rank's rows, down to the disk; the index entries of its files.
 
     PassingError past the time ``last`` (of ``time.monotonic``): the other ranks wait.
     """
-    extents: list[dict[str, Any]] = []
+    extents: list[Extent] = []
     with _Syncing(draft) as syncing:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
@@ -229,20 +230,19 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, last: float) -> list[
                     if time.monotonic() > last:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=_SLOW)
                     extents.append(_write_extent(draft, len(extents), chunk, coding, on_point))
-                    syncing.add(extents[-1]["file"])
+                    syncing.add(extents[-1].file)
     return extents
 
 
-def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> dict[str, Any]:
+def _write_extent(draft: Draft, number: int, chunk: RowBlock, coding: TableCoding, on_point: OnPoint) -> Extent:
     """Write one chunk; its entry of the index."""
     name = f"rows/{quote(chunk.table, safe='')}/{this_rank():05d}-{number:06d}.safetensors"
     on_point(FaultPoint.ENCODE)
     _retry(draft, name, lambda: _write_chunk(draft, name, chunk, coding, on_point))
-    return {
-        "file": name, "table": chunk.table, "first": int(chunk.ids[0]), "last": int(chunk.ids[-1]),
-        "rows": len(chunk.ids), "column": chunk.column, "columns": chunk.weight.shape[1],
-        "coding": coding_name(coding.weight),
-    }  # fmt: skip
+    return Extent(
+        file=name, table=chunk.table, first=int(chunk.ids[0]), last=int(chunk.ids[-1]), rows=len(chunk.ids),
+        column=chunk.column, columns=chunk.weight.shape[1], coding=coding_name(coding.weight),
+    )  # fmt: skip
 
 
 class _Syncing:
@@ -335,13 +335,13 @@ def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_point: OnPoi
     """Gather all ranks' files into the index and the manifest: the moment the checkpoint begins to exist."""
     for part in parts:
         draft.files.update({name: FileEntry(**entry) for name, entry in part["files"].items()})
-    extents = [extent for part in parts for extent in part["extents"]]
-    _retry(draft, INDEX, lambda: draft.write_json(INDEX, {"format": FORMAT, "tables": job.tables, "files": extents}))
+    extents = [Extent.from_json(extent) for part in parts for extent in part["extents"]]
+    _retry(draft, INDEX, lambda: draft.write_json(INDEX, Index(tables=job.tables, files=extents).to_json()))
     _sync(draft, INDEX)
     on_point(FaultPoint.BEFORE_COMMIT)
     size = sum(entry.bytes for entry in draft.files.values())
-    rows = sum(extent["rows"] for extent in extents)
-    codings = sorted({extent["coding"] for extent in extents})
+    rows = sum(extent.rows for extent in extents)
+    codings = sorted({extent.coding for extent in extents})
     summary = {**job.summary, "bytes": size, "rows": rows, "codings": codings}
     made: list[Artifact] = []
     _retry(draft, MANIFEST, lambda: made.append(draft.commit(summary)))

@@ -67,7 +67,7 @@ def _ls(options: argparse.Namespace) -> int:
 
     found = commands.list_checkpoints(store_of(options), options.run)
     tell(options.json, found, checkpoints.listing)
-    return ArtifactError.exit_code if any(each["problem"] for each in found) else 0
+    return ArtifactError.exit_code if any(each.problem for each in found) else 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -84,7 +84,7 @@ def _verify(options: argparse.Namespace) -> int:
 
     result = commands.verify(store_of(options), options.checkpoint, progress(options.json, "verifying"))
     tell(options.json, result, checkpoints.verified)
-    return 0 if result["whole"] else ArtifactError.exit_code
+    return 0 if result.whole else ArtifactError.exit_code
 
 
 def _diff(options: argparse.Namespace) -> int:

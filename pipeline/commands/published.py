@@ -120,32 +120,32 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _promote(options: argparse.Namespace) -> int:
-    from pipeline.publishing import versions
+    from pipeline.publishing import promotion
     from pipeline.report import models as text
 
     store = store_of(options)
-    current = versions.promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
+    current = promotion.promote(store, _model(options, store), options.version, by="promote", reason=options.reason)
     tell(options.json, current.to_json(), text.serving)
     return 0
 
 
 def _rollback(options: argparse.Namespace) -> int:
-    from pipeline.publishing import versions
+    from pipeline.publishing import promotion
     from pipeline.report import models as text
 
     store = store_of(options)
-    current = versions.roll_back(store, _model(options, store), options.reason)
+    current = promotion.roll_back(store, _model(options, store), options.reason)
     tell(options.json, current.to_json(), text.serving)
     return 0
 
 
 def _gc(options: argparse.Namespace) -> int:
-    from pipeline.publishing import versions
+    from pipeline.publishing import commands
     from pipeline.report import models as text
 
     store = store_of(options)
     model = _model(options, store)
-    gone = versions.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
+    gone = commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
     tell(options.json, {"model": model, "dry_run": options.dry_run, "removed": gone}, text.collected)
     return 0
 

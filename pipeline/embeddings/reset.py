@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from pipeline.embeddings.rows import RowAccess
-from pipeline.embeddings.ssd.lazy import rows_at
+from pipeline.embeddings.scattered import rows_at
 
 _AT_ONCE = 1 << 18
 

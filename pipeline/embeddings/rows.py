@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.learning import kernel_states
-from pipeline.embeddings.shards import DiskShard, LocalShard, columns_of
+from pipeline.embeddings.shards import LocalShard, ShardStore, columns_of
 from pipeline.embeddings.tables import Kernel, TableSpec, kernels, sharded_collections, table_group
 from pipeline.specs.table_optimizer import TableOptimizer
-
-if TYPE_CHECKING:
-    from pipeline.embeddings.ssd.store import SsdStore
-
-INIT_BLOCK_ROWS = 8192
 
 
 @dataclass(frozen=True)
@@ -37,32 +29,6 @@ class RowValues:
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
-def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
-    """Initial values of rows [start, stop): uniform in +-1 / sqrt(table.rows), [stop - start, dim].
-
-    A function of (seed, table, global row) alone: each block of ``INIT_BLOCK_ROWS`` rows has a
-    counter-based generator of its own, so any range costs at most two blocks more than itself.
-    """
-    bound = 1.0 / math.sqrt(table.rows)
-    parts = []
-    for block in range(start // INIT_BLOCK_ROWS, -(-stop // INIT_BLOCK_ROWS)):
-        generator = np.random.Generator(np.random.Philox(key=int.from_bytes(block_key(seed, table, block), "little")))
-        first = block * INIT_BLOCK_ROWS
-        size = min(INIT_BLOCK_ROWS, table.rows - first)
-        values = generator.random((size, table.dim), dtype=np.float32)
-        parts.append(values[max(start - first, 0) : stop - first])
-    flat = np.concatenate(parts) if parts else np.empty((0, table.dim), dtype=np.float32)
-    # numpy, not torch: blocks are small, and threads for them would wait for one another.
-    flat *= np.float32(2 * bound)
-    flat -= np.float32(bound)
-    return torch.from_numpy(flat)
-
-
-def block_key(seed: int, table: TableSpec, block: int) -> bytes:
-    """The 128-bit key of the generator of a block of ``INIT_BLOCK_ROWS`` rows, little-endian."""
-    return hashlib.blake2b(f"{seed}|{table.name}|{block}".encode(), digest_size=16).digest()
-
-
 class RowAccess:
     """The rows of a sharded model on this rank, of any tier. ``tables``: all of the model's, wherever they lie.
 
@@ -72,7 +38,7 @@ class RowAccess:
     def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
         self._dmp = dmp
         self.optimizer: TableOptimizer = cast(Any, dmp).table_optimizer
-        self._ssd: SsdStore | None = getattr(dmp, "ssd", None)
+        self._ssd: ShardStore | None = getattr(dmp, "ssd", None)
         configs = [c for ebc in sharded_collections(dmp).values() for c in ebc._embedding_bag_configs]
         specs = tables or [TableSpec(c.name, c.num_embeddings, c.embedding_dim) for c in configs]
         self.tables = {spec.name: spec for spec in specs}
@@ -101,7 +67,7 @@ class RowAccess:
             owner = place is not None or order[table.name] % world == rank
             rows, columns = weight.shape
             if self._ssd is not None and table.name in self._ssd.tables:
-                shards.append(DiskShard(self._ssd, table.name, owner, list(state)))
+                shards.append(self._ssd.local_shard(table.name, owner, list(state)))
             elif rows:
                 parts = {name: values.detach() for name, values in state.items()}
                 shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))
@@ -111,15 +77,7 @@ class RowAccess:
     def initialise(self, seed: int) -> None:
         """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
         for shard in self.local_shards():
-            spec = self.tables[shard.table]
-            if isinstance(shard, DiskShard):
-                shard.begin(spec, seed)
-                continue
-            for start in range(shard.row, shard.row + shard.rows, INIT_BLOCK_ROWS):
-                stop = min(start + INIT_BLOCK_ROWS, shard.row + shard.rows)
-                values = initial_rows(seed, spec, start, stop)[:, shard.column : shard.column + shard.columns]
-                shard.weight[start - shard.row : stop - shard.row].copy_(values)
-            shard.zero_state()
+            shard.begin(self.tables[shard.table], seed)
 
     def _holding(self, table: str, rows: Tensor) -> list[tuple[LocalShard, Tensor]]:
         """Local shards that hold all of ``rows`` and the rows' places in them; ValueError where there is none."""

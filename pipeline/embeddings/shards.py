@@ -1,20 +1,16 @@
-"""The rows of one table on one rank, in memory or on SSD: what checkpoints and row access read and write."""
+"""The rows of one table on one rank: what checkpoints and row access read and write."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows
 from pipeline.embeddings.tables import TableSpec
-
-if TYPE_CHECKING:
-    from pipeline.embeddings.ssd.store import SsdStore
 
 Places = slice | Tensor
 
@@ -66,6 +62,14 @@ class LocalShard:
             else:
                 kept[places] = kept[places] + values.to(kept) if add else values.to(kept)
 
+    def begin(self, table: TableSpec, seed: int) -> None:
+        """Give all rows their initial values, and zeros as state."""
+        for start in range(self.row, self.row + self.rows, INIT_BLOCK_ROWS):
+            stop = min(start + INIT_BLOCK_ROWS, self.row + self.rows)
+            values = initial_rows(seed, table, start, stop)[:, self.column : self.column + self.columns]
+            self.weight[start - self.row : stop - self.row].copy_(values)
+        self.zero_state()
+
     @property
     def device(self) -> torch.device:
         """Where the rows are when they are looked up."""
@@ -93,78 +97,14 @@ def _copy(source: Tensor, places: Places, into: Tensor) -> None:
         into.copy_(source[places])
 
 
-class DiskShard(LocalShard):
-    """A shard on tier ssd: ``copy`` and ``put`` as of any; ``weight`` and ``state`` are copies of all its rows.
-
-    A row that was never used has its initial value.
-    """
-
-    _store: SsdStore
-    _states: list[str]
-
-    def __init__(self, store: SsdStore, table: str, owner: bool, states: list[str]) -> None:
-        shard = store.shard(table)
-        place = {"table": table, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
-        for name, value in {**place, "owner": owner, "_store": store, "_states": states}.items():
-            object.__setattr__(self, name, value)
+class ShardStore(Protocol):
+    """Where the shards of some ``tables`` lie that no kernel holds."""
 
     @property
-    def weight(self) -> Tensor:  # type: ignore[override]
-        """All rows: [rows, columns]. Only for tables that fit in memory."""
-        return self._read(slice(0, self.rows))[:, :-2].contiguous()
+    def tables(self) -> tuple[str, ...]:
+        """The tables of which this rank holds rows there."""
+        ...
 
-    @property
-    def state(self) -> dict[str, Tensor]:  # type: ignore[override]
-        """The states of all rows by name: [rows]."""
-        return {name: self._read(slice(0, self.rows))[:, -2].contiguous() for name in self._states}
-
-    def _read(self, places: Places) -> Tensor:
-        return torch.from_numpy(self._store.read(self.table, _numbers(places)))
-
-    def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
-        """As of any shard."""
-        records = self._read(places)
-        weight.copy_(records[:, :-2])
-        for into in state.values():
-            into.copy_(records[:, -2])
-
-    def put(
-        self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
-    ) -> None:
-        """As of any shard; rows that are not given whole are read before."""
-        whole = weight.shape[1] == self.columns and not add and set(state) == set(self._states)
-        records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
-        records[:, column : column + weight.shape[1]] = weight
-        for values in state.values():
-            records[:, -2] = records[:, -2] + values if add else values
-        self._write(places, records)
-
-    def scratch(self) -> Tensor | None:
-        """As of any shard."""
-        return self._store.scratch(self.table)
-
-    def begin(self, table: TableSpec, seed: int) -> None:
-        """Give all rows their initial values, and zeros as state, at once."""
-        self._store.begin(table, seed)
-
-    @property
-    def device(self) -> torch.device:
-        """As of any shard."""
-        return torch.device("cpu")
-
-    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """As of any shard; none of values."""
-        return dict.fromkeys(self._states, (rows,))
-
-    def zero_state(self) -> None:
-        """Set the optimizer state of all rows to zero."""
-        if self._states:
-            self._store.zero_state(self.table)
-
-    def _write(self, places: Places, records: Tensor) -> None:
-        values = records.numpy()
-        self._store.write(self.table, _numbers(places), values[:, :-2], values[:, -2])
-
-
-def _numbers(places: Places) -> NDArray[np.int64]:
-    return np.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu().numpy()
+    def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
+        """This rank's shard of ``table``, with the names of its optimizer's states."""
+        ...

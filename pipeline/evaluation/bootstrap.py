@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.metrics import ByClass, sigmoid
+from pipeline.evaluation.metrics import ByClass, entropy_of_rates, sigmoid
 from pipeline.records import Interval
 
 FIGURES = ("ne", "auc", "calibration")
@@ -94,10 +94,8 @@ def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[st
 def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.float64]]:
     rows, clicks, loss, predicted, above, below = totals.T
     with np.errstate(divide="ignore", invalid="ignore"):
-        rate = clicks / rows
-        entropy = -(rate * np.log(rate) + (1 - rate) * np.log1p(-rate))
         return {
-            "ne": loss / rows / entropy,
+            "ne": loss / rows / entropy_of_rates(clicks / rows),
             "auc": above / clicks + below / (rows - clicks) - auc,
             "calibration": predicted / clicks,
         }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,18 +48,17 @@ def evaluate(labels: ArrayLike, logits: ArrayLike, true_probability: ArrayLike |
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
     scores = split_by_class(clicked, values)
-    entropy = base_entropy(len(scores.clicked), len(scores.other))
-    loss = mean_log_loss(scores)
+    classes, loss = (len(scores.clicked), len(scores.other)), mean_log_loss(scores)
     figures: dict[str, float] = {
         "samples": scores.rows,
-        "ne": loss / entropy,
+        "ne": normalised_entropy(loss, *classes),
         "auc": exact_auc(scores),
         "logloss": loss,
         "calibration": calibration(scores),
     }
     if true_probability is not None:
         truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
-        figures["bayes_ne"] = _mean_loss_of_probabilities(truth) / entropy
+        figures["bayes_ne"] = normalised_entropy(_mean_loss_of_probabilities(truth), *classes)
     return figures
 
 
@@ -154,10 +154,31 @@ def calibration(scores: ByClass) -> float:
     return predicted / len(scores.clicked)
 
 
-def base_entropy(clicked: int, other: int) -> float:
+def grouped_auc(counts: NDArray[Any], clicks: NDArray[Any]) -> float:
+    """``exact_auc`` of groups of ``counts`` rows by rising score, a group's rows being ties; 0.5 for a single class."""
+    others = counts - clicks
+    total = float(clicks.sum()) * float(others.sum())
+    if not total:
+        return 0.5
+    below = np.cumsum(others) - others
+    return float((clicks * (below + 0.5 * others)).sum() / total)
+
+
+def normalised_entropy(mean_loss: float, clicked: float, other: float) -> float:
+    """NE: ``mean_loss`` (nats per row) over the entropy of the rows' base rate; both counts are above 0."""
+    return mean_loss / base_entropy(clicked, other)
+
+
+def base_entropy(clicked: float, other: float) -> float:
     """Entropy (nats) of the share of clicked rows: the log loss of always predicting that share."""
     rows = clicked + other
     return -(clicked * math.log(clicked / rows) + other * math.log(other / rows)) / rows
+
+
+def entropy_of_rates(rates: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``base_entropy`` of many base rates at once; NaN for rates of 0 and 1."""
+    entropy: NDArray[np.float64] = -(rates * np.log(rates) + (1 - rates) * np.log1p(-rates))
+    return entropy
 
 
 def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -13,8 +13,9 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
+from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.fit import Fit, Partial, flat_hashes
-from pipeline.ingest.sketch import Sketch, auc
+from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.records import LABEL
 
@@ -145,7 +146,7 @@ def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
     scores, place = np.unique(np.concatenate([of_positive, of_negative]), return_inverse=True)
     hits = np.bincount(place[: len(counts)], positives, minlength=len(scores))
     misses = np.bincount(place[len(counts) :], counts - positives, minlength=len(scores))
-    return auc(hits + misses, hits)
+    return grouped_auc(hits + misses, hits)
 
 
 def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, float]:
@@ -164,7 +165,7 @@ def _dense_auc(sketch: Sketch, train: Partial) -> float:
     absent = (train.rows - sketch.total, train.positives - int(positives.sum()))
     areas = []
     for place in (0, len(counts)):
-        area = auc(np.insert(counts, place, absent[0]), np.insert(positives, place, absent[1]))
+        area = grouped_auc(np.insert(counts, place, absent[0]), np.insert(positives, place, absent[1]))
         areas += [area, 1 - area]
     some = [absent[0]] if absent[0] else []
     groups = np.concatenate([counts, some]).astype(np.int64)

@@ -18,7 +18,7 @@ import polars as pl
 
 from pipeline.ingest.fit import flat_hashes
 from pipeline.records import LABEL, RESERVED_ROWS
-from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_columns, no_rows_freed
+from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_table, no_rows_freed
 
 PRIVATE_SHARE = 0.8  # of a table's rows that belong to one id each
 UNSEEN_SHARE = 0.05  # of its rows, at least, for ids that were never seen or too seldom
@@ -98,11 +98,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probe: Probe) -> F
 
 def _shared(rows: int, table: pl.DataFrame, row: np.ndarray, first: int) -> FittedMapping:
     """The fit in which the ids of ``table`` have the rows ``row``, and others hash into those from ``first``."""
-    none = {name: kind for name, kind in id_columns().items() if name not in ("id", "hash", "row", "count")}
-    ids = table.with_columns(
-        pl.Series("row", row.astype(np.int32)), *(pl.lit(None, kind).alias(name) for name, kind in none.items())
-    ).select(list(id_columns()))
-    return FittedMapping(rows=rows, ids=ids, freed=no_rows_freed(), spread=(first, rows - first))
+    return FittedMapping(rows=rows, ids=id_table(table, row), freed=no_rows_freed(), spread=(first, rows - first))
 
 
 def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:

@@ -140,13 +140,3 @@ def _spread(used: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def bin_of(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Bin of each value, int64: how many of ``bounds`` are not above it."""
     return np.searchsorted(bounds, values, side="right")
-
-
-def auc(counts: np.ndarray, positives: np.ndarray) -> float:
-    """Area under the ROC curve of rows in groups of rising score, ties counted half; 0.5 where one class is absent."""
-    negatives = counts - positives
-    total = float(positives.sum()) * float(negatives.sum())
-    if not total:
-        return 0.5
-    below = np.cumsum(negatives) - negatives
-    return float((positives * (below + 0.5 * negatives)).sum() / total)

@@ -21,10 +21,10 @@ from pipeline.planning.hardware import (
     memory_gib,
     tiers,
 )
-from pipeline.planning.memory import dense_bytes, host_bytes
 from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
+from pipeline.planning.reservations import dense_bytes, host_bytes
 from pipeline.planning.search import Found, Space, anywhere, best
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.units import GIB

@@ -8,7 +8,7 @@ from pipeline.config import Config
 from pipeline.planning.choices import Table, tables_of
 from pipeline.planning.cost import fixed_ms, shard_ms, step_ms
 from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
-from pipeline.planning.memory import dense_bytes, staged_row
+from pipeline.planning.reservations import dense_bytes, staged_row
 from pipeline.records import BESIDE_TRAINING, DatasetSchema, Plan, Profile, TablePlan
 
 

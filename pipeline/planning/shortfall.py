@@ -12,8 +12,8 @@ from pipeline.errors import PlanError
 from pipeline.planning.choices import Table
 from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories, size_text
 from pipeline.planning.placement import Placement
+from pipeline.planning.remedies import remedies
 from pipeline.planning.search import Space, anywhere
-from pipeline.planning.waysout import ways_out
 
 if TYPE_CHECKING:
     from pipeline.planning.planner import Setting
@@ -36,7 +36,7 @@ def plan_error(setting: Setting, space: Space, place: Callable[[Config], Placeme
         f"{size_text(need)}, {_room(setting, space)}; {_short(setting.config, extra)}; "
         f"{_largest(setting.tables, space)}"
     )
-    ways = itertools.islice(ways_out(setting, space, extra, need, place), SHOWN_WAYS)
+    ways = itertools.islice(remedies(setting, space, extra, need, place), SHOWN_WAYS)
     return PlanError(message, hint=", or ".join(ways))
 
 

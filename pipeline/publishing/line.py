@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from pipeline.errors import ArtifactError, UnreachableError
-from pipeline.publishing.versions import read_current, version_path
+from pipeline.publishing.promotion import read_current
+from pipeline.publishing.versions import version_path
 from pipeline.records import GATE, HOLD, GateRecord, read
 from pipeline.store import Store
 

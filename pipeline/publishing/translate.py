@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
+from pipeline.specs import ID_MAPPINGS
+from pipeline.specs.id_mapping import FittedMapping, IdMapping
 from pipeline.store import Store
 
 TRANSFORMS = "transforms.json"
@@ -148,7 +150,7 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
     dense = {name: _dense(name, now["dense"], record, kept) for name, record in then["dense"].items()}
     sparse = {
         name: _binned(name, now["sparse"], record, kept)
-        if record["mapping"] == "bins"
+        if ID_MAPPINGS.get(record["mapping"]).numbers
         else _sparse(store, dataset, version, name, now["sparse"], record, unseen=name in hashed)
         for name, record in then["sparse"].items()
     }
@@ -185,11 +187,11 @@ def _scale(record: dict[str, Any]) -> dict[str, Any]:
 
 def _binned(name: str, features: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> BinsTranslation | None:
     now = _known(name, features)
-    if now["mapping"] != "bins":
-        raise NotComparableError(f"feature {name!r} is mapped by {now['mapping']} in the dataset, for it by bins")
+    if now["mapping"] != then["mapping"]:
+        raise NotComparableError(_mapped_otherwise(name, now, then))
     if now["bounds"] == then["bounds"]:
         return None
-    _require_raw(name, "bins", kept)
+    _require_raw(name, now["mapping"], kept)
     return BinsTranslation(np.asarray(then["bounds"], np.float64))
 
 
@@ -215,14 +217,14 @@ def _sparse(
     if now.get("spread") and now["spread"] == then.get("spread"):  # rows that unknown ids hash into
         first, count = now["spread"]
         table[first : first + count] = np.arange(first, first + count)
-    row_of = _finder(store, version, name, then)
+    row_of = _finder(store, version, name, now, then)
     table[rows] = row_of(hashes)
     same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
     return None if same else IdsTranslation(table, row_of, unseen)
 
 
 def _finder(
-    store: Store, version: str, name: str, then: dict[str, Any]
+    store: Store, version: str, name: str, now: dict[str, Any], then: dict[str, Any]
 ) -> Callable[[NDArray[np.uint64]], NDArray[np.int32]]:
     """What finds the rows of hashes in the version's table."""
     if then["vocab"] is not None:
@@ -231,10 +233,22 @@ def _finder(
         known, rows = known[order], rows[order]
         spread = then.get("spread")
         return lambda hashes: _rows_of(hashes, known, rows, spread)
-    if then["mapping"] == "hash":
-        size = np.uint64(then["rows"] - RESERVED_ROWS)
-        return lambda hashes: (hashes % size).astype(np.int32) + RESERVED_ROWS
-    raise NotComparableError(f"feature {name!r} is mapped by vocab in the dataset, for it by {then['mapping']}")
+    mapping = ID_MAPPINGS.get(then["mapping"])
+    if mapping.rows_per_id > 1 or not mapping.by_hash:
+        raise NotComparableError(_mapped_otherwise(name, now, then))
+    fitted = mapping.read(name, then, lambda file: None)
+    return lambda hashes: _rows_by(mapping, fitted, hashes)
+
+
+def _mapped_otherwise(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
+    return f"feature {name!r} is mapped by {now['mapping']} in the dataset, for it by {then['mapping']}"
+
+
+def _rows_by(mapping: IdMapping, fitted: FittedMapping, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """The row of each of ``hashes``, where a mapping computes it."""
+    import polars as pl
+
+    return mapping.rows(fitted, pl.Series(hashes))[0].to_numpy()
 
 
 def read_vocab(store: Store, path: str, feature: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

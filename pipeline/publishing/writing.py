@@ -38,7 +38,7 @@ def write_table(
 
     Values that are not finite are written as 0 and counted: the gate holds such a version.
     """
-    rows, dim = reader.tables[table]["rows"], reader.tables[table]["dim"]
+    rows, dim = reader.tables[table].rows, reader.tables[table].dim
     name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
     units: list[float] = []
     block_rows, bad, quantiser = rows, 0, None

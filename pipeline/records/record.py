@@ -59,8 +59,8 @@ class Record:
         missing and a value of another type.
         """
         where = where or cls.FILE
-        version = data.get(cls.VERSION_KEY, 1) if isinstance(data, Mapping) else cls.VERSION
-        if version != cls.VERSION:
+        version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
+        if version not in (None, cls.VERSION):
             raise ArtifactError(
                 f"{where} has {cls.VERSION_KEY} {version}, expected {cls.VERSION}: another release made it",
                 hint=cls.REMEDY,
@@ -135,7 +135,8 @@ def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, Mapping):
         raise _WrongError(f"is {_shown(data)}, expected an object")
     hints = hints_of(kind)
-    if missing := sorted(required(kind) - data.keys()):
+    needed = required(kind) if kind.VERSION == 1 else required(kind) | {kind.VERSION_KEY}
+    if missing := sorted(needed - data.keys()):
         raise _WrongError("is missing", missing[0])
     if kind.STRICT and (unknown := sorted(data.keys() - hints.keys())):
         raise _WrongError("is unknown", unknown[0])

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from pipeline.records.card import ModelCard
+from pipeline.records.checkpoint import Index
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.gate import Curve, GateRecord
 from pipeline.records.night import NightRecord
@@ -24,7 +25,8 @@ from pipeline.records.serving import Description
 from pipeline.records.towers import Towers
 
 RECORDS: tuple[type[Record], ...] = (
-    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, Description, Result, NightRecord,
+    DatasetSchema, Profile, Plan, Towers, Evaluation, Curve, GateRecord, ModelCard, Description, Index,
+    Result, NightRecord,
 )  # fmt: skip
 _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
 

@@ -7,7 +7,8 @@ from datetime import date
 
 from pipeline.config import Config, NightlyConfig, ScheduleConfig
 from pipeline.errors import ConfigError
-from pipeline.publishing.versions import incumbent, read_current, version_path
+from pipeline.publishing.promotion import incumbent, read_current
+from pipeline.publishing.versions import version_path
 from pipeline.records import Base
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store

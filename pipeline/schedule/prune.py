@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.publishing import versions
+from pipeline.publishing import promotion, versions
 from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, Night, take_stock
 from pipeline.schedule.removal import alone, held_runs, remove
 from pipeline.store import MANIFEST, Store, reachable
@@ -170,7 +170,7 @@ def collect(
         rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=time.time())
         with reachable(store.url):
             for model in versions.models(store):
-                versions.incumbent(store, model)  # what it needs is not known where it is not there
+                promotion.incumbent(store, model)  # what it needs is not known where it is not there
             named = of_versions(store)
             found = take_stock(store, held_runs(store))
             needs = needs_of(store, found, named, rules)

@@ -30,7 +30,7 @@ from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
 from pipeline.ingest.text import Reject
 from pipeline.ingest.transform import State, transform
-from pipeline.publishing import versions
+from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.records import LABEL, Description, weight_column
 from pipeline.records.record import read
@@ -63,7 +63,7 @@ def score_file(
     column. ``progress`` gets bytes read of how many, on disk. With labels of both classes the result has the figures
     ``eval``. Raises ArtifactError for a version that is missing or damaged, DataError for rows that do not fit.
     """
-    name = version or versions.read_current(store, model).version
+    name = version or promotion.read_current(store, model).version
     if name is None:
         raise ArtifactError(f"model {model!r} has no version that serves", hint="nightjar models ls")
     place = versions.version_path(model, name)

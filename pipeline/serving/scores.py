@@ -67,7 +67,7 @@ def dense_part(config: Config, schema: DatasetSchema, towers: Towers, weights: M
     vectors, dim = tuple(features), config.model.embedding_dim
     if not towers.is_flat:
         layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
-        for number in (number for site in layout.sites for number in site.towers):
+        for number in (number for group in layout.tower_hosts for number in group.towers):
             own = towers.towers[number].features
             module = build_tower(towers.module, len(own), config.model.embedding_dim, config.seed, number)
             _load(module, weights, f"{_TOWERS}{number}.")

@@ -34,6 +34,16 @@ def id_columns() -> dict[str, Any]:
     }  # fmt: skip
 
 
+def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
+    """``FittedMapping.ids`` of a fit without days: ``counts`` (id, hash, count) and the row of each, [n]."""
+    import numpy as np
+    import polars as pl
+
+    columns = id_columns()
+    none = [pl.lit(None, columns[name]).alias(name) for name in ("last_day", "heat")]
+    return counts.with_columns(pl.Series("row", rows.astype(np.int32)), *none).select(list(columns))
+
+
 def no_rows_freed() -> pl.DataFrame:
     """An empty ``FittedMapping.freed``."""
     import polars as pl

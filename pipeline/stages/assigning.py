@@ -13,8 +13,8 @@ from pipeline.store import Artifact, Store
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
-    from pipeline.planning.sites import Crossing
-    from pipeline.towers import Layout, Site
+    from pipeline.planning.tower_hosts import Crossing
+    from pipeline.towers import Layout, TowerHosts
 
 STRIDED = "strided"
 AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for all that is no table
@@ -57,40 +57,40 @@ def assign(
 
 
 def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
-    """A plan of every site's tables on its own hosts, put together to one of all ranks; PlanError, ConfigError.
+    """Plan the tables of each group of tower hosts on its own hosts, as one plan of all ranks; PlanError, ConfigError.
 
     ``key``: the dataset's.
     """
     from pipeline.planning import make_plan
     from pipeline.planning.cost import step_ms
-    from pipeline.planning.sites import beyond_site_ms
-    from pipeline.towers import layout_of, site_config, united_plan
+    from pipeline.planning.tower_hosts import beyond_tower_ms
+    from pipeline.towers import layout_of, tower_hosts_config, united_plan
 
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     plans = []
-    for site in layout.sites:
-        columns = tuple(column for column in schema.sparse if column.name in site.features)
-        own, alone = dataclasses.replace(schema, sparse=columns), site_config(config, site)
+    for group in layout.tower_hosts:
+        columns = tuple(column for column in schema.sparse if column.name in group.features)
+        own, alone = dataclasses.replace(schema, sparse=columns), tower_hosts_config(config, group)
         plan = make_plan(alone, own, profile, key)
-        more = beyond_site_ms(config, schema, alone, own, _crossing(config, layout, site, profile))
+        more = beyond_tower_ms(config, schema, alone, own, _crossing(config, layout, group, profile))
         phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, features)
 
 
-def _crossing(config: Config, layout: Layout, site: Site, profile: Profile) -> Crossing:
-    """What a sample sends between this site and the others."""
-    from pipeline.planning.sites import Crossing
+def _crossing(config: Config, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
+    """What a sample sends between these tower hosts and the others."""
+    from pipeline.planning.tower_hosts import Crossing
 
     module, towers = layout.towers.module, layout.towers.towers
-    away = [name for name in layout.features if name not in site.features]
+    away = [name for name in layout.features if name not in group.features]
     return Crossing(
         ids=sum(1 + profile.sparse[name].pooling for name in away),
-        own=sum(module.vectors(len(towers[number].features)) for number in site.towers),
+        own=sum(module.vectors(len(towers[number].features)) for number in group.towers),
         vectors=layout.vectors,
         dim=config.model.embedding_dim if module.name == "pass_through" else module.dim,
-        sites=len(layout.sites),
+        groups=len(layout.tower_hosts),
     )
 
 

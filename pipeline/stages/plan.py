@@ -42,14 +42,14 @@ class PlanStage(Stage):
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
         from pipeline.planning import make_plan, plan_summary, render_plan
-        from pipeline.planning.carried import carried_plan
+        from pipeline.planning.reuse import reused_plan
         from pipeline.report import PLAN_PAGE, plan_page
         from pipeline.stages.read import read_dataset
 
         dataset, about, plan = read_dataset(store, inputs["ingest"]), {}, None
         if config.plan.former is not None:
             covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
-            plan, why = carried_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
+            plan, why = reused_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
             about = {"former": config.plan.former, "reused": plan is not None, "why": why}
             io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")
         plan = plan or make_plan(config, *dataset, inputs["ingest"].key)

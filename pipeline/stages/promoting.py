@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
-from pipeline.publishing import versions
+from pipeline.publishing import promotion, versions
 from pipeline.publishing.translate import TRANSFORMS
 from pipeline.records import (
     CARD,
@@ -42,7 +42,7 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
     A version that this very training became is not its own incumbent: then it is the one it was compared with, so
     that the same run again finds its own artifact.
     """
-    current = versions.incumbent(store, config.model_name)
+    current = promotion.incumbent(store, config.model_name)
     while current is not None and current.inputs.get("train") == train_key:
         former = current.summary.get("incumbent")
         current = store.find(versions.version_path(config.model_name, former)) if former else None
@@ -68,7 +68,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     gate |= {"warnings": [*record.warnings]} if record.warnings else {}
     summary: dict[str, Any] = {"gate": {**gate, "version": record.version, "incumbent": record.incumbent_version}}
     if record.verdict == PASS:
-        versions.promote(
+        promotion.promote(
             store, model, record.version, by="publish", reason=record.forced or "",
             check=lambda: _require_same_incumbent(config, store, inputs["train"].key, record),
         )  # fmt: skip

@@ -58,7 +58,7 @@ class RecordKind:
     pins: bool = False
 
 
-RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", home="pipeline.schedule.references")
+RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", home="pipeline.schedule.recordkinds")
 
 
 def of_versions(store: Store) -> dict[str, References]:

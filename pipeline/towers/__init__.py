@@ -5,19 +5,19 @@ What is named here imports no torch; the transform lies in ``transform``, its mo
 
 from __future__ import annotations
 
-from pipeline.towers.layout import Layout, Site, layout_of
-from pipeline.towers.plans import site_config, united_plan
-from pipeline.towers.settings import check_partition, flat_towers, module_of, tower_count, tower_hosts, towers_of
+from pipeline.towers.assignment import check_partition, flat_towers, module_of, tower_count, tower_hosts, towers_of
+from pipeline.towers.layout import Layout, TowerHosts, layout_of
+from pipeline.towers.plans import tower_hosts_config, united_plan
 from pipeline.towers.strided import strided
 
 __all__ = [
     "Layout",
-    "Site",
+    "TowerHosts",
     "check_partition",
     "flat_towers",
     "layout_of",
     "module_of",
-    "site_config",
+    "tower_hosts_config",
     "strided",
     "tower_count",
     "tower_hosts",

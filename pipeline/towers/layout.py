@@ -1,8 +1,8 @@
-"""Which ranks hold which towers: sites of hosts, and the peers that exchange with one another (DMT, MLSys'24, 3.1).
+"""Which ranks hold which towers: groups of tower hosts, and the peers that exchange ids and vectors (DMT, 3.1).
 
-A site is a set of hosts that share their towers. Rank j of a site holds all of the site's features for the samples of
-its peers, the ranks j of all sites. The paper prints the order of the peers as (g mod T, g div T), which is wrong where
-ranks per host and hosts differ; here it is the order of the sites.
+A group of tower hosts shares its towers. Rank j of a group looks up the group's features for the samples of its peers,
+the ranks j of all groups. The paper (MLSys'24) prints the order of the peers as (g mod T, g div T), which is wrong
+where ranks per host and hosts differ; here the peers come in the order of the groups.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _AGAIN = "nightjar partition force=true makes towers.json again"
 
 
 @dataclass(frozen=True)
-class Site:
-    """``hosts`` that share the towers of the numbers ``towers``; ``features``: theirs, tower after tower."""
+class TowerHosts:
+    """The ``hosts`` that share ``towers`` (by number); ``features``: of these towers, one tower after the other."""
 
     hosts: tuple[int, ...]
     towers: tuple[int, ...]
@@ -35,49 +35,49 @@ class Layout:
     ranks_per_host: int
 
     @cached_property
-    def sites(self) -> tuple[Site, ...]:
-        """The sites in the order of their first hosts."""
+    def tower_hosts(self) -> tuple[TowerHosts, ...]:
+        """The groups of hosts that share towers, in the order of their first hosts."""
         by_hosts: dict[tuple[int, ...], list[int]] = {}
         for number, tower in enumerate(self.towers.towers):
             by_hosts.setdefault(tower.hosts, []).append(number)
         return tuple(
-            Site(hosts, tuple(numbers), tuple(f for n in numbers for f in self.towers.towers[n].features))
+            TowerHosts(hosts, tuple(numbers), tuple(f for n in numbers for f in self.towers.towers[n].features))
             for hosts, numbers in sorted(by_hosts.items())
         )
 
     @property
-    def site_size(self) -> int:
-        """Ranks of each site."""
-        return len(self.sites[0].hosts) * self.ranks_per_host
+    def ranks_per_tower(self) -> int:
+        """Ranks of each group of tower hosts."""
+        return len(self.tower_hosts[0].hosts) * self.ranks_per_host
 
     @property
     def features(self) -> tuple[str, ...]:
-        """All features, site after site: the order in which the peer exchange wants and returns them."""
-        return tuple(feature for site in self.sites for feature in site.features)
+        """All features, group by group: the order in which the peers exchange them."""
+        return tuple(feature for group in self.tower_hosts for feature in group.features)
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """Names of what the towers put out, site after site: of its feature where a vector is of one."""
+        """Names of the towers' output vectors, group by group; a vector of one feature has the feature's name."""
         module, towers = self.towers.module, self.towers.towers
         if module.by_feature:
             return self.features
-        numbers = [number for site in self.sites for number in site.towers]
+        numbers = [number for group in self.tower_hosts for number in group.towers]
         counts = {number: module.vectors(len(towers[number].features)) for number in numbers}
         return tuple(f"{i} of tower {number}" for number in numbers for i in range(counts[number]))
 
-    def site_ranks(self, site: int) -> list[int]:
-        """Global ranks of a site, ascending."""
+    def tower_ranks(self, group: int) -> list[int]:
+        """Global ranks of the tower hosts with number ``group``, ascending."""
         local = range(self.ranks_per_host)
-        return [host * self.ranks_per_host + rank for host in self.sites[site].hosts for rank in local]
+        return [host * self.ranks_per_host + rank for host in self.tower_hosts[group].hosts for rank in local]
 
-    def site_of(self, rank: int) -> int:
-        """The site that a global rank belongs to."""
+    def tower_hosts_of(self, rank: int) -> int:
+        """The number of the tower hosts that a global rank belongs to."""
         host = rank // self.ranks_per_host
-        return next(number for number, site in enumerate(self.sites) if host in site.hosts)
+        return next(number for number, group in enumerate(self.tower_hosts) if host in group.hosts)
 
     def peers(self, place: int) -> list[int]:
-        """Global ranks at ``place`` of every site, in the order of the sites."""
-        return [self.site_ranks(site)[place] for site in range(len(self.sites))]
+        """Global ranks at ``place`` of every group of tower hosts, in their order."""
+        return [self.tower_ranks(group)[place] for group in range(len(self.tower_hosts))]
 
 
 def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> Layout:
@@ -110,9 +110,9 @@ def _check_features(towers: Sequence[Tower], features: Sequence[str]) -> None:
 
 
 def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
-    sites = {tower.hosts for tower in towers}
-    placed = sorted(host for site in sites for host in site)
-    if placed != list(range(hosts)) or len({len(site) for site in sites}) != 1:
+    groups = {tower.hosts for tower in towers}
+    placed = sorted(host for group in groups for host in group)
+    if placed != list(range(hosts)) or len({len(group) for group in groups}) != 1:
         shown = "; ".join(f"{', '.join(t.features)} on hosts {list(t.hosts)}" for t in towers)
         raise ConfigError(
             f"the towers do not divide the {hosts} hosts among them, expected sets of equally many hosts that are "

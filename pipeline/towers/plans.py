@@ -1,4 +1,4 @@
-"""One plan per site, and all of them as one: every table on the ranks of its tower's hosts."""
+"""A plan for each group of tower hosts, and all of them as one plan."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.records import Plan, TablePlan
-from pipeline.towers.layout import Layout, Site
+from pipeline.towers.layout import Layout, TowerHosts
 
 # TorchRec runs these over groups of the whole world's hosts, never inside a sub-group.
 WHOLE_WORLD = ("table_row_wise", "table_column_wise")
 
 
-def site_config(config: Config, site: Site) -> Config:
-    """``config`` as the planner must see it to plan ``site``'s tables alone.
+def tower_hosts_config(config: Config, group: TowerHosts) -> Config:
+    """``config`` with which the planner places the tables of one group of tower hosts.
 
-    The global batch stays: every rank of a site looks up the samples of all its peers.
+    The global batch stays: every rank of the group looks up the samples of all its peers.
     """
     plan = config.plan
     types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
-    pins = {table: kind for table, kind in plan.tables.items() if table in site.features}
-    hardware = replace(config.hardware, hosts=len(site.hosts))
+    pins = {table: kind for table, kind in plan.tables.items() if table in group.features}
+    hardware = replace(config.hardware, hosts=len(group.hosts))
     return replace(config, hardware=hardware, plan=replace(plan, sharding_types=types, tables=pins))
 
 
 def united_plan(layout: Layout, plans: Sequence[Plan], features: Sequence[str]) -> Plan:
-    """The sites' ``plans`` as one plan of all ranks, tables in the order ``features``."""
+    """The ``plans`` of all tower hosts as one plan of all ranks, tables in the order ``features``."""
     tables: dict[str, TablePlan] = {}
-    for site, plan in enumerate(plans):
-        ranks = layout.site_ranks(site)
+    for group, plan in enumerate(plans):
+        ranks = layout.tower_ranks(group)
         for name, table in plan.tables.items():
             shards = tuple(replace(shard, rank=ranks[shard.rank]) for shard in table.shards)
             tables[name] = replace(table, shards=shards)
@@ -48,12 +48,12 @@ def united_plan(layout: Layout, plans: Sequence[Plan], features: Sequence[str]) 
 
 
 def _by_rank(layout: Layout, figures: Sequence[Sequence[Any]]) -> list[Any]:
-    """Figures of every site's ranks in the order of the global ranks; [] where a plan has none."""
+    """Figures of the ranks of all tower hosts in the order of the global ranks; [] where a plan has none."""
     if not all(figures):
         return []
     placed = {
         rank: figure
-        for site, ranks in enumerate(figures)
-        for rank, figure in zip(layout.site_ranks(site), ranks, strict=True)
+        for group, ranks in enumerate(figures)
+        for rank, figure in zip(layout.tower_ranks(group), ranks, strict=True)
     }
     return [placed[rank] for rank in sorted(placed)]

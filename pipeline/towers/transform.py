@@ -1,10 +1,10 @@
 """The semantic-preserving tower transform (DMT, MLSys'24, section 3.1), its inputs permuted instead of its outputs.
 
-The ids go to the peers that hold their features, an ordinary sharded collection looks them up inside the site, the
-tower modules make them smaller, and what is left comes back to the samples' own ranks.
+The ids go to the peers that hold their features, an ordinary sharded collection looks them up on the
+tower's hosts, the tower modules compress them, and their outputs come back to the samples' own ranks.
 
-Gradients: the way back divides by the number of sites, the site's collectives by its ranks; together that is the mean
-over all ranks, as in the flat model.
+Gradients: the way back divides by the number of groups of tower hosts, a group's collectives by its ranks; together
+that is the mean over all ranks, as in the flat model.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
 @dataclass(frozen=True)
 class Groups:
-    """This rank's two process groups: the ``site`` that shares its tables and the ``peers`` of the other sites.
+    """This rank's two process groups: its ``tower`` hosts, which share its tables, and its ``peers`` on the others.
 
-    ``number``: of its site.
+    ``number``: of its tower hosts.
     """
 
     number: int
-    site_ranks: tuple[int, ...]
-    site: dist.ProcessGroup
+    tower_ranks: tuple[int, ...]
+    tower: dist.ProcessGroup
     peers: dist.ProcessGroup
 
 
 def make_groups(layout: Layout) -> Groups:
     """The groups of ``layout``. Collective: every rank makes all of them, in the same order."""
-    rank, count = dist.get_rank(), len(layout.sites)
-    sites = [layout.site_ranks(site) for site in range(count)]
-    site_groups = [dist.new_group(ranks) for ranks in sites]
-    peer_groups = [dist.new_group(layout.peers(place)) for place in range(layout.site_size)]
-    number = layout.site_of(rank)
-    return Groups(number, tuple(sites[number]), site_groups[number], peer_groups[sites[number].index(rank)])
+    rank, count = dist.get_rank(), len(layout.tower_hosts)
+    members = [layout.tower_ranks(number) for number in range(count)]
+    tower_groups = [dist.new_group(ranks) for ranks in members]
+    peer_groups = [dist.new_group(layout.peers(place)) for place in range(layout.ranks_per_tower)]
+    number = layout.tower_hosts_of(rank)
+    return Groups(number, tuple(members[number]), tower_groups[number], peer_groups[members[number].index(rank)])
 
 
 class TowerEmbeddings(nn.Module):
     """forward(ids of this rank's samples) -> all towers' outputs for them: [b, V, dim].
 
-    Every rank holds the modules of all towers but trains those of its site alone; ``names`` [V] says what the vectors
+    Every rank holds the modules of all towers but trains only those of its hosts; ``names`` [V] says what the vectors
     are: where a tower puts out one a feature, they come in the order ``features``, as in the flat model.
     ``dtype``: what the modules compute in (None: float32).
     """
@@ -83,13 +83,13 @@ class TowerEmbeddings(nn.Module):
         self._places = [features.index(name) for name in layout.features]
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
-        widths = [self.dim * sum(towers[n].vectors for n in site.towers) for site in layout.sites]
-        self._send = KJTAllToAll(groups.peers, [len(site.features) for site in layout.sites])
+        widths = [self.dim * sum(towers[n].vectors for n in group.towers) for group in layout.tower_hosts]
+        self._send = KJTAllToAll(groups.peers, [len(group.features) for group in layout.tower_hosts])
         self._back = PooledEmbeddingsAllToAll(groups.peers, widths, codecs=codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
-        """The ranks that share this rank's tables; ``path``: of this module, whose towers a site alone averages."""
-        return TableRanks(self.groups.site_ranks, self.groups.site, apart=(f"{path}.tower.",))
+        """The ranks that share this rank's tables; ``path``: of this module, whose towers these ranks average."""
+        return TableRanks(self.groups.tower_ranks, self.groups.tower, apart=(f"{path}.tower.",))
 
     def module_features(self, path: str) -> dict[str, list[str]]:
         """The features of each tower whose module has parameters, by what their names start with; ``path``: of this."""
@@ -98,42 +98,42 @@ class TowerEmbeddings(nn.Module):
         return {f"{path}.tower.{number}.": list(towers[number].features) for number in learning}
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """The parameters of this site's tower modules."""
-        site = self.layout.sites[self.groups.number]
-        return [p for number in site.towers for p in self.tower[number].parameters()]
+        """The parameters of the tower modules that this rank trains."""
+        own = self.layout.tower_hosts[self.groups.number]
+        return [p for number in own.towers for p in self.tower[number].parameters()]
 
     @torch.no_grad()
     def send(self, ids: KeyedJaggedTensor) -> Sent:
         """Start sending ids to the ranks that hold their tables: after the first wait lengths are known and ids leave,
-        after the second they are there, for all peers' samples: F of this site x (sites * b)."""
+        after the second they are there, for all peers' samples: F of its tower hosts x (groups * b)."""
         if self._places != list(range(len(self._places))):
             ids = ids.permute(self._places)
-        return cast(Sent, self._send(ids)) if len(self.layout.sites) > 1 else NoWait(NoWait(ids))
+        return cast(Sent, self._send(ids)) if len(self.layout.tower_hosts) > 1 else NoWait(NoWait(ids))
 
     def forward(self, ids: KeyedJaggedTensor, received: KeyedJaggedTensor | None = None) -> Tensor:
         """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead."""
         mine = self.send(ids).wait().wait() if received is None else received
-        site = self.layout.sites[self.groups.number]
-        vectors = self._towers(pooled_stack(self.collection(mine), site.features))
-        if len(self.layout.sites) > 1:
+        own = self.layout.tower_hosts[self.groups.number]
+        vectors = self._towers(pooled_stack(self.collection(mine), own.features))
+        if len(self.layout.tower_hosts) > 1:
             vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
         return reordered(vectors, self._found, self.names)
 
     def _towers(self, embeddings: Tensor) -> Tensor:
-        """Outputs of this site's towers from [B, F of the site, N]: [B, V of the site, dim] float32."""
-        site = self.layout.sites[self.groups.number]
-        sizes = [len(self.layout.towers.towers[number].features) for number in site.towers]
+        """Outputs of this rank's towers from [B, F of its tower hosts, N]: [B, V of its tower hosts, dim] float32."""
+        own = self.layout.tower_hosts[self.groups.number]
+        sizes = [len(self.layout.towers.towers[number].features) for number in own.towers]
         parts = embeddings.split(sizes, dim=1)
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
-            return joined([self.tower[n](part).float() for n, part in zip(site.towers, parts, strict=True)])
+            return joined([self.tower[n](part).float() for n, part in zip(own.towers, parts, strict=True)])
 
     def reduce_gradients(self) -> None:
-        """Average the gradients of this site's tower modules over the site, and over no one else. Collective."""
+        """Average the gradients of this rank's tower modules over the ranks of its tower hosts alone. Collective."""
         grads = [p.grad for p in self.own_parameters() if p.grad is not None]
-        if not grads or dist.get_world_size(self.groups.site) == 1:
+        if not grads or dist.get_world_size(self.groups.tower) == 1:
             return
         flat = torch.cat([grad.flatten() for grad in grads])
-        dist.all_reduce(flat, group=self.groups.site)
-        flat /= dist.get_world_size(self.groups.site)
+        dist.all_reduce(flat, group=self.groups.tower)
+        flat /= dist.get_world_size(self.groups.tower)
         for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
             grad.copy_(part.view_as(grad))

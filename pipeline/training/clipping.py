@@ -15,15 +15,15 @@ from pipeline.towers.transform import TowerEmbeddings
 class DenseClip:
     """Scales the gradients of ``parameters`` so that their L2 norm is ``limit`` at most.
 
-    Call it once gradients are averaged over the ranks. ``towers``: a site has gradients of its own towers' modules
-    only, so the squares are added up over the sites; then the call is collective. Nothing waits for the device.
+    Call it once gradients are averaged over the ranks. ``towers``: a rank has gradients of its own towers' modules
+    only, so the squares are added up over all tower hosts; then the call is collective. Nothing waits for the device.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
         self._limit, self._parameters = limit, list(parameters)
         self._away = {id(p) for p in towers.tower.parameters()} if towers is not None else set()
         self._apart = bool(self._away) and dist.get_world_size() > 1
-        self._counts = towers is None or dist.get_rank() == towers.groups.site_ranks[0]
+        self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
 
     def __call__(self) -> None:
         found = [p for p in self._parameters if p.grad is not None]

@@ -57,7 +57,7 @@ def train(
     Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line where something happens,
     ``on_point`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
-    ``towers``: what the partition stage made (None: flat), to whose sites ``plan`` must keep.
+    ``towers``: what the partition stage made (None: flat), to whose hosts ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps; predicted beside measured), and the path of the last checkpoint. ``resumed`` of "train", where the session
     went on from a checkpoint: its step and samples.

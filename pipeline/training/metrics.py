@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from pipeline.evaluation.metrics import normalised_entropy
 from pipeline.training.distributed import add_up
 from pipeline.training.model import Output
 
@@ -40,11 +41,10 @@ class Sums:
 
     @property
     def ne(self) -> float | None:
-        """Normalised entropy: log loss over the entropy of these rows' base rate; None for rows of one class."""
-        rate = self.positives / self.rows if self.rows else 0.0
-        if not 0.0 < rate < 1.0:
+        """Normalised entropy of these rows; None for rows of one class."""
+        if not 0 < self.positives < self.rows:
             return None
-        return self.mean_loss / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+        return normalised_entropy(self.mean_loss, self.positives, self.rows - self.positives)
 
     @property
     def logit_std(self) -> float:

@@ -160,7 +160,7 @@ def build_towers(
 ) -> TowerClickModel:
     """The unsharded model of this rank's towers; collective. The ranking model takes the towers' outputs."""
     groups, width = make_groups(layout), config.model.embedding_dim
-    mine = layout.sites[groups.number].features
+    mine = layout.tower_hosts[groups.number].features
     columns = {column.name: column for column in schema.sparse}
     own = replace(schema, sparse=tuple(columns[name] for name in mine))
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
@@ -233,9 +233,9 @@ def assemble(
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     built = build_towers(config, schema, layout, device, trained=trained)
-    own = layout.sites[built.towers.groups.number].features
-    site_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
+    own = layout.tower_hosts[built.towers.groups.number].features
+    own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
     ranks = built.towers.table_ranks(TOWERS)
-    model = shard_model(built, site_plan, f"{TOWERS}.{TABLES}", device, optimizer, ranks, ssd=ssd)
+    model = shard_model(built, own_plan, f"{TOWERS}.{TABLES}", device, optimizer, ranks, ssd=ssd)
     specs = [TableSpec(column.name, column.rows, config.model.embedding_dim) for column in schema.sparse]
     return Sharded(model, built.head, RowAccess(model, specs), built.towers)

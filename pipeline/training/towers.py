@@ -1,4 +1,4 @@
-"""Steps of a model with towers: ids of the next batch travel between the sites while this one is computed."""
+"""Steps of a model with towers: ids of the next batch travel between tower hosts while this one is computed."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class TowerPipeline:
 
 @torch.no_grad()
 def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> None:
-    """Copy every tower module and its optimizer state from the first rank of its site to all ranks. Collective."""
+    """Copy every tower module and its optimizer state from the first rank of its hosts to all ranks. Collective."""
     template = next((state for state in optimizer.state.values() if state), None)
-    for site, each in enumerate(towers.layout.sites):
-        source = towers.layout.site_ranks(site)[0]
-        for number in each.towers:
+    for group, hosts in enumerate(towers.layout.tower_hosts):
+        source = towers.layout.tower_ranks(group)[0]
+        for number in hosts.towers:
             for parameter in towers.tower[number].parameters():
                 for value in (parameter.data, *_states(optimizer, parameter, template)):
                     sent = value.to(parameter.device)  # Adagrad counts its steps on the CPU, where NCCL does not reach

@@ -99,11 +99,11 @@ def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[
     """What is all-reduced each step: (bytes, global ranks, whether it is the dense part). DDP does it out of sight."""
     world = list(range(dist.get_world_size()))
     towers = sharded.towers
-    site = towers.groups.site_ranks if towers is not None else world
+    tower_ranks = towers.groups.tower_ranks if towers is not None else world
     apart = list(towers.tower.parameters()) if towers is not None else []
     away = {id(parameter) for parameter in apart}
     own = sum(p.nbytes for p in towers.own_parameters()) if towers is not None else 0
     shared = sum(p.nbytes for p in dense.values() if id(p) not in away)
     tables = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
-    found = [(shared, world, True), (own, list(site), True), (tables, list(site), False)]
+    found = [(shared, world, True), (own, list(tower_ranks), True), (tables, list(tower_ranks), False)]
     return [(size, ranks, is_dense) for size, ranks, is_dense in found if size and len(ranks) > 1]

@@ -1,8 +1,11 @@
-"""What the tests of checkpoints share: no pause before a further try (ranks of their own keep theirs)."""
+"""What the tests of checkpoints share: no pause before a further try."""
 
 import pytest
 
+from tests.waits import no_waits
+
 
 @pytest.fixture(autouse=True)
-def _no_pauses(monkeypatch):
-    monkeypatch.setattr("pipeline.checkpoint.ranks.PAUSES", (0.0, 0.0, 0.0))
+def _no_waits():
+    with no_waits():
+        yield

@@ -12,6 +12,7 @@ from pipeline.checkpoint.state import flatten_optimizer
 from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
+from pipeline.specs import TABLE_OPTIMIZERS
 
 
 def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):
@@ -22,7 +23,8 @@ def shard(table="t", rows=10, columns=4, row=0, column=0, owner=True):
 def access(*shards):
     """What checkpoint code uses of RowAccess, without ranks."""
     tables = {s.table: TableSpec(s.table, s.rows, s.columns) for s in shards}
-    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards))
+    optimizer = TABLE_OPTIMIZERS.get("rowwise_adagrad")
+    return SimpleNamespace(tables=tables, local_shards=lambda: list(shards), optimizer=optimizer)
 
 
 class Picked:

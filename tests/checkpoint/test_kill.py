@@ -57,6 +57,26 @@ def dataset(tmp_path_factory):
     return root
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, dataset):
+    """By name of KILLS: where two ranks were killed the first time, and that attempt; once for all that go on."""
+    known = {}
+
+    def run(name):
+        if name not in known:
+            root = tmp_path_factory.mktemp("first")
+            shutil.copytree(dataset, root, dirs_exist_ok=True)
+            kill = KILLS[name][0]
+            known[name] = root, attempt(root, root / "attempt0", 2, settings_of(name), kill)
+        return known[name]
+
+    return run
+
+
+def settings_of(name):
+    return COMPACTING if "compact" in name else {}
+
+
 def final(root):
     """All tensors of the final checkpoint, tables put together; it is a baseline, so no other is needed."""
     folder = root / DIRECTORY / f"step-{STEPS:08d}"
@@ -70,12 +90,14 @@ def final(root):
 
 @pytest.mark.parametrize("world", [2, 1, 3])
 @pytest.mark.parametrize("name", KILLS)
-def test_no_row_is_lost_or_trained_twice(tmp_path, dataset, undisturbed, name, world):
-    shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
-    attempts, checkpoint = [], COMPACTING if "compact" in name else {}
+def test_no_row_is_lost_or_trained_twice(tmp_path, first, undisturbed, name, world):
+    (root, killed), checkpoint = first(name), settings_of(name)
+    shutil.copytree(root, tmp_path, dirs_exist_ok=True)
+    attempts = []
     for number, kill in enumerate(KILLS[name]):
-        ranks = 2 if number == 0 else world
-        attempts.append(attempt(tmp_path, tmp_path / f"attempt{number}", ranks, checkpoint, kill))
+        attempts.append(
+            killed if not number else attempt(tmp_path, tmp_path / f"attempt{number}", world, checkpoint, kill)
+        )
         assert attempts[-1].codes[kill.rank] == -9, f"{kill} was never reached: {attempts[-1]}"
     attempts.append(attempt(tmp_path, tmp_path / "last", world, checkpoint))
     assert attempts[-1].codes == [0] * world

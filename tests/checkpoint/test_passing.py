@@ -1,6 +1,7 @@
 """Faults that pass while a training resumes change nothing; only proven damage does, and sets aside what it met."""
 
 import errno
+import shutil
 import threading
 from types import SimpleNamespace
 
@@ -75,10 +76,18 @@ def resume_through(folder, name, count):
     dist.barrier()
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    """A function that copies a folder with checkpoints 1, 2 and 3 to another place; they are written once."""
+    folder = tmp_path_factory.mktemp("three")
+    spawn(write, 1, folder, "table_wise", "a", [1, 2, 3], SETTINGS)
+    return lambda place: shutil.copytree(folder, place, dirs_exist_ok=True)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize("count", [1, 100])
-def test_a_fault_while_restoring_goes_on_or_stops_and_changes_no_file(tmp_path, name, count):
-    spawn(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], SETTINGS)
+def test_a_fault_while_restoring_goes_on_or_stops_and_changes_no_file(tmp_path, three, name, count):
+    three(tmp_path)
     before = tree(tmp_path / "store")
     spawn(resume_through, 2, tmp_path, name, count)
     assert tree(tmp_path / "store") == before
@@ -103,8 +112,8 @@ def no_new_threads(folder):
         saver.resume()
 
 
-def test_no_thread_to_read_with_is_no_damage(tmp_path):
-    spawn(write, 1, tmp_path, "table_wise", "a", [1, 2, 3], SETTINGS)
+def test_no_thread_to_read_with_is_no_damage(tmp_path, three):
+    three(tmp_path)
     before = tree(tmp_path / "store")
     spawn(no_new_threads, 1, tmp_path)
     assert tree(tmp_path / "store") == before
@@ -155,7 +164,7 @@ def test_what_is_set_aside_is_listed_and_goes_by_gc_once_nothing_names_it(tmp_pa
         put(store, f"{place}/step-{step:08d}", rows, dense)
     pin(store, f"{place}/step-00000002")
     set_aside(store, place, {"step-00000002": "a file is gone"})
-    assert [(each["name"], each["type"]) for each in list_checkpoints(store)] == [
+    assert [(each.name, each.type) for each in list_checkpoints(store)] == [
         ("step-00000001", "baseline"), ("step-00000002.1", "set aside")]  # fmt: skip
     told = gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=0)
     assert told["removed"] == []

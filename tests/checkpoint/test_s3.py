@@ -4,33 +4,24 @@ import fsspec
 import pytest
 import torch
 
-from pipeline.checkpoint import Target, committed, restore_newest
+from pipeline.checkpoint import Target, committed, ranks, restore_newest
 from pipeline.checkpoint.aside import in_place, listed, remove, set_aside
 from pipeline.checkpoint.index import sweep
 from pipeline.checkpoint.ranks import patiently
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
-from tests.checkpoint.s3 import Fault, served
+from tests.checkpoint.s3 import Fault
 from tests.checkpoint.single import access, shard, write
-
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
 
 FAULTS = [500, 503, "timeout"]
 # What a write does, in its order, and how its requests look.
 WRITES = {"rows": "/rows/", "dense": "dense.safetensors", "index": "index.json", "manifest": "manifest.json"}
 
 
-@pytest.fixture(scope="module")
-def endpoint():
-    with served(server) as proxy:
-        yield proxy
-
-
 @pytest.fixture
 def store(endpoint, monkeypatch, request):
     """A store in a bucket of its own, over a client that gives up soon."""
-    quick = {"read_timeout": 1, "connect_timeout": 5, "retries": {"max_attempts": 1}}
+    quick = {"read_timeout": 1, "connect_timeout": 5, "retries": {"max_attempts": 0}}
     settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick}
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
@@ -91,8 +82,9 @@ def test_a_write_that_keeps_failing_is_named_and_loses_nothing(store, endpoint, 
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("part", ["/rows/", "manifest.json"])
-def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, kind, part):
+def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, monkeypatch, kind, part):
     """Falling back to older rows would throw away training that is safe: it stops and says where."""
+    monkeypatch.setattr(ranks, "PAUSES", (0.0,))
     put(store, 1)
     put(store, 2)
     store.fs.invalidate_cache()
@@ -107,9 +99,8 @@ def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, k
     assert newest(store) == (2, [])
 
 
-def test_an_artifact_whose_commit_is_never_answered_stays_whole(store, endpoint, monkeypatch):
+def test_an_artifact_whose_commit_is_never_answered_stays_whole(store, endpoint):
     """Every answer to the last write is lost, though it was done: what it committed is not cleared up after it."""
-    monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.0)
     about = {"kind": "k", "key": "k", "config": {}, "inputs": {}}
     with pytest.raises(Exception, match="endpoint|onnection"), store.draft("a", **about) as draft:
         draft.write_json("x.json", [1])

@@ -1,51 +1,34 @@
 """``checkpoint.init_from``: a new run starts from another one's checkpoint, a resumed one goes on from its own."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file
 
+from tests.commands import nightjar_in_turn
+
 SMALL = [
     "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "train.global_batch=256", "model.bottom_mlp=[16]",
     "model.top_mlp=[16]", "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
     "checkpoint.every_steps=3", "train.threads_per_rank=1",
 ]  # fmt: skip
-RUN = """
-import json, pathlib, shutil, sys
-from pipeline.cli import main
-store, small, jobs = json.loads(sys.argv[1])
-for job in jobs:
-    if job[0] == "forget":
-        shutil.rmtree(f"{store}/runs/{job[2]}/{job[1]}")
-        continue
-    if job[0] == "spoil":
-        newest = max(pathlib.Path(f"{store}/runs/{job[1]}/checkpoints").glob("*/*/manifest.json"))
-        newest.write_text(newest.read_text()[:-9])
-        continue
-    print("==", " ".join(job), flush=True)
-    print("code", main(["run", f"store={store}", *small, *job]), flush=True)
-"""
 DAY = ["data.synthetic.new_ids=0.2", "train.max_steps=2", "train.sparse_lr=0.5", "train.warmup_steps=0"]
 NORMALISED = ["data.dense_transform=max_norm", "train.max_steps=2"]
-JOBS = [
-    ["run=a"],
-    ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
-    ["forget", "train", "b"],
+ALLOWED = ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"]
+TABLES_ONLY = ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"]
+FIRST = [["run=a"], ALLOWED]
+SECOND = [  # once b's training, but not its checkpoints, is forgotten
     ["run=a", "train.max_steps=4", "train.weight_decay=0.01"],
-    ["run=b", "checkpoint.init_from=a", "checkpoint.allow=[train]", "train.lr=0.001"],
+    ALLOWED,
     ["run=c", "checkpoint.init_from=a/step-00000009", "train.lr=0.001"],
     ["run=d", "checkpoint.init_from=d"],
     ["run=e", "checkpoint.init_from=nowhere"],
-    ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"],
-    ["forget", "train", "f"],
-    ["forget", "checkpoints", "a"],
-    ["run=f", "checkpoint.init_from=a/step-00000009", "checkpoint.init_tables_only=true"],
-    ["spoil", "f"],
+    TABLES_ONLY,
+]
+THIRD = [TABLES_ONLY]  # once a's checkpoints and f's training are
+FOURTH = [  # once the newest manifest of f is spoilt
     ["run=g", "checkpoint.init_from=f", "stages=[ingest]"],
     ["run=h", *DAY, "data.day=2026-01-01"],
     ["run=i", *DAY, "data.day=2026-01-05", "checkpoint.init_from=h", "checkpoint.allow=[dataset]"],
@@ -58,11 +41,22 @@ JOBS = [
 def said(tmp_path_factory):
     """What every job said, and the store."""
     store = tmp_path_factory.mktemp("start") / "store"
-    argument = json.dumps([str(store), SMALL, JOBS])
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", RUN, argument], cwd=root, capture_output=True, text=True, check=True)
-    parts = done.stdout.split("== ")[1:]
-    errors = done.stderr.split("nightjar: ")[1:]
+    done = []
+
+    def run(jobs):
+        done.extend(nightjar_in_turn([["run", f"store={store}", *SMALL, *job] for job in jobs]))
+
+    run(FIRST)
+    shutil.rmtree(store / "runs/b/train")
+    run(SECOND)
+    shutil.rmtree(store / "runs/f/train")
+    shutil.rmtree(store / "runs/a/checkpoints")
+    run(THIRD)
+    newest = max((store / "runs/f/checkpoints").glob("*/*/manifest.json"))
+    newest.write_text(newest.read_text()[:-9])
+    run(FOURTH)
+    parts = [f"{each.stdout}code {each.returncode}" for each in done]
+    errors = [error for each in done for error in each.stderr.split("nightjar: ")[1:]]
     return store, parts, errors
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing as mp
 
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from tests.waits import no_waits
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session.
 multiprocessing.set_forkserver_preload(["pipeline.training.loop", "tests.embeddings.cases"])
@@ -89,7 +90,8 @@ def join_ranks(rank, world, local, folder):
 def _rank(rank, world, local, folder, function, args):
     join_ranks(rank, world, local, folder)
     try:
-        function(folder, *args)
+        with no_waits():
+            function(folder, *args)
     except BaseException:
         traceback.print_exc(file=sys.stderr)
         raise

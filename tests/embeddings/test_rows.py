@@ -5,8 +5,9 @@ import torch
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.embeddings.collection import pooled_stack
+from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.learning import set_sparse_lr
-from pipeline.embeddings.rows import RowValues, initial_rows
+from pipeline.embeddings.rows import RowValues
 from pipeline.embeddings.tables import TableSpec, dense_parameters, dense_table_parameters
 from pipeline.errors import PlanError
 from tests.embeddings.cases import batch as global_batch

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pipeline.config.features import TAKEN_NAMES
-from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import PlanError

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.embeddings.rows import RowValues, initial_rows
+from pipeline.embeddings.initial import initial_rows
+from pipeline.embeddings.rows import RowValues
+from pipeline.embeddings.scattered import rows_at
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.fetch import Fetcher
-from pipeline.embeddings.ssd.lazy import rows_at
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.embeddings.touched import TouchedRows

@@ -90,7 +90,7 @@ import sys
 import numpy as np, torch
 from tests.embeddings.refusing import refuse
 from tests.embeddings.ranks import on_tier, plan_for
-from pipeline.embeddings.rows import initial_rows
+from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
 refuse("io_setup", "setpriority", "direct")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation import metrics as metrics_module
+from pipeline.evaluation.metrics import base_entropy, entropy_of_rates, grouped_auc
 
 # Few distinct values, so that ties are the rule.
 TIED = st.integers(-6, 6).map(lambda value: value / 2)
@@ -173,3 +174,39 @@ def test_bad_rows_are_data_errors_with_a_hint(labels, logits, truth, message, hi
 def test_unequal_lengths_are_the_callers_fault(logits):
     with pytest.raises(ValueError, match="expected"):
         evaluate([0, 1], logits)
+
+
+def test_auc_of_groups():
+    assert grouped_auc(np.array([10, 10]), np.array([0, 10])) == 1.0
+    assert grouped_auc(np.array([10, 10]), np.array([10, 0])) == 0.0
+    assert grouped_auc(np.array([10, 10]), np.array([5, 5])) == 0.5
+    assert grouped_auc(np.array([10]), np.array([10])) == 0.5
+    assert grouped_auc(np.array([2, 2]), np.array([1, 2])) == pytest.approx((1 * 0.5 + 2 * 1) / 3)
+
+
+@given(cases())
+def test_auc_of_groups_is_that_of_their_rows(case):
+    labels, logits = case
+    scores, place = np.unique(logits, return_inverse=True)
+    clicks = np.bincount(place, labels, minlength=len(scores))
+    assert grouped_auc(np.bincount(place), clicks) == pytest.approx(evaluate(labels, logits)["auc"], abs=1e-12)
+
+
+@given(cases())
+def test_entropies_of_rates_and_of_counts_are_the_same(case):
+    labels, _ = case
+    clicks, rows = int(labels.sum()), len(labels)
+    assert entropy_of_rates(np.array([clicks / rows]))[0] == pytest.approx(
+        base_entropy(clicks, rows - clicks), rel=1e-13
+    )
+
+
+@given(cases())
+def test_training_reports_the_ne_that_evaluation_finds(case):
+    from pipeline.training.metrics import Sums
+
+    labels, logits = case
+    figures = evaluate(labels, logits)
+    sums = Sums(rows=float(len(labels)), positives=float(labels.sum()), loss=figures["logloss"] * len(labels))
+    assert sums.ne == pytest.approx(figures["ne"], rel=1e-14)
+    assert Sums(rows=3.0, positives=3.0, loss=1.0).ne is None

@@ -12,7 +12,7 @@ from pipeline import cli, compose
 from pipeline.checkpoint import Checkpointer, FaultPoint, Model, Target, TrainState, restore_newest
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
-from pipeline.publishing import versions
+from pipeline.publishing import promotion
 from pipeline.store import Store
 from pipeline.store.retrying import explained
 from tests.checkpoint.single import access, shard
@@ -222,14 +222,14 @@ class Promoting:
             self.made = True
         removed(self.store, "models/m/current.json")
         for name in (A, B):
-            versions.promote(self.store, "m", name, by="publish")
+            promotion.promote(self.store, "m", name, by="publish")
 
     def do(self, reached):
         """Both."""
         reached("begin")
-        versions.promote(self.store, "m", C, by="publish", check=lambda: reached("checked"))
+        promotion.promote(self.store, "m", C, by="publish", check=lambda: reached("checked"))
         reached("rollback")
-        versions.roll_back(self.store, "m", "complaints")
+        promotion.roll_back(self.store, "m", "complaints")
 
     def verify(self, ended):
         """The log tells how the line of versions came about; no entry of before is lost, none is there twice."""
@@ -241,8 +241,8 @@ class Promoting:
         require(line == record["line"], f"log and line differ: {done} {record['line']}")
         require(done in ([A, B], [A, B, C], [A, B, C, B]), f"the log is {done}")
         require(ended != WENT_ON or done == [A, B, C, B], f"done, but the log is {done}")
-        require(versions.incumbent(self.store, "m") is not None, "what serves is gone")
-        versions.promote(self.store, "m", C, by="publish")
+        require(promotion.incumbent(self.store, "m") is not None, "what serves is gone")
+        promotion.promote(self.store, "m", C, by="publish")
 
 
 class Nightly:
@@ -291,7 +291,7 @@ class Nightly:
             version = f"v00001-{config.seed:08d}"
             if store.find(f"models/m/{version}") is None:
                 self.publish(store, f"models/m/{version}", config.run)
-            versions.promote(store, "m", version, by="publish")
+            promotion.promote(store, "m", version, by="publish")
             store.write_json(f"{path}/result.json", {"stages": {}, "gate": {"verdict": "PASS", "version": version}})
             self.hook("page")
             return 0

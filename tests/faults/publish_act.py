@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from pipeline.checkpoint.rows import ChainReader
-from pipeline.publishing import versions
+from pipeline.publishing import commands, promotion
 from pipeline.publishing.served import SERVING, Description, local_version
 from pipeline.publishing.writing import WrittenTable, write_table
 from pipeline.records import TableLayout
@@ -37,7 +37,7 @@ class Publishing:
         for path in ("models", "runs/r/publish"):
             removed(self.store, path)
         made.plain(self.store, self.former)
-        versions.promote(self.store, "m", self.former, by="publish")
+        promotion.promote(self.store, "m", self.former, by="publish")
 
     def do(self, reached):
         """The stage, as a run calls it."""
@@ -85,15 +85,15 @@ class Publishing:
     def verify(self, ended):
         """What serves is whole; no version is listed that is not; the same stage again publishes once."""
         whole(self.store, "models")
-        served = versions.incumbent(self.store, "m")
+        served = promotion.incumbent(self.store, "m")
         require(served is not None, "what served is gone")
-        for each in versions.listing(self.store, "m"):
+        for each in commands.listing(self.store, "m"):
             require(not each.damaged, f"{each.version} is damaged: {each.problem}")
         if self.store.find(RUN) is None:
             require(ended != WENT_ON, "done, but not committed")
             with contextlib.suppress(StopIteration):
                 self.do(lambda phase: None)
-        current = versions.read_current(self.store, "m")
+        current = promotion.read_current(self.store, "m")
         require([entry["by"] for entry in current.log] == ["publish"] * 2, f"the log is {current.log}")
         require(current.previous == self.former, f"the line is {current.line}")
         whole(self.store, "models")

@@ -11,21 +11,12 @@ from pipeline.errors import UnreachableError
 from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.sources import find_files
 from pipeline.store import Store
-from tests.checkpoint.s3 import Fault, served
+from tests.checkpoint.s3 import Fault
 
 from .conftest import csv_config
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
-
 PART = 5 << 20  # bytes; the smallest part of a multipart upload
 FILES = 3
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    with served(server) as proxy:
-        yield proxy
 
 
 def lines_of(number: int, rows: int) -> list[str]:
@@ -36,7 +27,7 @@ def lines_of(number: int, rows: int) -> list[str]:
 @pytest.fixture
 def s3(endpoint, monkeypatch, request):
     """A bucket of its own with logs in it, over a client that gives up soon."""
-    quick = {"read_timeout": 2, "connect_timeout": 5, "retries": {"max_attempts": 1}}
+    quick = {"read_timeout": 2, "connect_timeout": 5, "retries": {"max_attempts": 0}}
     settings = {"key": "k", "secret": "s", "endpoint_url": endpoint.url, "config_kwargs": quick,
                 "default_block_size": PART}  # fmt: skip
     monkeypatch.setitem(fsspec.config.conf, "s3", settings)

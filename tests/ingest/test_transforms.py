@@ -13,7 +13,7 @@ from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest import RecordTransform
 from pipeline.ingest.fit import Partial, coded_ids
-from pipeline.ingest.sketch import Sketch, auc, bin_of, lower_edges
+from pipeline.ingest.sketch import Sketch, bin_of, lower_edges
 from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config
@@ -120,14 +120,6 @@ def test_bins_hold_equal_shares_within_the_buckets_width():
 )
 def test_few_values_give_few_bins(values, bins, expected):
     assert sketch_of(values).bounds(bins).tolist() == expected
-
-
-def test_auc_of_groups():
-    assert auc(np.array([10, 10]), np.array([0, 10])) == 1.0
-    assert auc(np.array([10, 10]), np.array([10, 0])) == 0.0
-    assert auc(np.array([10, 10]), np.array([5, 5])) == 0.5
-    assert auc(np.array([10]), np.array([10])) == 0.5
-    assert auc(np.array([2, 2]), np.array([1, 2])) == pytest.approx((1 * 0.5 + 2 * 1) / 3)
 
 
 def write(path, rows, header="label,x,c,t"):

@@ -1,40 +1,22 @@
 """``train.global_batch=auto``: by the rows, and as it was where a training goes on from another one's checkpoint."""
 
 import json
-import subprocess
-import sys
+import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.stages.batch import automatic_batch, with_batch
+from tests.commands import nightjar, nightjar_in_turn
 
 SMALL = [
     "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "model.bottom_mlp=[16]", "model.top_mlp=[16]",
     "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]", "train.threads_per_rank=1",
 ]  # fmt: skip
-RUN = """
-import json, shutil, sys
-from pipeline.cli import main
-store, small, jobs = json.loads(sys.argv[1])
-for job in jobs:
-    if job[0] == "forget":
-        shutil.rmtree(f"{store}/runs/{job[2]}/{job[1]}")
-        continue
-    print("==", " ".join(job), flush=True)
-    print("code", main(["run", f"store={store}", *small, *job]), flush=True)
-"""
-JOBS = [
-    ["run=cold"],
-    ["run=chosen", "train.global_batch=96", "train.max_steps=4"],
-    ["run=warm", "checkpoint.init_from=chosen", "checkpoint.every_steps=2", "train.max_steps=4"],
-    ["forget", "checkpoints", "chosen"],
-    ["forget", "train", "warm"],
-    ["run=warm", "checkpoint.init_from=chosen", "checkpoint.every_steps=2", "train.max_steps=4"],
-]
+WARM = ["run=warm", "checkpoint.init_from=chosen", "checkpoint.every_steps=2", "train.max_steps=4"]
+JOBS = [["run=cold"], ["run=chosen", "train.global_batch=96", "train.max_steps=4"], WARM]
 
 
 @pytest.mark.parametrize(
@@ -70,11 +52,13 @@ def test_more_ranks_than_samples_are_refused_and_a_batch_not_settled_is_never_a_
 def done(tmp_path_factory):
     """The store after all jobs, and what each of them said."""
     store = tmp_path_factory.mktemp("batch") / "store"
-    arguments = [sys.executable, "-c", RUN, json.dumps([str(store), SMALL, JOBS])]
-    ended = subprocess.run(arguments, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-    parts = ended.stdout.split("== ")[1:]
-    assert [part.rsplit("code ", 1)[1].strip() for part in parts] == ["0"] * len(parts), ended.stdout + ended.stderr
-    return store, parts
+    ended = nightjar_in_turn([["run", f"store={store}", *SMALL, *job] for job in JOBS])
+    shutil.rmtree(store / "runs/chosen/checkpoints")
+    shutil.rmtree(store / "runs/warm/train")
+    ended.append(nightjar("run", f"store={store}", *SMALL, *WARM))
+    for each in ended:
+        assert each.returncode == 0, each.stdout + each.stderr
+    return store, [each.stdout for each in ended]
 
 
 def outcome(store, run):
@@ -107,8 +91,8 @@ def test_what_if_plans_with_the_number_of_the_checkpoint(done):
     store, _ = done
 
     def figures(*more):
-        job = [sys.executable, "-m", "pipeline.cli", "what-if", f"store={store}", *SMALL, *more, "--json"]
-        ended = subprocess.run(job, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+        ended = nightjar("what-if", f"store={store}", *SMALL, *more, "--json")
+        assert ended.returncode == 0, ended.stderr
         return [(record["step_ms"], record["reserved_bytes"]) for record in json.loads(ended.stdout)]
 
     smaller, same = figures("train.global_batch=64,96")

@@ -7,7 +7,7 @@ import pytest
 from pipeline.compose import compose, from_yaml
 from pipeline.errors import ArtifactError, DataError
 from pipeline.launch import read_steps
-from pipeline.publishing import versions
+from pipeline.publishing import promotion, versions
 from pipeline.records.step import Step
 from pipeline.specs import STAGES, default_stages
 from pipeline.specs.stage import StageIO
@@ -100,7 +100,7 @@ def test_the_key_of_publishing_covers_the_incumbent_but_not_the_version_this_tra
         path = versions.version_path("synthetic", name)
         with store.draft(path, kind="model", key=name, config={}, inputs={"train": train}) as draft:
             draft.commit({"incumbent": incumbent, "verdict": "PASS"})
-        versions.promote(store, "synthetic", name, by="publish")
+        promotion.promote(store, "synthetic", name, by="publish")
 
     first = made()
     serve("v00001-aaaaaaaa", "another training", None)

@@ -18,7 +18,7 @@ from pipeline.models import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning.cost import FLOAT, dense_costs
-from pipeline.planning.memory import PER_PARAMETER, dense_bytes
+from pipeline.planning.reservations import PER_PARAMETER, dense_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.specs import DENSE_OPTIMIZERS, MODELS, ModelInputs
 

@@ -7,7 +7,7 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
-from pipeline.planning.memory import dense_bytes, host_bytes
+from pipeline.planning.reservations import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.specs import TABLE_OPTIMIZERS, ModelCosts
 

@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline.publishing.line import better_by_record
-from pipeline.publishing.versions import promote, roll_back, version_path
+from pipeline.publishing.promotion import promote, roll_back
+from pipeline.publishing.versions import version_path
 from pipeline.store import Store
 from tests.records.made import figures, gate_record
 

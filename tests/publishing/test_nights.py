@@ -4,8 +4,6 @@ import io
 import json
 import random
 import shutil
-import subprocess
-import sys
 import tracemalloc
 from contextlib import redirect_stderr
 from pathlib import Path
@@ -21,9 +19,9 @@ from pipeline.ingest.synthetic import write_tsv
 from pipeline.ingest.text import Reject
 from pipeline.serving.files import Rejected
 from pipeline.store import Store
+from tests.commands import nightjar
 from tests.publishing import made
 
-ROOT = Path(__file__).parents[2]
 STAGES = "ingest,plan,partition,train,evaluate,publish"
 SMALL = [
     "data=criteo", "model.embedding_dim=8", "model.bottom_mlp=[16]", "model.top_mlp=[16]", "train.global_batch=256",
@@ -34,12 +32,6 @@ SMALL = [
     "gate.max_ne_increase=0.03",  # what 4,000 held-out rows can tell
     f"stages=[{STAGES}]", f"launch.inline=[{STAGES}]",
 ]  # fmt: skip
-
-
-def nightjar(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments], cwd=cwd, capture_output=True, text=True, timeout=300
-    )
 
 
 @pytest.fixture(scope="module")

@@ -9,21 +9,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import LaunchError, PassingError
-from pipeline.publishing import versions
+from pipeline.publishing import promotion
 from pipeline.store import Store
-from tests.checkpoint.s3 import Fault, bucket, served
+from tests.checkpoint.s3 import Fault, bucket
 from tests.publishing.made import plain
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
-
 A, B, C = (f"v0000{n}-aaaaaaaa" for n in (1, 2, 3))
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator:
-    with served(server) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -41,49 +32,49 @@ def log_of(store: Store) -> list[tuple[str, str]]:
 
 def test_a_rollback_while_a_promotion_is_checked_is_kept(store: Store) -> None:
     """The night looks at what serves; meanwhile somebody rolls back; the night writes what it made of the former."""
-    versions.promote(store, "m", A, by="publish")
-    versions.promote(store, "m", B, by="publish")
-    between = iter([lambda: versions.roll_back(store, "m", "complaints")])
+    promotion.promote(store, "m", A, by="publish")
+    promotion.promote(store, "m", B, by="publish")
+    between = iter([lambda: promotion.roll_back(store, "m", "complaints")])
 
     def check() -> None:
         for act in between:
             act()
 
-    current = versions.promote(store, "m", C, by="publish", check=check)
+    current = promotion.promote(store, "m", C, by="publish", check=check)
     assert current.line == (A, C), "the rollback took B off"
     assert log_of(store) == [("publish", A), ("publish", B), ("rollback", A), ("publish", C)]
 
 
 def test_a_promotion_is_checked_again_beside_what_serves_by_then(store: Store) -> None:
-    versions.promote(store, "m", A, by="publish")
+    promotion.promote(store, "m", A, by="publish")
     seen = []
 
     def check() -> None:
-        seen.append(versions.read_current(store, "m").version)
+        seen.append(promotion.read_current(store, "m").version)
         if len(seen) == 1:
-            versions.promote(store, "m", B, by="promote")
+            promotion.promote(store, "m", B, by="promote")
         elif seen[-1] != A:
             raise LaunchError(f"judged beside {A}, but {seen[-1]} serves")
 
     with pytest.raises(LaunchError, match=f"but {B} serves"):
-        versions.promote(store, "m", C, by="publish", check=check)
-    assert (seen, versions.read_current(store, "m").line) == ([A, B], (A, B))
+        promotion.promote(store, "m", C, by="publish", check=check)
+    assert (seen, promotion.read_current(store, "m").line) == ([A, B], (A, B))
 
 
 def test_a_rollback_beside_another_change_is_told_not_guessed(store: Store, monkeypatch) -> None:
     """Whoever rolls back has seen C serve: with D there by now, "the one before" means another one."""
     for name in (A, B):
-        versions.promote(store, "m", name, by="publish")
-    whole = versions._require_whole
+        promotion.promote(store, "m", name, by="publish")
+    whole = promotion.require_whole
 
     def slowly(*args, **more):
-        monkeypatch.setattr(versions, "_require_whole", whole)
-        versions.promote(store, "m", C, by="publish")
+        monkeypatch.setattr(promotion, "require_whole", whole)
+        promotion.promote(store, "m", C, by="publish")
         return whole(*args, **more)
 
-    monkeypatch.setattr(versions, "_require_whole", slowly)
+    monkeypatch.setattr(promotion, "require_whole", slowly)
     with pytest.raises(LaunchError, match=f"another process changed .* now {C} serves") as caught:
-        versions.roll_back(store, "m")
+        promotion.roll_back(store, "m")
     assert "nightjar models ls m" in caught.value.hint
     assert log_of(store) == [("publish", A), ("publish", B), ("publish", C)]
 
@@ -91,9 +82,9 @@ def test_a_rollback_beside_another_change_is_told_not_guessed(store: Store, monk
 @pytest.mark.parametrize("kind", ["cut", "lost"])
 def test_a_write_whose_answer_was_lost_counts_once(store: Store, endpoint, kind: str) -> None:
     """The object is there, but the client learns only of a cut connection; asked again the store says 412."""
-    versions.promote(store, "m", A, by="publish")
+    promotion.promote(store, "m", A, by="publish")
     endpoint.fault = Fault(kind, "PUT", "current.json", count=1)
-    versions.promote(store, "m", B, by="publish")
+    promotion.promote(store, "m", B, by="publish")
     assert endpoint.fault.seen
     endpoint.fault = None
     assert log_of(store) == [("publish", A), ("publish", B)]
@@ -116,10 +107,10 @@ def test_a_rollback_that_may_have_been_done_is_not_to_be_repeated_blindly(store:
     """The same command again would take off one more version."""
     monkeypatch.setattr("pipeline.store.retrying.FIRST_SECONDS", 0.0)
     for name in (A, B, C):
-        versions.promote(store, "m", name, by="publish")
+        promotion.promote(store, "m", name, by="publish")
     endpoint.fault = LostThenSilent()
     with pytest.raises(PassingError, match=f"not known whether model 'm' was rolled back to {B}") as caught:
-        versions.roll_back(store, "m", "complaints")
+        promotion.roll_back(store, "m", "complaints")
     endpoint.fault = None
     assert "nightjar models ls m" in caught.value.hint and "one more" in caught.value.hint
     assert log_of(store)[-1] == ("rollback", B)
@@ -131,16 +122,16 @@ import fsspec
 fsspec.config.conf["s3"] = json.loads(sys.argv[1])
 from pipeline.store import Store
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.publishing import versions
+from pipeline.publishing import promotion
 store, own, done = Store(sys.argv[2]), sys.argv[3], 0
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(int(sys.argv[4])):
     try:
         if number % 3 == 2:
-            versions.roll_back(store, "m", f"{own} {number}")
+            promotion.roll_back(store, "m", f"{own} {number}")
         else:
-            versions.promote(store, "m", sys.argv[5 + number % 2], by="promote", reason=f"{own} {number}")
+            promotion.promote(store, "m", sys.argv[5 + number % 2], by="promote", reason=f"{own} {number}")
     except (ConfigError, LaunchError):
         continue
     done += 1
@@ -150,7 +141,7 @@ print(done, flush=True)
 
 def test_two_processes_that_race_lose_no_entry(store: Store, endpoint, root: Path) -> None:
     """Each entry follows from the one before it: replayed from the first one, the log gives the line of versions."""
-    versions.promote(store, "m", C, by="publish")
+    promotion.promote(store, "m", C, by="publish")
     settings = json.dumps({"key": "k", "secret": "s", "endpoint_url": endpoint.url})
     racers = [
         subprocess.Popen(

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
-from pipeline.publishing import versions
+from pipeline.publishing import commands, promotion, versions
 from pipeline.stages.promoting import _require_same_incumbent
 from pipeline.store import Store
 from tests.publishing.made import plain
@@ -32,18 +33,18 @@ def store(tmp_path: Path) -> Store:
 
 def promote(store: Store, *names: str) -> None:
     for name in names:
-        versions.promote(store, "m", name, by="publish")
+        promotion.promote(store, "m", name, by="publish")
 
 
 def test_the_line_of_versions_grows_and_a_rollback_takes_off(store: Store) -> None:
-    assert versions.incumbent(store, "m") is None
+    assert promotion.incumbent(store, "m") is None
     promote(store, A, B, C)
-    current = versions.read_current(store, "m")
+    current = promotion.read_current(store, "m")
     assert (current.version, current.previous, current.line) == (C, B, (A, B, C))
-    assert versions.roll_back(store, "m", "complaints").version == B
-    again = versions.roll_back(store, "m")
+    assert promotion.roll_back(store, "m", "complaints").version == B
+    again = promotion.roll_back(store, "m")
     assert (again.version, again.previous) == (A, None)
-    found = versions.incumbent(store, "m")
+    found = promotion.incumbent(store, "m")
     assert found is not None and found.path == f"models/m/{A}"
     log = store.read_json("models/m/current.json")["log"]
     assert [entry["by"] for entry in log] == ["publish"] * 3 + ["rollback"] * 2
@@ -59,10 +60,10 @@ def test_promoting_what_serves_changes_nothing(store: Store) -> None:
 
 def test_there_must_be_something_to_go_back_to(store: Store) -> None:
     with pytest.raises(ConfigError, match="no former version to go back to: nothing was published"):
-        versions.roll_back(store, "m")
+        promotion.roll_back(store, "m")
     promote(store, A)
     with pytest.raises(ConfigError, match=f"{A} is the first one that serves"):
-        versions.roll_back(store, "m")
+        promotion.roll_back(store, "m")
 
 
 def test_only_whole_versions_serve(store: Store) -> None:
@@ -72,14 +73,14 @@ def test_only_whole_versions_serve(store: Store) -> None:
     Path(store.full(f"models/m/{B}/tables/a.rows")).write_bytes(b"xx")
     with pytest.raises(ArtifactError, match="is 2 bytes, expected 3"):
         promote(store, B)
-    assert versions.read_current(store, "m").version == A
+    assert promotion.read_current(store, "m").version == A
 
 
 def test_a_version_that_was_held_needs_a_reason(store: Store) -> None:
     plain(store, D, verdict="HOLD")
     with pytest.raises(ConfigError, match=f"the gate held {D} of model 'm'"):
-        versions.promote(store, "m", D, by="promote")
-    assert versions.promote(store, "m", D, by="promote", reason="known traffic").version == D
+        promotion.promote(store, "m", D, by="promote")
+    assert promotion.promote(store, "m", D, by="promote", reason="known traffic").version == D
 
 
 def test_numbers_rise_and_keys_tell_versions_apart(store: Store) -> None:
@@ -97,22 +98,22 @@ def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store)
     left = Path(store.full("models/m/.write-abc"))
     left.touch()
     promote(store, A, B)
-    tried = versions.collect(store, "m", 0, 0.0, dry_run=True)
+    tried = commands.collect(store, "m", 0, 0.0, dry_run=True)
     assert [each["version"] for each in tried] == [C, D, "v00005-aaaaaaaa"]
-    gone = versions.collect(store, "m", 1, 0.0, dry_run=False)
+    gone = commands.collect(store, "m", 1, 0.0, dry_run=False)
     assert [each["version"] for each in gone] == [C, "v00005-aaaaaaaa"]
     assert [each["reason"] for each in gone] == ["not among the newest 1", "never finished"]
-    assert [each.version for each in versions.listing(store, "m")] == [A, B, D] and not left.exists()
-    assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
-    assert versions.roll_back(store, "m").version == A
+    assert [each.version for each in commands.listing(store, "m")] == [A, B, D] and not left.exists()
+    assert commands.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
+    assert promotion.roll_back(store, "m").version == A
 
 
 def test_gc_leaves_a_version_in_the_making_in_an_object_store() -> None:
     """Object stores have no times of folders, and call those of files otherwise than a disk does."""
     store = Store("memory://gc-in-the-making")
     store.write_bytes(f"models/m/{A}/tables/a.rows", b"half a table")
-    assert versions.collect(store, "m", 0, 3600.0, dry_run=False) == []
-    assert [each["version"] for each in versions.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
+    assert commands.collect(store, "m", 0, 3600.0, dry_run=False) == []
+    assert [each["version"] for each in commands.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
     assert not store.exists(f"models/m/{A}")
 
 
@@ -131,14 +132,14 @@ def test_a_damaged_current_json_is_said_not_guessed(store: Store) -> None:
     promote(store, A)
     Path(store.full("models/m/current.json")).write_text('{"format": 99}')
     with pytest.raises(ArtifactError, match="does not say which version serves: format 99, expected 1"):
-        versions.incumbent(store, "m")
+        promotion.incumbent(store, "m")
 
 
 def test_an_incumbent_that_was_removed_is_said(store: Store) -> None:
     promote(store, A)
     Path(store.full(f"models/m/{A}/manifest.json")).unlink()
     with pytest.raises(ArtifactError, match=f"names {A}, which is not there"):
-        versions.incumbent(store, "m")
+        promotion.incumbent(store, "m")
 
 
 def flip(store: Store, file: str) -> None:
@@ -158,12 +159,12 @@ def test_a_flipped_byte_does_not_serve(store: Store) -> None:
     promote(store, D, A)
     flip(store, f"models/m/{D}/tables/a.rows")
     with pytest.raises(ArtifactError, match=r"a\.rows is corrupt") as caught:
-        versions.promote(store, "m", D, by="promote")
+        promotion.promote(store, "m", D, by="promote")
     assert "nightjar models ls m" in caught.value.hint
     flip(store, f"models/m/{D}/serving.json")
     with pytest.raises(ArtifactError, match=r"serving\.json is corrupt"):
-        versions.roll_back(store, "m")
-    assert versions.read_current(store, "m").version == A
+        promotion.roll_back(store, "m")
+    assert promotion.read_current(store, "m").version == A
 
 
 def test_what_serves_by_now_may_refuse_a_promotion(store: Store) -> None:
@@ -172,14 +173,14 @@ def test_what_serves_by_now_may_refuse_a_promotion(store: Store) -> None:
 
     promote(store, A)
     with pytest.raises(LaunchError, match="another one serves by now"):
-        versions.promote(store, "m", B, by="publish", check=refuse)
-    assert versions.read_current(store, "m").version == A
-    assert versions.promote(store, "m", A, by="publish", check=refuse).line == (A,)
+        promotion.promote(store, "m", B, by="publish", check=refuse)
+    assert promotion.read_current(store, "m").version == A
+    assert promotion.promote(store, "m", A, by="publish", check=refuse).line == (A,)
 
 
 def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> None:
     """Somebody promotes or rolls back while a night trains."""
-    config, record = compose(["publish.model=m"]), {"version": C, "incumbent_version": A}
+    config, record = compose(["publish.model=m"]), SimpleNamespace(version=C, incumbent_version=A)
     promote(store, A)
     _require_same_incumbent(config, store, "k", record)
     promote(store, B)
@@ -191,7 +192,7 @@ def test_a_verdict_beside_another_incumbent_is_not_published(store: Store) -> No
 def test_two_writers_at_once_is_a_message(store: Store) -> None:
     promote(store, A)
     with (
-        versions._held(store, "m"),
+        versions.model_lock(store, "m"),
         pytest.raises(LaunchError, match="is being changed already: another process holds"),
     ):
         promote(store, B)
@@ -200,11 +201,11 @@ def test_two_writers_at_once_is_a_message(store: Store) -> None:
 FOREVER = """
 import sys
 from pipeline.store import Store
-from pipeline.publishing import versions
+from pipeline.publishing import commands, promotion, versions
 store = Store(sys.argv[1])
 while True:
     for name in sys.argv[2:]:
-        versions.promote(store, "m", name, by="publish")
+        promotion.promote(store, "m", name, by="publish")
         print(name, flush=True)
 """
 
@@ -224,7 +225,7 @@ def test_kill_9_at_any_moment_leaves_a_version_that_is_whole(store: Store, root:
         process.stdout.close()
         record = json.loads(Path(store.full("models/m/current.json")).read_text())
         assert record["version"] in (A, B, C) and record["version"] == record["line"][-1]
-        assert versions.incumbent(store, "m") is not None
+        assert promotion.incumbent(store, "m") is not None
     began = time.monotonic()
-    assert versions.roll_back(store, "m").version in (A, B, C)
+    assert promotion.roll_back(store, "m").version in (A, B, C)
     assert time.monotonic() - began < 5, "the promise of nightjar rollback"

@@ -11,6 +11,7 @@ from pipeline.records import (
     DatasetSchema,
     Evaluation,
     GateRecord,
+    Index,
     ModelCard,
     NightRecord,
     Plan,
@@ -22,7 +23,7 @@ from pipeline.records import (
 
 RECORDED = Path(__file__).parent / "recorded"
 KINDS = {
-    "card": ModelCard, "gate": GateRecord, "metrics": Evaluation, "night": NightRecord, "plan": Plan,
+    "card": ModelCard, "gate": GateRecord, "index": Index, "metrics": Evaluation, "night": NightRecord, "plan": Plan,
     "profile": Profile, "reliability": Curve, "result": Result, "schema": DatasetSchema, "towers": Towers,
 }  # fmt: skip
 FILES = sorted(path for path in RECORDED.glob("*.json") if path.stem.partition("-")[0] in KINDS)

@@ -11,7 +11,9 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.publishing.versions import collect, promote, roll_back, version_path
+from pipeline.publishing.commands import collect
+from pipeline.publishing.promotion import promote, roll_back
+from pipeline.publishing.versions import version_path
 from pipeline.schedule.base import find_base, night_config, run_name
 from pipeline.schedule.nightly import Tools, read_record, run_night
 from pipeline.store import Store

@@ -9,18 +9,10 @@ from pipeline.errors import LaunchError
 from pipeline.schedule import lock
 from pipeline.schedule.lock import held, lease_path
 from pipeline.store import Store
-from tests.checkpoint.s3 import Between, Fault, bucket, served
+from tests.checkpoint.s3 import Between, Fault, bucket
 from tests.schedule.test_lock import ignore, record
 
-pytest.importorskip("s3fs", reason="s3fs is not installed")
-server = pytest.importorskip("moto.server", reason="moto is not installed")
 LONG = 60.0
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator:
-    with served(server) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from pipeline.cli import main
 from pipeline.errors import ArtifactError
 from pipeline.launch import read_steps, write_steps
 from pipeline.launch.runlock import run_lock
-from pipeline.publishing import versions
+from pipeline.publishing import commands, promotion, versions
 from pipeline.records.step import Step
 from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
@@ -78,7 +78,7 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
         verdict = "HOLD" if outcome == "held" else "PASS"
         put(store, versions.version_path(model, version), keys, version=version, verdict=verdict, **about)
         if outcome == "published":
-            versions.promote(store, model, version, by="publish")
+            promotion.promote(store, model, version, by="publish")
     return run
 
 
@@ -115,7 +115,7 @@ def store(tmp_path: Path) -> Store:
     made = Store(str(tmp_path / "store"))
     for number in range(5):
         night(made, number, base=number - 1 if number else None)
-    versions.collect(made, "clicks", 3, 0.0, dry_run=False)
+    commands.collect(made, "clicks", 3, 0.0, dry_run=False)
     age(made, "", 100)
     return made
 
@@ -138,7 +138,7 @@ def test_the_next_night_finds_its_base_and_a_rollback_works(store: Store) -> Non
     base = find_base(store, "clicks", FIRST + timedelta(days=5))
     assert base is not None and base.run == run_of(4)
     assert all(store.find(path) for path in (base.checkpoint, base.dataset, base.plan))
-    versions.roll_back(store, "clicks", "complaints")
+    promotion.roll_back(store, "clicks", "complaints")
     back = find_base(store, "clicks", FIRST + timedelta(days=5))
     assert back is not None and back.run == run_of(3)
     assert all(store.find(path) for path in (back.checkpoint, back.dataset, back.plan))
@@ -151,7 +151,7 @@ def test_held_versions_keep_what_they_refer_to_until_models_gc_removes_them(stor
     age(store, "", 100)
     assert everything(5) <= kept(gc(store)).keys()
     night(store, 7)
-    versions.collect(store, "clicks", 1, 0.0, dry_run=False)
+    commands.collect(store, "clicks", 1, 0.0, dry_run=False)
     age(store, "", 100)
     assert everything(5) <= removed(gc(store))
 
@@ -372,7 +372,7 @@ def test_an_object_store_is_pruned_alike() -> None:
     store = Store("memory://prune")
     for number in range(3):
         night(store, number, base=number - 1 if number else None)
-    versions.collect(store, "clicks", 1, 0.0, dry_run=False)
+    commands.collect(store, "clicks", 1, 0.0, dry_run=False)
     store.write_bytes(f"plans/{78:032x}/plan.json", b"half")
     assert removed(gc(store)) == set(), "all of it is young"
     result = gc(store, 0, 0)

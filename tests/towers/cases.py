@@ -56,7 +56,7 @@ def towers_on(assigned, module=None):
 
 
 def tower_plan(towers, hosts, local, kinds, columns=COLUMNS):
-    """A plan whose shards keep to the towers' sites; ``kinds``: sharding by feature."""
+    """A plan whose shards keep to the towers' hosts; ``kinds``: sharding by feature."""
     world = hosts * local
     plan = plan_for("table_wise", world, local, rows={c.name: c.rows for c in columns}, dim=DIM)
     tables = {}

@@ -2,13 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.commands import nightjar
+
 SMALL = [
     "experiment=demo", "hardware.hosts=2", "hardware.ranks_per_host=1", "data.synthetic.rows=4000",
     "data.synthetic.ids_per_feature=60", "train.global_batch=256", "train.log_every_steps=4",
@@ -18,8 +16,7 @@ SMALL = [
 
 
 def run(store, *overrides):
-    command = [sys.executable, "-m", "pipeline.cli", "run", *SMALL, f"store={store}", *overrides]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return nightjar("run", *SMALL, f"store={store}", *overrides)
 
 
 def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,21 +17,13 @@ from pipeline.training.length import (
     planned_before,
     same_coding,
 )
+from tests.commands import nightjar, nightjar_in_turn
 
 SMALL = [
     "data.synthetic.rows=3000", "data.synthetic.ids_per_feature=60", "train.global_batch=256", "model.bottom_mlp=[16]",
     "model.top_mlp=[16]", "model.embedding_dim=8", "launch.inline=[ingest,plan,partition,train,evaluate]",
     "train.threads_per_rank=1", "train.warmup_steps=2", "train.log_every_steps=2",
 ]  # fmt: skip
-RUN = """
-import json, sys
-from pipeline.cli import main
-store, small, jobs = json.loads(sys.argv[1])
-for job in jobs:
-    print("==", " ".join(job), flush=True)
-    print("==", " ".join(job), flush=True, file=sys.stderr)
-    print("code", main(["run", f"store={store}", *small, *job]), flush=True)
-"""
 TRAIN, CONSTANT = "stages=[ingest,plan,partition,train]", "train.schedule=constant"
 STRICT = ["train.guard.max_window_ne=0", "train.guard.collapse_after_steps=8", "train.guard.window_steps=2"]
 JOBS = {
@@ -57,13 +47,10 @@ JOBS = {
 def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The store, and what every job said, errors behind it."""
     store = tmp_path_factory.mktemp("length") / "store"
-    out, errors, jobs = list[str](), list[str](), list(JOBS.values())
-    for part in (jobs[:-1], jobs[-1:]):  # the last one follows a guard, which ends its process
-        command = [sys.executable, "-c", RUN, json.dumps([str(store), SMALL, part])]
-        done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
-        out += done.stdout.split("== ")[1:]
-        errors += done.stderr.split("== ")[1:]
-    return store, {name: out[n] + errors[n] for n, name in enumerate(JOBS)}
+    jobs = [["run", f"store={store}", *SMALL, *job] for job in JOBS.values()]
+    done = [*nightjar_in_turn(jobs[:-1]), nightjar(*jobs[-1])]  # the last one follows a guard, which ends its process
+    texts = [f"{each.stdout}code {each.returncode}{each.stderr}" for each in done]
+    return store, dict(zip(JOBS, texts, strict=True))
 
 
 def final_of(store: Path, text: str) -> Path:

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.embeddings.ssd.shard import Part
+from pipeline.embeddings.ssd.aio import I64
+from pipeline.embeddings.ssd.figures import Figures
+from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
 
-if TYPE_CHECKING:
-    from pipeline.embeddings.ssd.store import SsdStore
+
+class Holder(Protocol):
+    """What a ``Redirect`` asks for slots: ``SsdStore``."""
+
+    figures: Figures
+
+    def shard(self, table: str) -> SsdShard:
+        """As of ``SsdStore``."""
+        ...
+
+    def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
+        """As of ``SsdStore``."""
+        ...
+
+    def let_go(self, parts: Sequence[tuple[str, Part]]) -> None:
+        """As of ``SsdStore``."""
+        ...
 
 
 class Redirect:
@@ -23,7 +40,7 @@ class Redirect:
     ``tables``: the table of each feature of the kernel.
     """
 
-    def __init__(self, store: SsdStore, tables: Sequence[str]) -> None:
+    def __init__(self, store: Holder, tables: Sequence[str]) -> None:
         self._store, self._tables = store, tables
         self._held: list[tuple[str, Part]] = []
 

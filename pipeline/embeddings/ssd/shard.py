@@ -15,9 +15,9 @@ from threading import Event
 import numpy as np
 from torch import Tensor
 
-from pipeline.embeddings.rows import INIT_BLOCK_ROWS, initial_rows
+from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows
+from pipeline.embeddings.scattered import rows_at
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.lazy import rows_at
 from pipeline.embeddings.ssd.log import F32, MOST_ROWS, Reads, RowLog, place_type
 from pipeline.embeddings.ssd.slots import HostSlots, Slots
 from pipeline.embeddings.tables import TableSpec

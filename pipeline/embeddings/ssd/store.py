@@ -13,10 +13,12 @@ from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.rows import INIT_BLOCK_ROWS
+from pipeline.embeddings.initial import INIT_BLOCK_ROWS
+from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped, sparse_memory
 from pipeline.embeddings.ssd.cached import CachedShard
+from pipeline.embeddings.ssd.disk import DiskShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
@@ -238,6 +240,10 @@ class SsdStore:
     def shard(self, table: str) -> SsdShard:
         """The shard of ``table`` on this rank; KeyError where there is none."""
         return self._shards[table]
+
+    def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
+        """The shard of ``table`` on this rank, as row access and checkpoints see it."""
+        return DiskShard(self, table, owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
         """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""

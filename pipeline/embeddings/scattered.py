@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.embeddings.rows import INIT_BLOCK_ROWS, block_key
+from pipeline.embeddings.initial import INIT_BLOCK_ROWS, block_key
 from pipeline.embeddings.tables import TableSpec
 
 U64 = NDArray[np.uint64]

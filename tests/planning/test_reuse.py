@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.planning import make_plan
-from pipeline.planning.carried import carried_plan
+from pipeline.planning.reuse import reused_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
 from tests.keys import key_config
@@ -43,7 +43,7 @@ def former(tmp_path: Path) -> tuple[Store, Artifact]:
 def carried(store: Store, rows: dict[str, int], pooling: float = 1.0, *overrides: str) -> tuple[Plan | None, str]:
     config = compose(["model.embedding_dim=8", "train.global_batch=4096", "plan.former=plans/p", *overrides])
     covered = key_config("plan", config)
-    return carried_plan(store, "plans/p", covered, schema(**rows), profile(pooling, **rows), "now")
+    return reused_plan(store, "plans/p", covered, schema(**rows), profile(pooling, **rows), "now")
 
 
 def test_the_plan_is_taken_over_where_nothing_changed(former: tuple[Store, Artifact]) -> None:
@@ -62,9 +62,9 @@ def test_a_plan_made_with_the_automatic_batch_is_compared_by_its_number(former: 
         draft.write_json("plan.json", store.read_json(f"{artifact.path}/plan.json"))
         draft.commit({})
     tables = schema(a=40, b=50), profile(a=40, b=50), "now"
-    plan, why = carried_plan(store, "plans/auto", numbers[0], *tables)
+    plan, why = reused_plan(store, "plans/auto", numbers[0], *tables)
     assert plan is not None, why
-    assert carried_plan(store, "plans/auto", numbers[1], *tables) == (
+    assert reused_plan(store, "plans/auto", numbers[1], *tables) == (
         None, "train.global_batch was 4096, is 128",
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.publishing.references import RECORDS
+from pipeline.publishing.recordkinds import RECORDS
 from pipeline.records import NIGHT
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Stage

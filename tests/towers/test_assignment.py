@@ -103,12 +103,12 @@ def test_towers_share_all_their_hosts_or_none_and_use_every_host(hosts, count):
         layout_of(towers, FEATURES, count, 2)
 
 
-def test_peers_are_the_ranks_of_one_place_in_every_site():
+def test_peers_are_the_ranks_of_one_place_of_all_tower_hosts():
     towers = towers_of(dmt("partition.towers=2", hosts=4), [["a", "b"], ["c", "d", "e"]], FEATURES)
     layout = layout_of(towers, FEATURES, 4, 2)
-    assert [layout.site_ranks(site) for site in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert [layout.tower_ranks(group) for group in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [layout.peers(place) for place in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
-    assert [layout.site_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [layout.tower_hosts_of(rank) for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_towers_json_is_what_was_written():
@@ -126,7 +126,7 @@ def test_a_united_plan_has_global_ranks():
     rows = dict.fromkeys(FEATURES, 10)
     towers = towers_of(dmt(), [["a", "c", "e"], ["b", "d"]], FEATURES)
     layout = layout_of(towers, FEATURES, 2, 2)
-    plans = [plan_for("table_wise", 2, rows={f: rows[f] for f in site.features}) for site in layout.sites]
+    plans = [plan_for("table_wise", 2, rows={f: rows[f] for f in group.features}) for group in layout.tower_hosts]
     plans = [dataclasses.replace(p, memory=[{"ddr": 10 * i}, {"ddr": 10 * i + 1}]) for i, p in enumerate(plans)]
     plan = united_plan(layout, plans, FEATURES)
     assert list(plan.tables) == FEATURES and plan.world_size == 4 and plan.ranks_per_host == 2

@@ -13,7 +13,7 @@ from pipeline.store import Store
 MOST_CHANGE = 0.1  # of a table's lookups per sample
 
 
-def carried_plan(
+def reused_plan(
     store: Store, former: str, covered: Mapping[str, Any], schema: DatasetSchema, profile: Profile, profile_key: str
 ) -> tuple[Plan | None, str]:
     """The plan of the artifact at path ``former`` for this dataset, and in words why; None where it must be made anew.

@@ -25,7 +25,7 @@ SMALLEST_GIB = 0.5
 GROWTHS = (1.0, 1.05, 1.5, 2.0, 2.5)
 
 
-def ways_out(setting: Setting, space: Space, extra: Mapping[str, int], need: int, place: Place) -> Iterator[str]:
+def remedies(setting: Setting, space: Space, extra: Mapping[str, int], need: int, place: Place) -> Iterator[str]:
     """Lift a pin, allow row-wise, a smaller batch (where buffers are to blame), SSD, memory, hosts, a smaller dim.
 
     ``extra``: bytes a rank lacks by memory; ``need``: least bytes in all. Lazy: a caller who has enough stops.

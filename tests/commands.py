@@ -1,0 +1,70 @@
+"""``nightjar`` in a process of its own, forked from a server that has imported torch once, which takes seconds."""
+
+import multiprocessing
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
+
+import tests.embeddings.ranks  # noqa: F401 (it says what the fork server imports)
+
+ROOT = Path(__file__).parents[1]
+
+
+def nightjar(*arguments: str, cwd: Path = ROOT, timeout: float = 300) -> CompletedProcess[str]:
+    """Run the command line to its end; exit code and output are those that a shell would see."""
+    (done,) = nightjar_in_turn([arguments], cwd=cwd, timeout=timeout)
+    return done
+
+
+def nightjar_in_turn(
+    commands: Sequence[Sequence[str]], cwd: Path = ROOT, timeout: float = 300
+) -> list[CompletedProcess[str]]:
+    """Run several command lines, one after the other, in one process; one that ends its process is the last."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = multiprocessing.get_context("forkserver").Process(target=_main, args=(commands, cwd, folder))
+        process.start()
+        process.join(timeout)
+        if process.is_alive():
+            process.kill()
+            process.join()
+            raise TimeoutExpired(["nightjar", *commands[0]], timeout)
+        return [_ended(command, Path(folder, str(n)), process.exitcode) for n, command in enumerate(commands)]
+
+
+def _ended(command: Sequence[str], folder: Path, exitcode: int | None) -> CompletedProcess[str]:
+    assert folder.exists(), f"nightjar {' '.join(command)} was not begun: the command before it ended the process"
+    out, err = (folder.joinpath(name).read_text() for name in ("out", "err"))
+    code = int((folder / "code").read_text()) if (folder / "code").exists() else exitcode
+    return CompletedProcess(["nightjar", *command], code, out, err)
+
+
+def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str) -> None:
+    os.chdir(cwd)
+    for number, command in enumerate(commands):
+        place = Path(folder, str(number))
+        place.mkdir()
+        for output, name in ((1, "out"), (2, "err")):
+            file = os.open(place / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+            os.dup2(file, output)
+            os.close(file)
+        code = _code(command)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        (place / "code").write_text(str(code))
+
+
+def _code(command: Sequence[str]) -> int:
+    from pipeline.cli import main
+
+    sys.argv = ["nightjar", *command]
+    try:
+        return main()
+    except SystemExit as error:  # of argparse
+        return int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1

@@ -1,0 +1,66 @@
+"""Removing: manifests go first, checkpoints that rest on others before these, and what is gone is no error."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import ArtifactError
+from pipeline.store import Store
+from pipeline.store.removal import age, forget, remove
+
+RUN = "runs/r"
+INNER = [f"{RUN}/train/t", *(f"{RUN}/checkpoints/k/step-{step:08d}" for step in (9, 5))]
+
+
+@pytest.fixture(params=["disk", "objects"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    made = Store(str(tmp_path) if request.param == "disk" else f"memory://removal-{os.urandom(4).hex()}")
+    for path in INNER:
+        with made.draft(path, kind="made", key="k", config={}, inputs={}) as draft:
+            draft.write_json("a.json", {})
+            draft.commit({})
+    return made
+
+
+def test_a_manifest_goes_before_its_files(store: Store) -> None:
+    def look() -> None:
+        assert store.find(INNER[0]) is None and store.exists(f"{INNER[0]}/a.json")
+
+    remove(store, INNER[0], look)
+    assert not store.exists(INNER[0]) and store.find(INNER[1]) is not None
+    remove(store, INNER[0])  # again: nothing to do
+    remove(store, f"{INNER[1]}/a.json")
+    assert store.names(INNER[1]) == ["manifest.json"]
+
+
+def test_of_a_run_manifests_go_first_and_those_that_rest_on_others_before_these(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    real = store.fs.rm_file
+    monkeypatch.setattr(store.fs, "rm_file", lambda path: (order.append(str(path)), real(path)))
+
+    def look() -> None:
+        assert [store.find(path) for path in INNER] == [None] * 3
+        assert all(store.exists(f"{path}/a.json") for path in INNER)
+
+    remove(store, RUN, look, nested=True)
+    assert order == [store.full(f"{path}/manifest.json") for path in INNER]
+    assert not store.exists(RUN)
+
+
+def test_a_forgotten_artifact_keeps_its_files(store: Store) -> None:
+    forget(store, INNER[0])
+    assert store.find(INNER[0]) is None and store.exists(f"{INNER[0]}/a.json")
+    assert 0 <= age(store, store.full(f"{INNER[0]}/a.json")) < 60
+
+
+def test_what_the_store_refuses_to_remove_is_a_message(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **more: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(store.fs, "rm_file", refused)
+    with pytest.raises(ArtifactError, match=f"the store refuses removing {INNER[0]}: Permission denied"):
+        remove(store, INNER[0])
+    assert store.find(INNER[0]) is not None
