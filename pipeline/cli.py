@@ -17,6 +17,7 @@ from pipeline.calibration.command import add_arguments as calibrate_arguments
 from pipeline.commands import ckpt, clusters, explain, nights, plans, published, stores
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
+from pipeline.records import Result, read
 from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
@@ -165,15 +166,15 @@ def _run(options: argparse.Namespace) -> int:
     return _one_run(compose(overrides, options.config_dir))[0]
 
 
-def _one_run(config: Config) -> tuple[int, dict[str, Any]]:
-    """Run ``config``; the exit code (message printed) and the content of ``result.json``, empty where there is none."""
+def _one_run(config: Config) -> tuple[int, Result | None]:
+    """Run ``config``; the exit code (message printed) and the result, None where the run did not end."""
     try:
         return _alone(config)
     except NightjarError as error:
-        return _complain(str(error), exit_code_of(error)), {}
+        return _complain(str(error), exit_code_of(error)), None
 
 
-def _alone(config: Config) -> tuple[int, dict[str, Any]]:
+def _alone(config: Config) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.launch.schedulers import only_launcher
     from pipeline.store import Store
@@ -189,7 +190,7 @@ def _code(config: Config) -> int:
     return _alone(config)[0]
 
 
-def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
+def _held_run(config: Config, store: Any) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
     from pipeline.launch import Chain, Interrupted, StageError
     from pipeline.launch.chain import Console
@@ -206,7 +207,7 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
         steps = prepare(config, store)
     except NightjarError as error:
         record_failure(store, str(config.run), error)
-        return _complain(str(error), exit_code_of(error)), {}
+        return _complain(str(error), exit_code_of(error)), None
     try:
         io = _stage_io(config, store, console.columns)
         chain = Chain(
@@ -217,11 +218,11 @@ def _held_run(config: Config, store: Any) -> tuple[int, dict[str, Any]]:
     except (NightjarError, StageError) as error:
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
             write_report(store, str(config.run))
-        return _failed(error), {}
+        return _failed(error), None
     except Interrupted as stop:
-        return _complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), {}
-    last = result["stages"][config.stages[-1]]
-    if last["status"] == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, last["artifact"])):
+        return _complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), None
+    last = result.stages[config.stages[-1]]
+    if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
         _say(text)
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
@@ -242,7 +243,7 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = _one_run(config)
-        results.append(result or {"run": config.run, "status": f"exit {code}"})
+        results.append(result or Result(run=str(config.run), status=f"exit {code}"))
         notes.append(" ".join(override for override in job if override not in common))
         worst = worst or code
         if code > 128:
@@ -305,13 +306,13 @@ def _result(options: argparse.Namespace) -> int:
         known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
         text = f"known runs: {', '.join(known)}" if known else "there are no runs in this store"
         raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
-    result = store.read_json(path)
     if options.json:
-        _say(json.dumps(result, indent=1))
+        _say(json.dumps(store.read_json(path), indent=1))
     else:
         from pipeline.report import Reporter
 
-        Reporter(store, options.run, write=_write_text, columns=_columns()).summary(result)
+        reporter = Reporter(store, options.run, write=_write_text, columns=_columns())
+        reporter.summary(read(Result, store, path))
     return 0
 
 

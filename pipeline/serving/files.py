@@ -23,12 +23,12 @@ from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.files import FileSource, file_sources
-from pipeline.ingest.output import Quarantine
 from pipeline.ingest.parse import parse
-from pipeline.ingest.sources import Files, RawBlock, find_files, missing_data
+from pipeline.ingest.rawfiles import Files, find_files, missing_data
+from pipeline.ingest.rejects import Quarantine, Reject
+from pipeline.ingest.sources import RawBlock
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, data_spec
 from pipeline.ingest.state import read_state
-from pipeline.ingest.text import Reject
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import ServedModel, local_version

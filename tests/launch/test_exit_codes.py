@@ -56,7 +56,7 @@ EVERY = [*((made(kind), kind.exit_code) for kind in FAMILY), *OTHERS]
 @pytest.mark.parametrize(("error", "code"), EVERY, ids=lambda value: repr(value)[:40])
 def test_every_error_has_one_exit_code_and_result_json_says_it(error: BaseException, code: int) -> None:
     assert exit_code_of(error) == code
-    assert assemble("r", {}, {}, error)["error"]["exit_code"] == code
+    assert assemble("r", {}, {}, error).error.exit_code == code
     assert code in EXIT_CODES or code > SIGNALLED
 
 
