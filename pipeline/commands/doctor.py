@@ -7,6 +7,7 @@ process of their own.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,6 +19,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pipeline.commands.command import Command
+from pipeline.commands.console import say
 from pipeline.cpus import available_cpus, cpu_quota
 from pipeline.errors import ConfigError
 from pipeline.specs import REGISTRIES
@@ -57,6 +60,22 @@ class Finding:
     def to_json(self) -> dict[str, str]:
         """Plain data."""
         return asdict(self)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
+    parser.set_defaults(function=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine(options.store)
+    if options.json:
+        say(json.dumps([finding.to_json() for finding in findings], indent=1))
+    else:
+        say("\n".join(finding.line() for finding in findings))
+    return 2 if any(finding.level == "fail" for finding in findings) else 0
 
 
 def examine(store: str) -> list[Finding]:
@@ -223,3 +242,10 @@ def installed(name: str) -> str | None:
 def minor(text: str) -> str:
     """``2.13`` of ``2.13.0``."""
     return ".".join(text.split(".")[:2])
+
+
+COMMANDS = (
+    Command(
+        name="doctor", help="check this machine, and say what to do", add_arguments=add_arguments, takes_store=True
+    ),
+)  # fmt: skip
