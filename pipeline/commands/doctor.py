@@ -22,6 +22,8 @@ from pathlib import Path
 from pipeline.commands.command import Command
 from pipeline.commands.console import say
 from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.errors import ConfigError
+from pipeline.specs import REGISTRIES
 from pipeline.units import GIB
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
@@ -53,7 +55,7 @@ class Finding:
 
     def line(self) -> str:
         """One line for the screen."""
-        return f"{self.level:<5} {self.name:<9} {self.found}" + (f" -> {self.advice}" if self.advice else "")
+        return f"{self.level:<5} {self.name:<15} {self.found}" + (f" -> {self.advice}" if self.advice else "")
 
     def to_json(self) -> dict[str, str]:
         """Plain data."""
@@ -78,7 +80,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def examine(store: str) -> list[Finding]:
     """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
-    findings = [python_version(), *triple(), *tools(), cores(), memory(), disk(store), shared_memory()]
+    findings = [python_version(), *triple(), *tools(), *choices(), cores(), memory(), disk(store), shared_memory()]
     broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
     return [*findings, *([] if broken else lookup(store))]
 
@@ -121,6 +123,18 @@ def tools() -> Iterable[Finding]:
         else:
             state = f"{name} {found}" if found else f"{name} is not installed"
             yield Finding("fail", name.partition("-")[0], state, f"expected {wanted}.x: {LOCK}")
+
+
+def choices() -> Iterable[Finding]:
+    """What each registry lists, and which packages add to it."""
+    for registry in REGISTRIES:
+        try:
+            packages = {name: registry.package(name) for name in registry.names()}
+        except ConfigError as error:
+            yield Finding("fail", registry.kind, error.message, error.hint)
+        else:
+            listed = (f"{name} ({package})" if package else name for name, package in packages.items())
+            yield Finding("ok", registry.kind, ", ".join(listed))
 
 
 def cores() -> Finding:
