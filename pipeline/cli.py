@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
-import shutil
 import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
-from pipeline.calibration.command import add_arguments as calibrate_arguments
-from pipeline.commands import ckpt, clusters, explain, nights, plans, published, stores
+from pipeline.commands import (
+    calibrate,
+    ckpt,
+    clusters,
+    doctor,
+    explain,
+    nights,
+    plans,
+    published,
+    result,
+    run,
+    stores,
+    worker,
+)
+from pipeline.commands.command import Command
+from pipeline.commands.console import complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
-from pipeline.records import Result, read
-from pipeline.specs import STAGES
-from pipeline.triple import missing_triple, require_triple
+from pipeline.triple import missing_triple
 
-if TYPE_CHECKING:
-    from pipeline.config import Config
-
-COMPOSING = ("run", *STAGES.names(), "what-if", "calibrate", "launch", "schedule", "nightly", "backfill")
-STORE_FLAG = ("plan-diff", "ckpt", "models", "store", "rollback", "predict", "doctor", "result")  # these take --store
-COMMANDS = (*COMPOSING, *STORE_FLAG, "explain")
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\
 {textwrap.fill(f"exit codes: {_CODES}", 100)}
@@ -45,29 +47,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code and prints one clear message for an expected failure."""
     if arguments is None:  # the process is ours: before any stage loads torch or Polars
         share_cpus()
-    parser = _parser()
-    options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments))
+    known = commands()
+    parser = _parser(known)
+    options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments, known))
     if options.command is None:
         parser.print_help()
         return 0
     try:
+        options.commands = [command.name for command in known if not command.internal]
+        options.composing = [command.name for command in known if command.composes]
         options.overrides = _positional(rest, options)
         return int(options.function(options))
     except NightjarError as error:
-        return _complain(str(error), exit_code_of(error))
+        return complain(str(error), exit_code_of(error))
     except KeyboardInterrupt as error:
-        return _complain("stopped by SIGINT", exit_code_of(error))
+        return complain("stopped by SIGINT", exit_code_of(error))
     except BrokenPipeError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
         from pipeline.store.retrying import explained
 
-        known = explained(error) or missing_triple(error)
-        return _unexpected(error) if known is None else _complain(str(known), exit_code_of(known))
+        passing = explained(error) or missing_triple(error)
+        return _unexpected(error) if passing is None else complain(str(passing), exit_code_of(passing))
 
 
-def _parser() -> argparse.ArgumentParser:
+def commands() -> list[Command]:
+    """All commands, in the order of ``nightjar --help``."""
+    families = (
+        plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, worker
+    )  # fmt: skip
+    return [*run.commands(), *(command for family in families for command in family.COMMANDS)]
+
+
+def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nightjar",
         description="Nightly retraining of click models: raw logs to an evaluated model.",
@@ -75,77 +88,31 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"nightjar {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="command")
-    run = commands.add_parser("run", help="all stages, or those of stages=[..]", add_help=False)
-    _composing_flags(run, None)
-    for stage in STAGES:
-        command = commands.add_parser(stage.name, help=f"only this stage: {stage.help}", add_help=False)
-        _composing_flags(command, stage.name)
-    plans.add_what_if(commands.add_parser("what-if", help="compare the plans of several settings: a=1,2 b=3,4"))
-    plans.add_plan_diff(commands.add_parser("plan-diff", help="what moved from plan A to plan B, and why"))
-    ckpt.add_arguments(commands.add_parser("ckpt", help="list, verify, compare, compact, export checkpoints"))
-    published.add_models(commands.add_parser("models", help="list, show, promote, roll back, remove versions"))
-    stores.add_store(commands.add_parser("store", help="remove datasets, runs, plans and towers that nobody needs"))
-    published.add_rollback(commands.add_parser("rollback", help="let the version that served before serve again"))
-    published.add_predict(commands.add_parser("predict", help="score raw rows with a published version"))
-    calibration = commands.add_parser("calibrate", help="measure this machine, and write a hardware file for plans")
-    calibrate_arguments(calibration)
-    calibration.set_defaults(function=_calibrate)
-    clusters.add_launch(commands.add_parser("launch", help="render a run's jobs for a Kubernetes cluster"))
-    clusters.add_schedule(commands.add_parser("schedule", help="every night by itself, on a Kubernetes cluster"))
-    nights.add_nightly(commands.add_parser("nightly", help="a night: a day's logs to a verdict, once per date"), _code)
-    nights.add_backfill(commands.add_parser("backfill", help="the nights of several days, in their order"), _code)
-    explain.add_explain(commands.add_parser("explain", help="what a setting is, its bounds and its default"))
-    doctor = commands.add_parser("doctor", help="check this machine, and say what to do")
-    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
-    doctor.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
-    doctor.set_defaults(function=_doctor)
-    result = commands.add_parser("result", help="the outcome of a run")
-    result.add_argument("run", help="the run's name")
-    result.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    result.add_argument("--json", action="store_true", help="print result.json")
-    result.set_defaults(function=_result)
-    worker = commands.add_parser("worker", help="internal: one stage on one rank, started by torchrun")
-    worker.add_argument("stage", choices=STAGES.names(), help="the stage")
-    worker.add_argument("config", help="URL of the run's config.yaml")
-    worker.add_argument("--columns", type=int, default=0, help="width of the launcher's terminal, 0: none")
-    worker.add_argument("--launcher", type=int, default=0, help="process whose end ends this one, 0: none")
-    worker.set_defaults(function=_worker)
+    parsers = parser.add_subparsers(dest="command", metavar="command")
+    for command in known:
+        command.add_arguments(parsers.add_parser(command.name, help=command.help, add_help=not command.own_help))
     return parser
-
-
-def _composing_flags(parser: argparse.ArgumentParser, stage: str | None) -> None:
-    """Hydra's flags, as Hydra's users know them."""
-    add = parser.add_argument
-    add("--help", "-h", action="store_true", help="groups and keys")
-    add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
-    add("--package", "-p", help="with --cfg: the part to show")
-    add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
-    add("--info", "-i", nargs="?", const="all", help="where the configuration comes from")
-    add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
-    add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
-    add("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
-    parser.set_defaults(function=_run, stage=stage)
 
 
 def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
     """What argparse left over: overrides for commands that compose, an error elsewhere."""
     flags = [text for text in rest if text.startswith("-")]
     overrides = [text for text in rest if not text.startswith("-")]
-    unknown = flags or ([] if options.command in COMPOSING else overrides)
+    unknown = flags or ([] if options.command in options.composing else overrides)
     if unknown:
         command = " ".join(filter(None, ("nightjar", options.command, getattr(options, "action", None))))
         raise ConfigError(f"{command} does not know {unknown[0]}", hint=f"{command} --help")
     return overrides
 
 
-def _flagged(arguments: Sequence[str]) -> list[str]:
+def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
     """``arguments`` with ``store=URL`` as ``--store=URL`` for the commands that take it so: both may be typed."""
-    if arguments and arguments[0] in STORE_FLAG:
+    if arguments and arguments[0] in {command.name for command in known if command.takes_store}:
         return [f"--{text}" if text.startswith("store=") else text for text in arguments]
     return list(arguments)
 
 
+<<<<<<< HEAD
 def _run(options: argparse.Namespace) -> int:
     if options.shell_completion:
         from pipeline.compose.completion import answer
@@ -345,10 +312,12 @@ def _complain(text: str, code: int) -> int:
     return code
 
 
+=======
+>>>>>>> main
 def _unexpected(error: Exception) -> int:
     traceback.print_exc()
     text = f"unexpected {type(error).__name__}: {error}. This is a fault of Nightjar; please report it."
-    return _complain(text, exit_code_of(error))
+    return complain(text, exit_code_of(error))
 
 
 def _version() -> str:
