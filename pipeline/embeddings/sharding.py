@@ -96,6 +96,7 @@ def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
 
 
 def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
+    optimizer.check_device(plan.device)
     on_ssd = ssd_tables(plan)
     if on_ssd and not optimizer.fits_ssd:
         raise PlanError(

@@ -8,9 +8,9 @@ from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
-from pipeline.ingest.hours import test_hours_from
-from pipeline.ingest.output import Quarantine
 from pipeline.ingest.quality import Verdict, beyond
+from pipeline.ingest.rejects import Quarantine
+from pipeline.ingest.times import test_hours_from
 
 
 def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.coded import Coded, without_hashes
+from pipeline.ingest.coded import Coded, coded_ids, without_hashes
 from pipeline.ingest.contents import place_hashes
-from pipeline.ingest.fit import Fit, coded_ids
+from pipeline.ingest.fit import Fit
 from pipeline.ingest.parse import DayRule, parse
+from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
-from pipeline.ingest.text import Reject
 from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
 
 CODE = "code:"  # prefix of the columns that hold codes

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.spec import DataSpec
+
 
 @dataclass(frozen=True)
 class Coded:
@@ -45,3 +47,9 @@ def without_hashes(frame: pl.DataFrame, coded: Iterable[str]) -> pl.DataFrame:
     """Typed rows without raw ids, and without the hashes of the ``coded`` features."""
     gone = {f"hash:{name}" for name in coded}
     return frame.select(name for name in frame.columns if name not in gone and not name.startswith("id:"))
+
+
+def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
+    """The ids of typed rows by feature, of those that have at most one in a row."""
+    names = [feature.name for feature in spec.sparse if not feature.multi and not feature.mapping.numbers]
+    return {name: Coded.of(frame[f"hash:{name}"]) for name in names}

@@ -7,9 +7,11 @@ contents instead of rows: of one feature, every id of the test rows would be one
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import xxhash
 
 from pipeline.ingest.hashing import hash_rows
+from pipeline.ingest.spec import DataSpec
 
 SAMPLE = 4096  # distinct contents, those with the smallest hashes
 OFTEN = 4  # rows that share a content; fewer may be one row that was delivered again
@@ -68,3 +70,29 @@ def place_hashes(file: str, lines: np.ndarray) -> np.ndarray:
     """Stable hash (uint64) of each row's place: its ``file`` and line number."""
     name = np.full(len(lines), xxhash.xxh64_intdigest(file.encode(errors="surrogateescape")), np.uint64)
     return hash_rows([name, lines.astype(np.uint64)])
+
+
+def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
+    """Stable hash (uint64) of each typed row's features.
+
+    The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
+    and the side of a row tells its label.
+    """
+    single = [f"hash:{sparse.name}" for sparse in spec.sparse if not sparse.multi]
+    dense = [f"dense:{dense.name}" for dense in spec.dense]
+    filled = frame.select(pl.col(dense).fill_null(float("nan")) + 0.0, pl.col(single).fill_null(0))
+    words = [filled[name].to_numpy().view(np.uint64) for name in dense]
+    for sparse in spec.sparse:
+        name = f"hash:{sparse.name}"
+        words.append((_fold(frame[name]) if sparse.multi else filled[name]).to_numpy())
+    return hash_rows(words)
+
+
+def _fold(lists: pl.Series) -> pl.Series:
+    """One UInt64 per list: its elements' hashes, shifted by their place, added up."""
+    frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
+    place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
+    folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())
+    result = np.zeros(len(lists), np.uint64)
+    result[folded["row"].to_numpy()] = folded["h"].to_numpy()
+    return pl.Series(result)

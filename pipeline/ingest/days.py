@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.partitions import missing_partitions
-from pipeline.ingest.rawfiles import fingerprint
-from pipeline.ingest.sources import Files, counted_lines, decompressed, find_files, readable
+from pipeline.ingest.rawfiles import Files, find_files, fingerprint
+from pipeline.ingest.sources import counted_lines, decompressed, readable
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
 

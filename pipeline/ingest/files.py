@@ -18,7 +18,8 @@ from fsspec import AbstractFileSystem
 
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest.sources import COMPRESSED, Block, Files, RawBlock, TextBlock, decompressed, readable
+from pipeline.ingest.rawfiles import COMPRESSED, Files
+from pipeline.ingest.sources import Block, RawBlock, TextBlock, decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, text_blocks
 from pipeline.units import MIB

@@ -13,41 +13,15 @@ import polars as pl
 
 from pipeline.config import SplitConfig
 from pipeline.ingest.coded import Coded, without_hashes
-from pipeline.ingest.contents import Contents
+from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
-from pipeline.ingest.hours import HOUR, test_hours_from
-from pipeline.ingest.ids import of_bits
-from pipeline.ingest.moments import LOG_QUANTUM, Moments, measure, signed_log
-from pipeline.ingest.parse import row_hashes
+from pipeline.ingest.ids import flat_hashes, of_bits
+from pipeline.ingest.moments import Moments, measure, quantised
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
+from pipeline.ingest.spec import DAY, DataSpec
+from pipeline.ingest.times import HOUR, test_hours_from
 from pipeline.records import LABEL
-from pipeline.specs.id_mapping import Counts, IdCounts, MappedFeature
-
-
-def prepared(feature: DenseSpec) -> pl.Expr:
-    """The feature's value as it is standardised: clipped, then its logarithm taken, where it says so."""
-    value = pl.col(f"dense:{feature.name}")
-    if feature.clip:
-        value = value.clip(*feature.clip)
-    return signed_log(value) if feature.logarithmic else value
-
-
-def quantised(feature: DenseSpec) -> pl.Expr:
-    """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
-    return (prepared(feature) / LOG_QUANTUM).round() if feature.logarithmic else prepared(feature)
-
-
-def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
-    """The ids of typed rows by feature, of those that have at most one in a row."""
-    names = [feature.name for feature in spec.sparse if not feature.multi and not feature.mapping.numbers]
-    return {name: Coded.of(frame[f"hash:{name}"]) for name in names}
-
-
-def flat_hashes(frame: pl.DataFrame, feature: MappedFeature) -> pl.Series:
-    """The feature's lookups in row order as UInt64; a row without an id is one null."""
-    hashes = frame[f"hash:{feature.name}"]
-    return hashes.explode(empty_as_null=True) if feature.multi else hashes
+from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:

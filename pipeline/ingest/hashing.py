@@ -7,6 +7,7 @@ import polars as pl
 import polars_hash as plh
 import xxhash
 
+from pipeline.ingest.values import nulls
 from pipeline.records import RESERVED_ROWS
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -17,7 +18,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def hash_ids(ids: pl.Series, seed: int) -> pl.Series:
     """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null."""
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
-    return hashes if not ids.null_count() else hashes.zip_with(ids.is_not_null(), _null_hashes(len(ids)))
+    return hashes if not ids.null_count() else hashes.zip_with(ids.is_not_null(), nulls(pl.UInt64, len(ids)))
 
 
 def hash_expr(column: str, seed: int) -> pl.Expr:
@@ -28,10 +29,6 @@ def hash_expr(column: str, seed: int) -> pl.Expr:
 def hash_of(text: str, seed: int) -> int:
     """xxhash64 of the UTF-8 bytes of ``text``."""
     return xxhash.xxh64_intdigest(text.encode(), seed)
-
-
-def _null_hashes(length: int) -> pl.Series:
-    return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
 
 
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:

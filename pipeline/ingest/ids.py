@@ -7,8 +7,10 @@ import polars as pl
 import pyarrow as pa
 
 from pipeline.ingest.hashing import hash_expr, hash_ids, hash_of
+from pipeline.ingest.rejects import Rejected, shown
 from pipeline.ingest.spec import DataSpec, SparseSpec
-from pipeline.ingest.values import FLOAT32_MAX, Rejected, absent_in, number_of, shown, strings_of
+from pipeline.ingest.values import FLOAT32_MAX, absent_in, nulls, number_of, strings_of
+from pipeline.specs.id_mapping import MappedFeature
 
 CROSS = "\x1f"  # between the values of a cross: the unit separator, which no log field holds
 
@@ -26,7 +28,7 @@ def ids_of(
     if text is None:
         kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
         rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
-        text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
+        text = nulls(pl.String, len(values))
     hashes = hash_ids(text, feature.seed)
     # Comparing hashes is several times cheaper than comparing strings.
     words = hash_ids(pl.Series(list(spec.missing), dtype=pl.String), feature.seed)
@@ -85,29 +87,22 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected)
         flat = ids.to_frame("id").with_row_index("row")
         flat = flat.explode("id") if feature.multi else flat.filter(hashes.is_not_null())
         wrong = flat.filter(pl.col("id").is_not_null() & ~pl.col("id").str.contains(r"^[+-]?\d+$"))
-        mask = np.zeros(len(ids), bool)
-        mask[wrong["row"].to_numpy()] = True
-        first = dict(zip(wrong["row"].to_list()[::-1], wrong["id"].to_list()[::-1], strict=True))
-        rejected.add(
-            mask, f"{column} is no whole number",
-            lambda i: f"{column} is {shown(first[i])}, expected a whole number", column,
+        rejected.add_values(
+            wrong.select("row", value="id"), f"{column} is no whole number",
+            lambda value: f"{column} is {shown(value)}, expected a whole number", column,
         )  # fmt: skip
 
 
 def as_bits(numbers: pl.Series) -> pl.Series:
     """The bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
     values = numbers.fill_null(0.0).to_numpy() + 0.0
-    return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), _nulls(len(values)))
+    return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), nulls(pl.UInt64, len(values)))
 
 
 def of_bits(hashes: pl.Series) -> np.ndarray:
     """The float64 whose bits these are; NaN for null."""
     values = hashes.fill_null(0).to_numpy().view(np.float64)
     return np.where(hashes.is_null().to_numpy(), np.nan, values)
-
-
-def _nulls(length: int) -> pl.Series:
-    return pl.Series([None], dtype=pl.UInt64).new_from_index(0, length)
 
 
 def _multi(
@@ -159,12 +154,9 @@ def _split_weights(flat: pl.DataFrame, feature: SparseSpec, spec: DataSpec, reje
     weight = pl.col("text").fill_null("1").cast(pl.Float64, strict=False)
     flat = flat.with_columns(pl.when(weight.abs() <= FLOAT32_MAX).then(weight).cast(pl.Float32).alias("weight"))
     wrong = flat.filter(pl.col("weight").is_null())
-    first = dict(zip(wrong["row"].to_list()[::-1], wrong["text"].to_list()[::-1], strict=True))
-    mask = np.zeros(len(rejected.lines), bool)
-    mask[wrong["row"].to_numpy()] = True
-    rejected.add(
-        mask, f"a weight of {feature.column} is not a finite number",
-        lambda i: f"{feature.column} has weight {shown(first[i])}, expected a finite number", feature.column,
+    rejected.add_values(
+        wrong.select("row", value="text"), f"a weight of {feature.column} is not a finite number",
+        lambda value: f"{feature.column} has weight {shown(value)}, expected a finite number", feature.column,
     )  # fmt: skip
     return flat.drop("text")
 
@@ -173,3 +165,9 @@ def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
     """Row i of the result holds values[offsets[i]:offsets[i + 1]]."""
     arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
     return pl.Series(values.name, arrow)
+
+
+def flat_hashes(frame: pl.DataFrame, feature: MappedFeature) -> pl.Series:
+    """The feature's lookups in row order as UInt64; a row without an id is one null."""
+    hashes = frame[f"hash:{feature.name}"]
+    return hashes.explode(empty_as_null=True) if feature.multi else hashes

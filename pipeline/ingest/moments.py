@@ -14,6 +14,8 @@ from fractions import Fraction
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.spec import DenseSpec
+
 LOG_QUANTUM = 1.0 / 65536
 _SHIFT = 2200  # below the exponent of the square of the smallest float64
 _SPLIT = 2.0**27 + 1.0  # cuts a float64 into halves whose products are exact
@@ -117,3 +119,16 @@ def exact_sum(values: np.ndarray) -> int:
         for i, (upper, lower) in enumerate(zip(*sums, strict=True)):
             total += ((int(upper) << 26) + int(lower)) << (lowest + i - 53 + _SHIFT)
     return total
+
+
+def prepared(feature: DenseSpec) -> pl.Expr:
+    """The feature's value as it is standardised: clipped, then its logarithm taken, where it says so."""
+    value = pl.col(f"dense:{feature.name}")
+    if feature.clip:
+        value = value.clip(*feature.clip)
+    return signed_log(value) if feature.logarithmic else value
+
+
+def quantised(feature: DenseSpec) -> pl.Expr:
+    """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
+    return (prepared(feature) / LOG_QUANTUM).round() if feature.logarithmic else prepared(feature)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from contextlib import ExitStack
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import polars as pl
 import pyarrow as pa
@@ -13,7 +11,6 @@ import pyarrow.parquet as pq
 
 from pipeline.config import IngestConfig
 from pipeline.ingest.ids import as_text
-from pipeline.ingest.text import Reject
 from pipeline.records import TRUE_PROBABILITY
 from pipeline.store import Draft
 
@@ -106,26 +103,3 @@ def joined(parts: list[pl.DataFrame]) -> pl.DataFrame:
     """Raw rows of several blocks: a column that is of numbers in one and of text in another becomes text."""
     mixed = [name for name in parts[0].columns if len({part[name].dtype for part in parts}) > 1]
     return pl.concat([part.with_columns(as_text(part[name]) for name in mixed) for part in parts])
-
-
-class Quarantine:
-    """``quarantine.jsonl``: one JSON object per row that did not parse: file, line, reason."""
-
-    def __init__(self, sink: BinaryIO) -> None:
-        self.sink = sink
-        self.rows = 0
-        self.kinds: Counter[str] = Counter()
-        self.columns: Counter[str] = Counter()
-        self.examples: dict[str, str] = {}
-
-    def add(self, file: str, rejects: list[Reject]) -> None:
-        """Write ``rejects`` of ``file``."""
-        lines: list[str] = []
-        for reject in rejects:
-            self.kinds[reject.kind] += 1
-            self.columns[reject.column] += 1
-            self.examples.setdefault(reject.kind, f"{file} line {reject.line}: {reject.reason}")
-            record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
-            lines.append(json.dumps(record, ensure_ascii=False) + "\n")
-        self.rows += len(rejects)
-        self.sink.write("".join(lines).encode(errors="replace"))

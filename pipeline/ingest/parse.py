@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.hashing import hash_rows
-from pipeline.ingest.hours import hour_of, packed_date, seconds_of
 from pipeline.ingest.ids import check_ids, id_text, ids_of, plain_hashes
+from pipeline.ingest.rejects import Reject, Rejected, shown
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec
-from pipeline.ingest.text import Reject
-from pipeline.ingest.values import Rejected, number_of, plain_numbers, shown, text_of
+from pipeline.ingest.times import day_of, hour_of
+from pipeline.ingest.values import number_of, plain_numbers, text_of
 from pipeline.records import LABEL, TRUE_PROBABILITY
-
-SECONDS_PER_DAY = 86_400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +69,9 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
         if sparse.required or sparse.integer:
             check_ids(columns, sparse, rejected)
     if spec.has_day:
-        columns.append(_day(raw, texts, spec, rejected))
+        column = spec.day_column or spec.timestamp or ""
+        timestamp = spec.day_column is None
+        columns.append(day_of(raw[column], texts.get(column), timestamp=timestamp, rejected=rejected))
     if spec.hour_column:
         columns.append(hour_of(raw[spec.hour_column], texts.get(spec.hour_column), rejected))
     if spec.true_probability:
@@ -156,52 +155,3 @@ def _equals(values: pl.Series, word: str) -> pl.Series:
         return (values == float(word)).fill_null(False)
     except ValueError:
         return pl.Series([False]).new_from_index(0, len(values))
-
-
-def _day(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: Rejected) -> pl.Series:
-    """The row's day: the number in ``data.day_column``, or days since 1970-01-01 for dates and timestamps."""
-    column = spec.day_column or spec.timestamp or ""
-    values = raw[column]
-    text = texts.get(column, pl.Series([None], dtype=pl.String).new_from_index(0, raw.height))
-    if values.dtype.is_temporal():
-        day = values.cast(pl.Date, strict=False).cast(pl.Int32)
-    else:
-        number = text.cast(pl.Float64, strict=False)
-        frame = pl.DataFrame({"number": number, "text": text})
-        whole = pl.col("number") if spec.day_column else seconds_of(pl.col("number")) / SECONDS_PER_DAY
-        date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
-        packed = packed_date(pl.col("text")).cast(pl.Int32)
-        day = frame.select(packed.fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day"))[
-            "day"
-        ]
-    bad = day.is_null().to_numpy()
-    rejected.add(
-        bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,
-    )  # fmt: skip
-    return day.fill_null(0).alias(DAY)
-
-
-def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
-    """Stable hash (uint64) of each typed row's features.
-
-    The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
-    and the side of a row tells its label.
-    """
-    single = [f"hash:{sparse.name}" for sparse in spec.sparse if not sparse.multi]
-    dense = [f"dense:{dense.name}" for dense in spec.dense]
-    filled = frame.select(pl.col(dense).fill_null(float("nan")) + 0.0, pl.col(single).fill_null(0))
-    words = [filled[name].to_numpy().view(np.uint64) for name in dense]
-    for sparse in spec.sparse:
-        name = f"hash:{sparse.name}"
-        words.append((_fold(frame[name]) if sparse.multi else filled[name]).to_numpy())
-    return hash_rows(words)
-
-
-def _fold(lists: pl.Series) -> pl.Series:
-    """One UInt64 per list: its elements' hashes, shifted by their place, added up."""
-    frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
-    place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
-    folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())
-    result = np.zeros(len(lists), np.uint64)
-    result[folded["row"].to_numpy()] = folded["h"].to_numpy()
-    return pl.Series(result)

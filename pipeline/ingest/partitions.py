@@ -8,8 +8,7 @@ from collections.abc import Callable
 from fsspec import AbstractFileSystem
 
 from pipeline.config import WatermarkConfig
-from pipeline.ingest.rawfiles import below, is_hidden, root_of
-from pipeline.ingest.sources import Files
+from pipeline.ingest.rawfiles import Files, below, is_hidden, root_of
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _NUMBERED = re.compile(r"(.*?)(\d+)")

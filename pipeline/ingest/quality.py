@@ -14,7 +14,8 @@ import polars as pl
 
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.evaluation.metrics import grouped_auc
-from pipeline.ingest.fit import Fit, Partial, flat_hashes
+from pipeline.ingest.fit import Fit, Partial
+from pipeline.ingest.ids import flat_hashes
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.records import LABEL

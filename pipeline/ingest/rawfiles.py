@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import date
 from fnmatch import fnmatchcase
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import fsspec
 from fsspec import AbstractFileSystem
 
+from pipeline.errors import DataError
+
+COMPRESSED = (".gz", ".zst", ".zstd")
 _MAGIC = re.compile(r"[*?\[]")
 # What local disks and S3 call their change marks. One of these alone is the mark: fingerprints of before stay.
 _FIRST = ("mtime", "ETag", "LastModified", "md5Hash")
@@ -123,3 +127,55 @@ def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
         except (NotImplementedError, KeyError, TypeError):  # of implementations that only look as if they had it
             continue
     return found
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a log in order; ``labels`` name them relative to where they lie together.
+
+    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not: whichever files lie beside
+    one, and however it is packed, its rows have the same place.
+    """
+
+    fs: AbstractFileSystem
+    paths: list[str]
+    labels: list[str]
+    places: list[str]
+    bytes: int
+
+
+def missing_data(path: str) -> DataError:
+    """The error for a ``data.path`` that leads nowhere."""
+    return DataError(
+        f"nothing exists at data.path={path}, expected a file, a directory or a glob that matches files",
+        hint="data.path=<file, directory or glob>",
+    )
+
+
+def find_files(path: str) -> Files:
+    """Files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
+    try:
+        fs, root = fsspec.core.url_to_fs(path)
+    except (ValueError, ImportError) as error:
+        raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
+    paths = files_at(fs, root)
+    if not paths:
+        raise missing_data(path)
+    common = _common_folder(paths)
+    folder = root_of(fs, root)
+    return Files(
+        fs, paths, labels=[name[len(common) :] for name in paths], places=[_unpacked(below(p, folder)) for p in paths],
+        bytes=sum(fs.info(name)["size"] for name in paths),
+    )  # fmt: skip
+
+
+def _unpacked(name: str) -> str:
+    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
+
+
+def _common_folder(paths: list[str]) -> str:
+    folders = [name.rsplit("/", 1)[0] + "/" if "/" in name else "" for name in paths]
+    common = min(folders, key=len)
+    while not all(folder.startswith(common) for folder in folders):
+        common = common.rstrip("/").rpartition("/")[0] + "/"
+    return common

@@ -19,8 +19,8 @@ import polars as pl
 from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
+from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Source
-from pipeline.ingest.text import Reject
 
 CALL_SECONDS = 10
 PARTS_PER_CORE = 4  # of a wave, after which the driver hears of its rows

@@ -9,19 +9,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol, Self, cast
 
-import fsspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from fsspec import AbstractFileSystem
 
 from pipeline.config import Config
 from pipeline.errors import DataError, NightjarError, UnreachableError
-from pipeline.ingest.rawfiles import below, files_at, root_of
-from pipeline.ingest.text import Layout, Reject, read_lines
+from pipeline.ingest.rejects import Reject
+from pipeline.ingest.text import Layout, read_lines
 from pipeline.store import Store
 
-COMPRESSED = (".gz", ".zst", ".zstd")
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 
 
@@ -70,21 +67,6 @@ class TextBlock:
 Block = RawBlock | TextBlock
 
 
-@dataclass(frozen=True)
-class Files:
-    """The files of a log in order; ``labels`` name them relative to where they lie together.
-
-    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not: whichever files lie beside
-    one, and however it is packed, its rows have the same place.
-    """
-
-    fs: AbstractFileSystem
-    paths: list[str]
-    labels: list[str]
-    places: list[str]
-    bytes: int
-
-
 @contextmanager
 def answering(config: Config, store: Store | None) -> Iterator[None]:
     """Turn what clients of a remote file system raise, after their own retries, into an UnreachableError."""
@@ -106,43 +88,6 @@ def answering(config: Config, store: Store | None) -> Iterator[None]:
 
 def _is_remote(url: str) -> bool:
     return "://" in url and not url.startswith("file://")
-
-
-def missing_data(path: str) -> DataError:
-    """The error for a ``data.path`` that leads nowhere."""
-    return DataError(
-        f"nothing exists at data.path={path}, expected a file, a directory or a glob that matches files",
-        hint="data.path=<file, directory or glob>",
-    )
-
-
-def find_files(path: str) -> Files:
-    """Files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
-    try:
-        fs, root = fsspec.core.url_to_fs(path)
-    except (ValueError, ImportError) as error:
-        raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
-    paths = files_at(fs, root)
-    if not paths:
-        raise missing_data(path)
-    common = _common_folder(paths)
-    folder = root_of(fs, root)
-    return Files(
-        fs, paths, labels=[name[len(common) :] for name in paths], places=[_unpacked(below(p, folder)) for p in paths],
-        bytes=sum(fs.info(name)["size"] for name in paths),
-    )  # fmt: skip
-
-
-def _unpacked(name: str) -> str:
-    return next((name.removesuffix(end) for end in COMPRESSED if name.endswith(end)), name)
-
-
-def _common_folder(paths: list[str]) -> str:
-    folders = [name.rsplit("/", 1)[0] + "/" if "/" in name else "" for name in paths]
-    common = min(folders, key=len)
-    while not all(folder.startswith(common) for folder in folders):
-        common = common.rstrip("/").rpartition("/")[0] + "/"
-    return common
 
 
 class Source(Protocol):

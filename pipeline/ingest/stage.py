@@ -23,11 +23,13 @@ from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
 from pipeline.ingest.files import file_sources
 from pipeline.ingest.fit import Fit
-from pipeline.ingest.output import PartWriter, Quarantine, joined, write_frame
+from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
 from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
-from pipeline.ingest.sources import FrameSource, Source, answering, find_files, missing_data
+from pipeline.ingest.rawfiles import find_files, missing_data
+from pipeline.ingest.rejects import Quarantine
+from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import carried_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary

@@ -19,10 +19,9 @@ import polars as pl
 
 from pipeline.config import Config, SyntheticConfig
 from pipeline.errors import ConfigError
-from pipeline.ingest.hours import SECONDS_PER_HOUR
-from pipeline.ingest.parse import SECONDS_PER_DAY
 from pipeline.ingest.sources import RawBlock, WholePart
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
+from pipeline.ingest.times import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth
 from pipeline.records import TRUE_PROBABILITY
 

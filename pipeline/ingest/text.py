@@ -14,8 +14,10 @@ from typing import BinaryIO
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.rejects import Reject
+from pipeline.ingest.values import FLOAT32_MAX
+
 NEWLINE = 10
-FLOAT32_MAX = 3.4028234663852886e38
 _TRIMMED = frozenset(b" \t")
 _COUNTED = 1 << 18  # bytes compared at a time: they stay in the cache
 
@@ -31,19 +33,6 @@ class Layout:
     separator: str
     quote: str | None
     numbers: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Reject:
-    """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says.
-
-    ``column``: the one that is wrong; "" where it is the line.
-    """
-
-    line: int
-    kind: str
-    reason: str
-    column: str = ""
 
 
 def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator[tuple[bytes, int]]:

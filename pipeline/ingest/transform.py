@@ -11,8 +11,8 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded
-from pipeline.ingest.fit import flat_hashes, prepared
-from pipeline.ingest.ids import as_lists, of_bits
+from pipeline.ingest.ids import as_lists, flat_hashes, of_bits
+from pipeline.ingest.moments import prepared
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.values import FLOAT32_MAX

@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.rejects import Rejected, shown
 from pipeline.ingest.spec import DataSpec
-from pipeline.ingest.text import FLOAT32_MAX, Reject
 
+FLOAT32_MAX = 3.4028234663852886e38
 WHOLE = 2.0**53  # floats below this hold every whole number
-
-
-class Rejected:
-    """Which rows are out, and why: the first complaint about a row counts."""
-
-    def __init__(self, lines: np.ndarray) -> None:
-        self.lines = lines
-        self.bad = np.zeros(len(lines), bool)
-        self.rejects: list[Reject] = []
-
-    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
-        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
-        if not mask.any():
-            return
-        for index in np.flatnonzero(mask & ~self.bad):
-            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index)), column))
-        self.bad |= mask
-
-
-def shown(value: str | None) -> str:
-    """``value`` quoted, as a message shows it: no longer than 60 characters."""
-    return "missing" if value is None else repr(value if len(value) <= 60 else value[:57] + "...")
 
 
 def text_of(values: pl.Series, spec: DataSpec, rejected: Rejected) -> pl.Series:
@@ -80,7 +57,7 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
     if text is None:
         every = np.ones(len(values), bool)
         rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
-        return pl.Series([None], dtype=pl.Float64).new_from_index(0, len(values))
+        return nulls(pl.Float64, len(values))
     numeric = values.dtype.is_numeric() or values.dtype == pl.Boolean
     number = (values if numeric else text).cast(pl.Float64, strict=False)
     if numeric:
@@ -93,7 +70,7 @@ def number_of(values: pl.Series, text: pl.Series | None, column: str, spec: Data
         ~(finite | absent).to_numpy(), f"{column} is not a finite number",
         lambda i: f"{column} is {shown(text[i])}, expected a finite number", column,
     )  # fmt: skip
-    return number.zip_with(finite & ~absent, pl.Series([None], dtype=pl.Float64).new_from_index(0, len(number)))
+    return number.zip_with(finite & ~absent, nulls(pl.Float64, len(number)))
 
 
 def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
@@ -107,3 +84,8 @@ def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> set[str]:
         name for name, bound, good in zip(names, bounds, finite, strict=True)
         if good and (bound is None or bound <= FLOAT32_MAX)
     }  # fmt: skip
+
+
+def nulls(kind: type[pl.DataType], length: int) -> pl.Series:
+    """``length`` nulls of type ``kind``."""
+    return pl.Series([None], dtype=kind).new_from_index(0, length)

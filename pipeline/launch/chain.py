@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import (
@@ -27,11 +26,12 @@ from pipeline.launch.memory import exceeded, release
 from pipeline.launch.protocol import StageJob, StageRunner
 from pipeline.launch.result import Outcome, assemble
 from pipeline.launch.schedulers import scheduler
-from pipeline.launch.shrink import NoRoomError, Shrunk, with_fewer_hosts
+from pipeline.launch.shrink import NoRoomError, with_fewer_hosts
 from pipeline.launch.signals import Interrupted, deadline, handled
 from pipeline.launch.sizes import final_problem, size_problem
 from pipeline.launch.status import Report, clear_report, read_report
 from pipeline.launch.steps import write_steps
+from pipeline.records import Result, Shrunk
 from pipeline.records.step import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store import MANIFEST, Artifact, Store
@@ -94,8 +94,8 @@ class Chain:
         self.artifacts: dict[str, Artifact] = {}
         self._runner: StageRunner | None = None
 
-    def run(self) -> dict[str, Any]:
-        """Run the selected stages; returns the content of ``result.json``.
+    def run(self) -> Result:
+        """Run the selected stages; returns what ``result.json`` says.
 
         Whatever stops the chain is written there first and raised then: a NightjarError of the stage,
         Interrupted for a signal, StageError or any other exception for an unexpected fault.
@@ -122,9 +122,9 @@ class Chain:
                 release(os.getpid())
         return self._write(None)
 
-    def _write(self, error: BaseException | None) -> dict[str, Any]:
+    def _write(self, error: BaseException | None) -> Result:
         result = assemble(str(self.config.run), self.outcomes, self.artifacts, error, self.shrunk)
-        self.store.write_json(f"{run_directory(str(self.config.run))}/result.json", result)
+        self.store.write_json(f"{run_directory(str(self.config.run))}/result.json", result.to_json())
         return result
 
     def _forget_result(self) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.errors import NightjarError, exit_code_of
-from pipeline.launch.shrink import Shrunk
+from pipeline.records import ErrorPart, Result, Shrunk, StageOutcome
 from pipeline.records.step import run_directory
 from pipeline.specs import STAGES
 from pipeline.store import Artifact, Store
@@ -29,37 +29,38 @@ def assemble(
     artifacts: Mapping[str, Artifact],
     error: BaseException | None,
     shrunk: Sequence[Shrunk] = (),
-) -> dict[str, Any]:
-    """The content of ``result.json``; a part whose stage has no artifact is absent.
+) -> Result:
+    """What ``result.json`` says; a part whose stage has no artifact is absent.
 
     ``shrunk``: how often the run went on with fewer hosts.
     """
-    result: dict[str, Any] = {
-        "run": run,
-        "status": "failed" if error else "done",
-        "stages": {
-            name: {"status": o.status, "seconds": round(o.seconds, 3), "artifact": o.artifact}
+    parts: dict[str, Any] = {}
+    for stage in STAGES:
+        if stage.name in artifacts:
+            parts |= stage.parts(artifacts[stage.name].summary)
+    names = {each.name for each in fields(Result)}
+    known = {name: part for name, part in parts.items() if name in names}
+    return Result(
+        run=run, status="failed" if error else "done", **known,
+        stages={
+            name: StageOutcome(status=o.status, seconds=round(o.seconds, 3), artifact=o.artifact)
             for name in STAGES.names()
             if (o := outcomes.get(name)) is not None
         },
-    }
-    for stage in STAGES:
-        if stage.name in artifacts:
-            result |= stage.parts(artifacts[stage.name].summary)
-    if shrunk:
-        result["shrunk"] = [each.to_json() for each in shrunk]
-    if error:
-        hint = getattr(error, "hint", "")
-        result["error"] = {
-            "message": message_of(error), "exit_code": exit_code_of(error), **({"hint": hint} if hint else {})
-        }  # fmt: skip
-    return result
+        others={name: part for name, part in parts.items() if name not in names},
+        shrunk=tuple(shrunk) or None, error=_error_part(error) if error else None,
+    )  # fmt: skip
+
+
+def _error_part(error: BaseException) -> ErrorPart:
+    hint = getattr(error, "hint", "") or None
+    return ErrorPart(message=message_of(error), exit_code=exit_code_of(error), hint=hint)
 
 
 def record_failure(store: Store, run: str, error: BaseException) -> None:
     """Write the ``result.json`` of a run that failed before its first stage; quiet where the store refuses it."""
     with contextlib.suppress(NightjarError, OSError):
-        store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error))
+        store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error).to_json())
 
 
 def message_of(error: BaseException) -> str:

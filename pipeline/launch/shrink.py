@@ -6,7 +6,7 @@ job keeps its size: a smaller one takes its place, and every time there are fewe
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 
 from pipeline.config import Config
 from pipeline.errors import LaunchError
@@ -18,20 +18,6 @@ class NoRoomError(LaunchError):
     def __init__(self, message: str, *, hint: str = "", running: int = 0) -> None:
         super().__init__(message, hint=hint)
         self.running = running
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shrunk:
-    """A stage went on with ``hosts`` in place of ``from_hosts``; ``why``: what the cluster said."""
-
-    stage: str
-    from_hosts: int
-    hosts: int
-    why: str
-
-    def to_json(self) -> dict[str, object]:
-        """As ``result.json`` has it."""
-        return asdict(self)
 
 
 def fewest_hosts(config: Config) -> int:

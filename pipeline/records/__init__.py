@@ -87,6 +87,8 @@ from pipeline.records.record import (
     absent,
     plain,
     read,
+    rest,
+    rest_field,
 )
 from pipeline.records.result import (
     Budget,
@@ -223,6 +225,8 @@ __all__ = [
     "plain",
     "raw_column",
     "read",
+    "rest",
+    "rest_field",
     "unseen_column",
     "weight_column",
 ]

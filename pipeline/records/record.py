@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar, Union, cast, get_args
 
 from pipeline.errors import ArtifactError
 
-_UNLESS = "left out unless"
+_UNLESS, _REST = "left out unless", "the rest"
 _SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {
     float: ("a number", (int, float)),
     int: ("a whole number", (int,)),
@@ -25,6 +25,11 @@ def absent(default: Any = None, *, unless: str = "") -> Any:
     ``unless``: another field; where that one has a value, the default is written too.
     """
     return dataclasses.field(default=default, metadata={_UNLESS: unless})
+
+
+def rest() -> Any:
+    """A field that takes the keys which no other field has, and writes them in its place."""
+    return dataclasses.field(default_factory=dict, metadata={_UNLESS: _REST})
 
 
 class Record:
@@ -47,7 +52,9 @@ class Record:
         found, kind = dict[str, Any](), cast(Any, type(self))
         for name, default, unless in _layout(kind):
             value = getattr(self, name)
-            if unless is None or value != default or (unless and getattr(self, unless) is not None):
+            if unless == _REST:
+                found |= plain(value)
+            elif unless is None or value != default or (unless and getattr(self, unless) is not None):
                 found[name] = plain(value)
         return found
 
@@ -106,6 +113,12 @@ def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
 
 
 @cache
+def rest_field(kind: type) -> str | None:
+    """The field of ``kind`` that ``rest`` declared, if there is one."""
+    return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
+
+
+@cache
 def hints_of(kind: type) -> dict[str, Any]:
     """The type of every field of dataclass ``kind``."""
     hints = get_type_hints(kind)
@@ -140,7 +153,11 @@ def _record(kind: Any, data: object) -> Any:
         raise _WrongError("is missing", missing[0])
     if kind.STRICT and (unknown := sorted(data.keys() - hints.keys())):
         raise _WrongError("is unknown", unknown[0])
-    return kind(**{name: _at(name, hint, data[name]) for name, hint in hints.items() if name in data})
+    rest_of = rest_field(kind)
+    known = {name: _at(name, hint, data[name]) for name, hint in hints.items() if name in data and name != rest_of}
+    if rest_of is not None:
+        known[rest_of] = {name: value for name, value in data.items() if name not in hints}
+    return kind(**known)
 
 
 def _at(key: str, hint: Any, value: object) -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from pipeline.records.record import Record, absent
+from pipeline.records.record import Record, absent, rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +217,10 @@ class ErrorPart(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Result(Record):
-    """The outcome of ``run``: done | failed. A part whose stage has no artifact is absent."""
+    """The outcome of ``run``: done | failed. A part whose stage has no artifact is absent.
+
+    ``others``: the parts of stages from outside, by name.
+    """
 
     FILE: ClassVar[str] = "result.json"
     KIND: ClassVar[str] = "run's result"
@@ -233,6 +236,7 @@ class Result(Record):
     gate: GatePart | None = absent()
     model: ModelPart | None = absent()
     towers: TowersPart | None = absent()
+    others: dict[str, Any] = rest()
     shrunk: tuple[Shrunk, ...] | None = absent()
     error: ErrorPart | None = absent()
 

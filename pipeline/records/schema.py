@@ -19,7 +19,7 @@ from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.gate import Curve, GateRecord
 from pipeline.records.night import NightRecord
 from pipeline.records.plan import Plan
-from pipeline.records.record import Record, hints_of, required
+from pipeline.records.record import Record, hints_of, required, rest_field
 from pipeline.records.result import Evaluation, Result
 from pipeline.records.serving import Description
 from pipeline.records.towers import Towers
@@ -48,7 +48,7 @@ def schema_files() -> dict[str, str]:
 
 
 def _object(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
-    properties = {name: _type(hint, parts) for name, hint in hints_of(kind).items()}
+    properties = {name: _type(hint, parts) for name, hint in hints_of(kind).items() if name != rest_field(kind)}
     needed = required(kind)
     if kind.VERSION_KEY in properties:
         properties[kind.VERSION_KEY] = {"const": kind.VERSION}

@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import Curve
+from pipeline.records import Curve, Evaluation
 from pipeline.report.page import Figure
 from pipeline.report.svg import Axis, Line, Point, line_plot, reliability_plot
 
 STEPS = Axis(title="step", from_zero=True, whole=True)
 
 
-def run_figures(
-    records: Sequence[Mapping[str, Any]], scores: Mapping[str, Any], reliability: Curve | None
-) -> list[Figure]:
+def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliability: Curve | None) -> list[Figure]:
     """Loss, NE, speed, data wait and learning rate over steps, and calibration; what is not known is left out."""
     return [
         *_curve(records, "loss", "Training loss", "nats per sample", Axis(title="loss")),
@@ -34,11 +32,10 @@ def _share_axis() -> Axis:
     return Axis(title="wait", from_zero=True, show=show)
 
 
-def _ne_lines(scores: Mapping[str, Any]) -> list[Line]:
+def _ne_lines(scores: Evaluation) -> list[Line]:
     """Where the held-out rows ended, and the best that is reachable there."""
-    lines = (("ne", "held-out"), ("bayes_ne", "best reachable"))
-    known = [(scores[key], name) for key, name in lines if units.known(scores.get(key))]
-    return [Line(value, f"{name} {units.decimal(value)}") for value, name in known]
+    lines = ((scores.ne, "held-out"), (scores.bayes_ne, "best reachable"))
+    return [Line(value, f"{name} {units.decimal(value)}") for value, name in lines if units.known(value)]
 
 
 def _curve(

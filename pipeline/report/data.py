@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline import units
+from pipeline.records import IngestPart
 from pipeline.report.page import Table, with_meter
 from pipeline.store import Artifact, Store
 
@@ -22,18 +23,18 @@ def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
     return {**found, "bytes": sum(entry.bytes for entry in dataset.files.values())}
 
 
-def data_words(part: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """A line about a run's dataset; ``part``: ``ingest`` of ``result.json``, ``data``: as ``read_data`` gives it."""
+def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
+    """A line about a run's dataset; ``data``: as ``read_data`` gives it."""
     against = data[QUALITY]["checks"]["against"]
     parts = [
-        f"{units.count(part.get('rows_train'))} train and {units.count(part.get('rows_test'))} test rows, "
+        f"{units.count(part.rows_train)} train and {units.count(part.rows_test)} test rows, "
         f"{units.size(data['bytes'])} written",
-        f"day {part['day']}" if part.get("day") else "",
-        f"in the place of {part['replaces']}" if part.get("replaces") else "",
-        *(f"{units.count(rows)} rows kept for {day}" for day, rows in part.get("rows_late", {}).items()),
-        *(f"{units.count(rows)} rows of {name} freed" for name, rows in part.get("rows_freed", {}).items()),
-        *(f"{units.count(rows)} of them replaced in {name}" for name, rows in part.get("rows_replaced", {}).items()),
-        "split by file and row number" if part.get("split_by_place") else "",
+        f"day {part.day}" if part.day else "",
+        f"in the place of {part.replaces}" if part.replaces else "",
+        *(f"{units.count(rows)} rows kept for {day}" for day, rows in (part.rows_late or {}).items()),
+        *(f"{units.count(rows)} rows of {name} freed" for name, rows in (part.rows_freed or {}).items()),
+        *(f"{units.count(rows)} of them replaced in {name}" for name, rows in (part.rows_replaced or {}).items()),
+        "split by file and row number" if part.split_by_place else "",
         f"compared with {against}" if against else "no day before to compare with",
     ]
     return "; ".join(text for text in parts if text) + "."

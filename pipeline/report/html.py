@@ -9,15 +9,28 @@ from typing import Any
 
 from pipeline import units
 from pipeline.errors import ArtifactError, UnreachableError
-from pipeline.records import Curve, Plan, read
+from pipeline.records import (
+    HOLD,
+    CheckpointPart,
+    Curve,
+    ErrorPart,
+    Evaluation,
+    IngestPart,
+    LinkShare,
+    Plan,
+    PlanPart,
+    Result,
+    TrainPart,
+    read,
+)
 from pipeline.report.charts import run_figures
 from pipeline.report.data import MOST_REASONS, QUALITY, data_words, features_table, quarantine_table, read_data
 from pipeline.report.gate import GATE_PAGE
-from pipeline.report.page import from_template, items, pill
+from pipeline.report.page import from_template, pill
 from pipeline.report.phases import phases_table
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
-from pipeline.report.summary import reachable_gain, shrunk_lines, total_seconds
+from pipeline.report.summary import error_text, reachable_gain, shrunk_lines
 from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table
 from pipeline.report.towers import TOWERS_PAGE
 from pipeline.store import Store
@@ -35,7 +48,7 @@ class ReportData:
     dataset, as ``read_data`` gives it.
     """
 
-    result: Mapping[str, Any]
+    result: Result
     records: list[dict[str, Any]] = field(default_factory=list)
     plan: Plan | None = None
     plan_problem: str = ""
@@ -62,11 +75,11 @@ def write_report(store: Store, run: str) -> str:
 
 def read_run(store: Store, run: str) -> ReportData:
     """Gather what is known about ``run``; ArtifactError where it has no ``result.json``."""
-    result = store.read_json(f"runs/{run}/result.json")
-    paths = {name: stage["artifact"] for name, stage in result.get("stages", {}).items() if stage.get("artifact")}
+    result = read(Result, store, f"runs/{run}/{Result.FILE}")
+    paths = {name: stage.artifact for name, stage in result.stages.items() if stage.artifact}
     artifacts = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
     curve = f"{paths.get('evaluate')}/{RELIABILITY}"
-    planned = paths.get("partition" if "towers" in result else "plan")
+    planned = paths.get("plan" if result.towers is None else "partition")
     plan, problem = _read_plan(store, planned)
     config = ""
     if store.exists(f"runs/{run}/config.yaml"):
@@ -108,22 +121,22 @@ def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
 
 def render(data: ReportData) -> str:
     """The page as text; everything that comes from the run is escaped."""
-    result, status = data.result, str(data.result.get("status", "unknown"))
-    stages, train, scores = (result.get(name, {}) for name in ("stages", "train", "eval"))
+    result, status = data.result, data.result.status
+    stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
     return from_template(
-        "report.html", title=f"Nightjar run {result.get('run', '')}", files="result.json and metrics.jsonl",
-        run=result.get("run", ""), status=pill(status, status), about=_about(data, status), error=_error(result),
+        "report.html", title=f"Nightjar run {result.run}", files="result.json and metrics.jsonl",
+        run=result.run, status=pill(status, status), about=_about(data, status), error=_error(result.error),
         summary=_figures(result), gate=_gate(result, data.gate_page), stages=stages_table(stages),
-        stages_bar=stages_bar(stages), data=_data(result.get("ingest", {}), data.data),
+        stages_bar=stages_bar(stages), data=_data(result.ingest, data.data),
         plots=run_figures(data.records, scores, data.reliability), phases=phases_table(train),
-        has_phases=bool(train.get("phases")), details=_details(result), plan=_plan(result.get("plan", {}), data),
+        has_phases=bool(train.phases), details=_details(result), plan=_plan(result.plan, data),
         config=config_excerpt(data.config),
     )  # fmt: skip
 
 
 def _about(data: ReportData, status: str) -> str:
     parts = ["Nightjar run report"]
-    dataset = str(data.result.get("stages", {}).get("ingest", {}).get("artifact") or "").split("/")
+    dataset = (data.result.artifact("ingest") or "").split("/")
     if len(dataset) == 3:
         parts.append(f"data {dataset[1]}")
     if data.plan is not None:
@@ -134,30 +147,25 @@ def _about(data: ReportData, status: str) -> str:
     return " · ".join(parts)
 
 
-def _error(result: Mapping[str, Any]) -> dict[str, str] | None:
-    error = result.get("error")
-    if not error:
-        return None
-    text = f"{error.get('message', '')} (exit code {error.get('exit_code', units.ABSENT)})"
-    return {"text": text, "hint": str(error.get("hint", ""))}
+def _error(error: ErrorPart | None) -> dict[str, str] | None:
+    return None if error is None else {"text": error_text(error), "hint": error.hint or ""}
 
 
-def _gate(result: Mapping[str, Any], page: str) -> dict[str, Any] | None:
+def _gate(result: Result, page: str) -> dict[str, Any] | None:
     """Verdict, reasons and what is published; ``page``: relative URL of the gate's own page."""
-    gate, uri = result.get("gate"), result.get("model", {}).get("uri")
-    if not gate:
+    gate, model = result.gate, result.model
+    if gate is None:
         return None
-    verdict, against = str(gate.get("verdict", "")), gate.get("incumbent")
-    beside = f" beside {against}" if against else ", no incumbent"
-    where = f"; published at {uri}" if uri else "; not published" if verdict == "HOLD" else ""
-    reasons = [*items(gate, "reasons"), *(f"warning: {line}" for line in items(gate, "warnings"))]
-    text = f"{gate.get('version', '')}{beside}{where}"
-    return {"verdict": pill(verdict, verdict), "text": text, "reasons": reasons, "page": page}
+    beside = f" beside {gate.incumbent}" if gate.incumbent else ", no incumbent"
+    where = f"; published at {model.uri}" if model else "; not published" if gate.verdict == HOLD else ""
+    reasons = [*gate.reasons, *(f"warning: {line}" for line in gate.warnings or ())]
+    text = f"{gate.version}{beside}{where}"
+    return {"verdict": pill(gate.verdict, gate.verdict), "text": text, "reasons": reasons, "page": page}
 
 
-def _data(part: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any] | None:
+def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | None:
     """The dataset; ``part``: ``ingest`` of ``result.json``, ``data``: as ``read_data`` gives it."""
-    if not data or not part:
+    if not data or part is None or part.rows is None:
         return None
     quality = data[QUALITY]
     more = len(quality["quarantine"]["reasons"]) - MOST_REASONS
@@ -168,64 +176,61 @@ def _data(part: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any] | 
     }  # fmt: skip
 
 
-def _plan(part: Mapping[str, Any], data: ReportData) -> dict[str, Any] | None:
-    tables = part.get("tables")
-    if not tables:
+def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
+    if part is None or not part.tables:
         return None
     return {
-        "text": plan_words(part, data.plan), "table": plan_table(tables, data.plan), "problem": data.plan_problem,
+        "text": plan_words(part, data.plan), "table": plan_table(part.tables, data.plan), "problem": data.plan_problem,
         "page": data.plan_page, "towers": data.towers_page,
     }  # fmt: skip
 
 
-def _figures(result: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _figures(result: Result) -> list[tuple[str, str, str]]:
     """The cards at the top: what a glance should take away."""
-    scores, train, rows = (result.get(name, {}) for name in ("eval", "train", "ingest"))
-    gain = reachable_gain(scores)
+    scores, train, rows = result.eval, result.train, result.ingest
     figures: list[tuple[str, str, str]] = []
-    if scores:
-        best = units.decimal(scores.get("bayes_ne"))
-        figures.append(("NE", units.decimal(scores.get("ne")), "normalised entropy, 1 is the base rate"))
+    if scores is not None:
+        best, gain = units.decimal(scores.bayes_ne), reachable_gain(scores)
+        figures.append(("NE", units.decimal(scores.ne), "normalised entropy, 1 is the base rate"))
         if gain is not None:
             figures.append(("Reachable gain", units.percent(gain), f"the best reachable NE is {best}"))
-        figures.append(("AUC", units.decimal(scores.get("auc")), f"log loss {units.decimal(scores.get('logloss'))}"))
-        figures.append(("Calibration", units.decimal(scores.get("calibration"), 3), "predicted / observed clicks"))
-    if train:
-        wait = f"{units.percent(train.get('data_wait_share'))} waiting for data"
-        figures.append(("Samples/s", units.count(train.get("samples_per_s")), wait))
-    if rows:
-        figures.append(
-            ("Rows", units.count(rows.get("rows")), f"{units.count(rows.get('rows_quarantined'))} in quarantine")
-        )
-    stages = result.get("stages", {})
-    done = sum(stage.get("status") == "done" for stage in stages.values())
-    figures.append(("Duration", units.duration(total_seconds(result)), f"{done} of {len(stages)} stages ran"))
+        figures.append(("AUC", units.decimal(scores.auc), f"log loss {units.decimal(scores.logloss)}"))
+        figures.append(("Calibration", units.decimal(scores.calibration, 3), "predicted / observed clicks"))
+    if train is not None:
+        wait = f"{units.percent(train.data_wait_share)} waiting for data"
+        figures.append(("Samples/s", units.count(train.samples_per_s), wait))
+    if rows is not None:
+        figures.append(("Rows", units.count(rows.rows), f"{units.count(rows.rows_quarantined)} in quarantine"))
+    stages = result.stages
+    done = sum(stage.status == "done" for stage in stages.values())
+    figures.append(("Duration", units.duration(result.seconds), f"{done} of {len(stages)} stages ran"))
     return figures
 
 
-def _details(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _details(result: Result) -> list[tuple[str, str]]:
     """The remaining figures of ``result.json``, two or three columns of name and value."""
-    rows, train, saved, scores = (result.get(name, {}) for name in ("ingest", "train", "checkpoint", "eval"))
-    sent = train.get("bytes_per_sample", {})
+    rows, train = result.ingest or IngestPart(), result.train or TrainPart()
+    saved, scores = result.checkpoint or CheckpointPart(), result.eval or Evaluation()
+    sent, resumed = train.bytes_per_sample or LinkShare(), train.resumed
     figures = [
-        ("Raw bytes read", units.size(rows.get("bytes_in"))),
-        ("Ingestion, rows/s", units.count(rows.get("rows_per_s"))),
-        ("Training steps", units.count(train.get("steps"))),
-        ("Training samples", units.count(train.get("samples"))),
-        ("Steps before this session", units.count(train.get("resumed", {}).get("step"))),
-        ("Training time", units.duration(train.get("seconds"))),
-        ("Ranks", units.count(train.get("world_size"))),
-        ("Fewer hosts", "; ".join(shrunk_lines(result)) or units.ABSENT),
-        ("Peak memory", units.size(train.get("peak_rss_bytes"))),
-        ("Embeddings between hosts, bytes per sample", units.count(sent.get("inter_host"))),
-        ("Embeddings within hosts, bytes per sample", units.count(sent.get("intra_host"))),
-        ("Dense gradients between hosts, bytes per sample", units.count(sent.get("dense_inter_host"))),
-        ("Checkpoints written", units.count(saved.get("count"))),
-        ("Checkpoint bytes", units.size(saved.get("bytes_written"))),
-        ("Had all been full", units.size(saved.get("bytes_full_equivalent"))),
-        ("Stalled by checkpoints", units.percent(saved.get("stall_share"))),
-        ("Checkpoints skipped", units.count(saved.get("skipped") or None)),
-        ("Checkpoints failed", units.count(saved.get("failed") or None)),
-        ("Held-out rows", units.count(scores.get("samples"))),
+        ("Raw bytes read", units.size(rows.bytes_in)),
+        ("Ingestion, rows/s", units.count(rows.rows_per_s)),
+        ("Training steps", units.count(train.steps)),
+        ("Training samples", units.count(train.samples)),
+        ("Steps before this session", units.count(resumed.step if resumed else None)),
+        ("Training time", units.duration(train.seconds)),
+        ("Ranks", units.count(train.world_size)),
+        ("Fewer hosts", "; ".join(shrunk_lines(result.shrunk)) or units.ABSENT),
+        ("Peak memory", units.size(train.peak_rss_bytes)),
+        ("Embeddings between hosts, bytes per sample", units.count(sent.inter_host)),
+        ("Embeddings within hosts, bytes per sample", units.count(sent.intra_host)),
+        ("Dense gradients between hosts, bytes per sample", units.count(sent.dense_inter_host)),
+        ("Checkpoints written", units.count(saved.count)),
+        ("Checkpoint bytes", units.size(saved.bytes_written)),
+        ("Had all been full", units.size(saved.bytes_full_equivalent)),
+        ("Stalled by checkpoints", units.percent(saved.stall_share)),
+        ("Checkpoints skipped", units.count(saved.skipped or None)),
+        ("Checkpoints failed", units.count(saved.failed or None)),
+        ("Held-out rows", units.count(scores.samples)),
     ]
     return [(name, value) for name, value in figures if value != units.ABSENT]

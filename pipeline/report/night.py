@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from pipeline import units
-from pipeline.records import NightRecord, plain
+from pipeline.records import NightRecord
 from pipeline.report.page import from_template, pill
 from pipeline.report.tables import stages_bar, stages_table
 
@@ -16,7 +16,7 @@ _PILL = {"published": "PASS", "held": "HOLD"}
 
 def night_page(record: NightRecord) -> str:
     """The page; everything that comes from data is escaped, parts that are not known are left out."""
-    outcome, stages = record.outcome, plain(record.stages or {})
+    outcome, stages = record.outcome, record.stages or {}
     why = {"published": "What was overridden", "held": "Why it is held"}.get(outcome, "What stopped it")
     return from_template(
         "night.html", title=f"Night {record.date}: {outcome}", files="nightly.json and result.json",

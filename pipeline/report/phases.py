@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from pipeline import units
+from pipeline.records import Milliseconds, TrainPart
 from pipeline.report.page import Table, with_meter, words
 
-Figures = Mapping[str, float]
 
-
-def phase_lines(train: Mapping[str, Any]) -> list[str]:
+def phase_lines(train: TrainPart) -> list[str]:
     """Lines of the table at the end of a run: step, phases and memory, ``measured (predicted)``."""
     lines = []
-    if train.get("step"):
-        lines.append(f"step {_ms(train['step'], ' predicted')}")
-    if train.get("phases"):
-        lines.append("of it " + ", ".join(f"{words(name)} {_ms(part)}" for name, part in train["phases"].items()))
-    memory = train.get("memory", {})
-    if memory:
-        predicted = memory.get("predicted_bytes")
+    if train.step is not None:
+        lines.append(f"step {_ms(train.step, ' predicted')}")
+    if train.phases:
+        lines.append("of it " + ", ".join(f"{words(name)} {_ms(part)}" for name, part in train.phases.items()))
+    if memory := train.memory:
+        predicted = memory.predicted_bytes
         beside = f" ({units.size(predicted)} predicted)" if units.known(predicted) else ""
-        lines.append(f"memory for training {units.size(memory.get('measured_bytes'))} on the fullest rank{beside}")
+        lines.append(f"memory for training {units.size(memory.measured_bytes)} on the fullest rank{beside}")
     return lines
 
 
-def phases_table(train: Mapping[str, Any]) -> Table:
+def phases_table(train: TrainPart) -> Table:
     """The phases of a step, with the whole step and the memory below; no rows where nothing was measured."""
-    phases: Mapping[str, Figures] = train.get("phases", {})
-    longest = max((value for part in phases.values() for value in part.values()), default=0.0)
+    phases = train.phases or {}
+    longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
     rows = [_row(words(name), part, longest) for name, part in phases.items()]
-    if train.get("step"):
-        rows.append(_row("whole step, slowest rank", train["step"], 0.0))
-    if memory := train.get("memory"):
-        predicted, measured = memory.get("predicted_bytes"), memory.get("measured_bytes")
+    if train.step is not None:
+        rows.append(_row("whole step, slowest rank", train.step, 0.0))
+    if memory := train.memory:
+        predicted, measured = memory.predicted_bytes, memory.measured_bytes
         sizes = (units.size(predicted), units.size(measured))
         rows.append(("memory of the fullest rank", *sizes, _ratio(measured, predicted)))
     return Table(("Phase", "Predicted*", "Measured*", "Measured / predicted*"), rows)
 
 
-def _row(name: str, part: Figures, longest: float) -> tuple[str, str, str, str]:
+def _row(name: str, part: Milliseconds, longest: float) -> tuple[str, str, str, str]:
     """A phase; its bars are full at ``longest`` ms, 0: no bars."""
-    predicted, measured = part.get("predicted_ms"), part.get("measured_ms")
+    predicted, measured = part.predicted_ms, part.measured_ms
     return name, _cell(predicted, longest), _cell(measured, longest), _ratio(measured, predicted)
 
 
@@ -53,10 +48,10 @@ def _cell(ms: object, longest: float) -> str:
     return with_meter(text, ms / longest) if longest else text
 
 
-def _ms(part: Figures, word: str = "") -> str:
-    predicted = part.get("predicted_ms")
+def _ms(part: Milliseconds, word: str = "") -> str:
+    predicted = part.predicted_ms
     beside = f" ({units.decimal(predicted, 2)}{word})" if units.known(predicted) else ""
-    return f"{units.decimal(part.get('measured_ms'), 2)} ms{beside}"
+    return f"{units.decimal(part.measured_ms, 2)} ms{beside}"
 
 
 def _ratio(measured: object, predicted: object) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pipeline import units
+from pipeline.records import Result
 from pipeline.report.records import MetricsLog
 from pipeline.report.summary import summary
 from pipeline.store import Store
@@ -48,8 +49,8 @@ class Reporter:
             self._line_open = False
         self._log.flush()
 
-    def summary(self, result: Mapping[str, Any]) -> str:
-        """Write the table at the end (at most 80 columns) for the content of ``result.json``; returns it too."""
+    def summary(self, result: Result) -> str:
+        """Write the table at the end (at most 80 columns) of a run; returns it too."""
         self.close()
         directory = f"runs/{self.run}"
         there = self.store.names(directory)

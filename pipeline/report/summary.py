@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from pipeline import units
+from pipeline.records import HOLD, ErrorPart, Evaluation, Result, Shrunk, StageOutcome
 from pipeline.specs import STAGES
 
 WIDTH = 80
@@ -14,52 +14,45 @@ RULE = "-" * WIDTH
 NAME = 12
 
 
-def summary(result: Mapping[str, Any], where: str = "", files: Sequence[str] = ()) -> str:
+def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
     """The table at the end of a run, at most 80 columns (``where`` apart, which is never cut); absent parts stay out.
 
-    ``result``: content of ``result.json``. ``where``: URL of the run's directory, ``files``: what to look at there.
+    ``where``: URL of the run's directory, ``files``: what to look at there.
     """
-    lines = [_title(result), RULE, *_stage_lines(result.get("stages", {})), RULE]
+    lines = [_title(result), RULE, *_stage_lines(result.stages), RULE]
     for stage in STAGES:
         for name, texts in stage.lines(result).items():
             lines += _block(name, texts)
-    if result.get("shrunk"):
-        lines += _wrapped("hosts", "; ".join(shrunk_lines(result)))
-    if "error" in result:
-        lines += _wrapped("error", _error_text(result["error"]))
-        if hint := result["error"].get("hint"):
-            lines += _wrapped("hint", hint)
+    if result.shrunk:
+        lines += _wrapped("hosts", "; ".join(shrunk_lines(result.shrunk)))
+    if error := result.error:
+        lines += _wrapped("error", error_text(error)) + (_wrapped("hint", error.hint) if error.hint else [])
     if where:
         lines += [RULE, f"{'look at':<{NAME}}{where}/", *_wrapped("", "  ".join(files))]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def reachable_gain(figures: Mapping[str, Any]) -> float | None:
+def reachable_gain(figures: Evaluation) -> float | None:
     """(1 - NE) / (1 - Bayes NE): how much of what could be learned was learned; None where that is not known."""
-    ne, bayes = figures.get("ne"), figures.get("bayes_ne")
+    ne, bayes = figures.ne, figures.bayes_ne
     if not units.known(ne) or not units.known(bayes) or bayes >= 1:
         return None
     return (1 - ne) / (1 - bayes)
 
 
-def total_seconds(result: Mapping[str, Any]) -> float:
-    """Wall seconds of all stages this run did."""
-    return sum(stage.get("seconds") or 0.0 for stage in result.get("stages", {}).values())
-
-
-def compare(results: Sequence[Mapping[str, Any]], notes: Sequence[str] | None = None) -> str:
+def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> str:
     """A table of runs, for a sweep: figures of each, the best NE marked ``*``.
 
-    ``results``: contents of ``result.json`` in the order to show; ``notes``: what is special about each (its
+    ``results``: in the order to show; ``notes``: what is special about each (its
     overrides), shown last. At most 80 columns where there are no notes.
     """
     if not results:
         return "no runs to compare"
     if notes is not None and len(notes) != len(results):
         raise ValueError(f"{len(notes)} notes for {len(results)} results")
-    names = [str(result.get("run", units.ABSENT)) for result in results]
+    names = [result.run for result in results]
     width = min(max(len(name) for name in ["run", *names]), 22)
-    best = min((ne for result in results if (ne := _figure(result, "eval", "ne")) is not None), default=None)
+    best = min((ne for result in results if units.known(ne := _scores(result).ne)), default=None)
     heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
     for index, (name, result) in enumerate(zip(names, results, strict=True)):
@@ -68,35 +61,34 @@ def compare(results: Sequence[Mapping[str, Any]], notes: Sequence[str] | None = 
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _compared(name: str, width: int, result: Mapping[str, Any], best: float | None) -> str:
-    ne = _figure(result, "eval", "ne")
-    mark = "*" if ne is not None and ne == best else " "
+def _compared(name: str, width: int, result: Result, best: float | None) -> str:
+    scores, speed = _scores(result), result.train.samples_per_s if result.train is not None else None
+    mark = "*" if scores.ne is not None and scores.ne == best else " "
     return (
-        f"{name:<{width}}  {result.get('status', units.ABSENT):<8} {units.decimal(ne, 5):>8}{mark} "
-        f"{units.decimal(_figure(result, 'eval', 'auc'), 5):>8} {units.decimal(_figure(result, 'eval', 'logloss')):>8} "
-        f"{units.count(_figure(result, 'train', 'samples_per_s')):>10} {total_seconds(result):>8.1f}"
+        f"{name:<{width}}  {result.status:<8} {units.decimal(scores.ne, 5):>8}{mark} "
+        f"{units.decimal(scores.auc, 5):>8} {units.decimal(scores.logloss):>8} "
+        f"{units.count(speed):>10} {result.seconds:>8.1f}"
     )
 
 
-def _figure(result: Mapping[str, Any], part: str, key: str) -> float | None:
-    value = result.get(part, {}).get(key)
-    return value if units.known(value) else None
+def _scores(result: Result) -> Evaluation:
+    return result.eval or Evaluation()
 
 
-def _title(result: Mapping[str, Any]) -> str:
-    status, held = result.get("status", "unknown"), result.get("gate", {}).get("verdict") == "HOLD"
-    ended = {"failed": "held by the gate after" if held else "failed after"}.get(status, f"{status} in")
-    return f"run {result.get('run', units.ABSENT)}: {ended} {units.duration(total_seconds(result))}"
+def _title(result: Result) -> str:
+    held = result.gate is not None and result.gate.verdict == HOLD
+    ended = {"failed": "held by the gate after" if held else "failed after"}.get(result.status, f"{result.status} in")
+    return f"run {result.run}: {ended} {units.duration(result.seconds)}"
 
 
-def _stage_lines(stages: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _stage_lines(stages: Mapping[str, StageOutcome]) -> list[str]:
     if not stages:
         return ["no stage ran"]
     lines = [f"{'stage':<{NAME}}{'status':<9}{'seconds':>9}  artifact"]
     for name, stage in stages.items():
-        seconds = units.decimal(stage.get("seconds"), 1) if stage.get("status") != "skipped" else units.ABSENT
-        path = short_path(stage.get("artifact") or units.ABSENT, 20)
-        lines.append(f"{name:<{NAME}}{stage.get('status', units.ABSENT):<9}{seconds:>9}  {path}")
+        seconds = units.decimal(stage.seconds, 1) if stage.status != "skipped" else units.ABSENT
+        path = short_path(stage.artifact or units.ABSENT, 20)
+        lines.append(f"{name:<{NAME}}{stage.status:<9}{seconds:>9}  {path}")
     return lines
 
 
@@ -110,16 +102,17 @@ def short_path(path: str, beside: int) -> str:
     return path if len(path) <= width else f"..{path[2 - width :]}"
 
 
-def shrunk_lines(result: Mapping[str, Any]) -> list[str]:
+def shrunk_lines(shrunk: Sequence[Shrunk] | None) -> list[str]:
     """A line for every time that the run went on with fewer hosts."""
     return [
-        f"{each['stage']} went on with {each['hosts']} of {units.plural(each['from_hosts'], 'host')}: {each['why']}"
-        for each in result.get("shrunk", ())
+        f"{each.stage} went on with {each.hosts} of {units.plural(each.from_hosts, 'host')}: {each.why}"
+        for each in shrunk or ()
     ]
 
 
-def _error_text(error: Mapping[str, Any]) -> str:
-    return f"{error.get('message', '')} (exit code {error.get('exit_code', units.ABSENT)})"
+def error_text(error: ErrorPart) -> str:
+    """What stopped the run."""
+    return f"{error.message} (exit code {error.exit_code})"
 
 
 def _block(name: str, texts: list[str]) -> list[str]:

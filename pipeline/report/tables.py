@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from markupsafe import Markup
 
 from pipeline import units
-from pipeline.records import Plan, TablePlan
+from pipeline.records import Plan, PlanPart, StageOutcome, TablePlace, TablePlan
 from pipeline.report.page import COLOURS, Table, pill, with_meter, with_swatch, words
 from pipeline.report.svg import tag
 
@@ -17,27 +16,27 @@ MOST_TABLES = 200
 SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train", "checkpoint", "evaluate")
 
 
-def stages_table(stages: Mapping[str, Mapping[str, Any]]) -> Table:
+def stages_table(stages: Mapping[str, StageOutcome]) -> Table:
     """Every stage with its time and artifact."""
     seconds = _seconds(stages)
     total = sum(seconds.values())
     rows = []
     for index, (name, stage) in enumerate(stages.items()):
-        status = str(stage.get("status", units.ABSENT))
+        status = stage.status
         took, share = units.ABSENT, units.ABSENT
         if status != "skipped":
             took = units.duration(seconds[name])
             share = units.percent(seconds[name] / total) if total else units.ABSENT
-        path = tag("code", stage.get("artifact") or units.ABSENT)
+        path = tag("code", stage.artifact or units.ABSENT)
         rows.append((with_swatch(index % COLOURS, name), pill(status, status), took, share, path))
     return Table(("Stage", "Status", "Time*", "Share*", "Artifact in the store"), rows)
 
 
-def _seconds(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    return {name: float(stage.get("seconds") or 0.0) for name, stage in stages.items()}
+def _seconds(stages: Mapping[str, StageOutcome]) -> dict[str, float]:
+    return {name: stage.seconds for name, stage in stages.items()}
 
 
-def stages_bar(stages: Mapping[str, Mapping[str, Any]]) -> Markup:
+def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
     """Where the time went: a bar of stages in their order; "" where none took any."""
     seconds = _seconds(stages)
     total = sum(seconds.values())
@@ -56,7 +55,7 @@ def stages_bar(stages: Mapping[str, Mapping[str, Any]]) -> Markup:
     return tag("svg", *parts, class_="bar", **attributes)
 
 
-def plan_table(tables: Mapping[str, Mapping[str, Any]], plan: Plan | None) -> Table:
+def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> Table:
     """The embedding tables and where each went, largest first; ``plan`` (plan.json) adds rows, sizes and cost."""
     known = plan.tables if plan is not None else {}
     sizes = {name: known[name].bytes if name in known else 0 for name in tables}
@@ -67,9 +66,9 @@ def plan_table(tables: Mapping[str, Mapping[str, Any]], plan: Plan | None) -> Ta
     return Table(("Table", "Rows*", "Dim*", "Size*", "Tier", "Sharding", "Ranks", "Predicted ms*"), rows, reasons)
 
 
-def plan_words(part: Mapping[str, Any], plan: Plan | None) -> str:
+def plan_words(part: PlanPart, plan: Plan | None) -> str:
     """A line about all of the plan; ``part``: ``plan`` of ``result.json``."""
-    tiers, tables = part.get("tiers", {}), len(part["tables"])
+    tiers, tables = part.tiers or {}, len(part.tables or ())
     sizes = [
         f"{tier.upper()} {units.size(tiers[f'{tier}_bytes'])}"
         for tier in ("hbm", "ddr", "ssd")
@@ -79,21 +78,21 @@ def plan_words(part: Mapping[str, Any], plan: Plan | None) -> str:
     parts.append(f"{tables} embedding tables")
     if sizes:
         parts.append(f"predicted memory of all ranks {', '.join(sizes)}")
-    if units.known(part.get("predicted_step_ms")):
-        parts.append(f"predicted step {units.decimal(part['predicted_step_ms'], 3)} ms on the slowest rank")
+    if units.known(part.predicted_step_ms):
+        parts.append(f"predicted step {units.decimal(part.predicted_step_ms, 3)} ms on the slowest rank")
     if tables > MOST_TABLES:
         parts.append(f"the {MOST_TABLES} largest are shown")
     return ", ".join(parts) + "; a table's size counts its optimizer state."
 
 
 def _plan_row(
-    name: str, table: Mapping[str, Any], known: TablePlan | None, largest: int, world: int | None
+    name: str, table: TablePlace, known: TablePlan | None, largest: int, world: int | None
 ) -> tuple[str, ...]:
     size = with_meter(units.size(known.bytes), known.bytes / largest) if known else units.ABSENT
     return (
         name, units.count(known.rows if known else None), units.count(known.dim if known else None), size,
-        str(table.get("tier", units.ABSENT)), words(table.get("sharding", units.ABSENT)),
-        rank_words(table.get("ranks", []), world), units.decimal(known.cost_ms if known else None, 3),
+        table.tier, words(table.sharding),
+        rank_words(table.ranks, world), units.decimal(known.cost_ms if known else None, 3),
     )  # fmt: skip
 
 

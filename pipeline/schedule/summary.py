@@ -61,7 +61,7 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
 
 def _changes(store: Store, record: NightRecord, result: Result) -> list[str]:
     """What is not as it was when the model this night started from was trained, in words."""
-    base, smaller = record.base, shrunk_lines(result.to_json())
+    base, smaller = record.base, shrunk_lines(result.shrunk)
     if base is None:
         return ["the first model: it was trained from scratch, with id mappings of its own", *smaller]
     lines = [f"started from {base.version}, which learnt from {base.day or base.run}"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from pipeline.records import Result
 from pipeline.records.step import Step, run_directory
 
 if TYPE_CHECKING:
@@ -167,20 +168,18 @@ class Stage(ABC):
         return ""
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts of ``result.json`` that the artifact's ``summary`` gives, by name; by default all of it."""
+        """The parts of ``result.json`` that the artifact's ``summary`` gives, by name; by default all of it.
+
+        Those that ``records.Result`` has a field for are of that field's type.
+        """
         return {self.name: dict(summary)} if summary else {}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """What the table at the end of a run says of the stage's parts of ``result.json``, by name."""
         figures = ", ".join(f"{name} {value}" for name, value in self.facts(result))
         return {self.name: [figures]} if figures else {}
 
-    def facts(self, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    def facts(self, result: Result) -> list[tuple[str, str]]:
         """Names and values that the report's details list of the stage's parts of ``result.json``."""
-        part = result.get(self.name, {})
+        part = result.others.get(self.name, {})
         return [(name, str(value)) for name, value in part.items() if isinstance(value, int | float | str)]
-
-
-def picked(record: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The entries ``names`` of ``record``, as far as it has them."""
-    return {name: record[name] for name in names if name in record}

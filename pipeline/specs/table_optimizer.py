@@ -6,6 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from pipeline.errors import ConfigError
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -30,6 +32,7 @@ class StateColumn:
 class TableOptimizer(Protocol):
     """How tables learn from the gradients of their lookups; one file each in ``embeddings/optimizers/``.
 
+    ``devices``: those that FBGEMM has its fused kernel for; on the CPU there is none for Adam, LAMB and some others.
     ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that grows with
     each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often
@@ -37,6 +40,7 @@ class TableOptimizer(Protocol):
     """
 
     name: str
+    devices: tuple[str, ...] = ("cpu", "cuda")
     columns: tuple[StateColumn, ...] = ()
     heat: str = ""
     replica_passes: int
@@ -52,6 +56,15 @@ class TableOptimizer(Protocol):
         ``weights``, ``gradient``: [rows, dim]; ``state``: by column, [rows] or [rows, dim]; ``step``: the
         number of this step, from 1.
         """
+
+    def check_device(self, device: str) -> None:
+        """ConfigError where no fused kernel applies it on ``device``."""
+        if device not in self.devices:
+            raise ConfigError(
+                f"train.sparse_optimizer={self.name} has no kernel for device {device}, only for "
+                f"{' and '.join(self.devices)}",
+                hint=f"hardware.device={self.devices[0]}, or another train.sparse_optimizer",
+            )
 
     @property
     def row_bytes(self) -> int:

@@ -8,11 +8,10 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DamagedError
+from pipeline.records import Evaluation, Result
 from pipeline.records.step import Step
-from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
-
-FIGURES = ("samples", "ne", "auc", "logloss", "calibration", "bayes_ne")
 
 
 class Evaluate(Stage):
@@ -69,22 +68,22 @@ class Evaluate(Stage):
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics, as ``eval``."""
-        return {"eval": picked(summary, FIGURES)}
+        return {"eval": Evaluation.from_json(summary)}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """The metrics, and how near they are to the best that can be reached."""
         from pipeline.report.summary import reachable_gain
 
-        part = result.get("eval") or {}
-        if not part:
+        part = result.eval
+        if part is None:
             return {}
         lines = [
-            f"NE {units.decimal(part.get('ne'), 5)}   AUC {units.decimal(part.get('auc'), 5)}   "
-            f"log loss {units.decimal(part.get('logloss'), 5)}   calibration {units.decimal(part.get('calibration'))}",
-            f"on {units.count(part.get('samples'))} held-out rows",
+            f"NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)}   "
+            f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}",
+            f"on {units.count(part.samples)} held-out rows",
         ]
-        if units.known(part.get("bayes_ne")):
-            best = f"best reachable NE {units.decimal(part['bayes_ne'], 5)}"
+        if units.known(part.bayes_ne):
+            best = f"best reachable NE {units.decimal(part.bayes_ne, 5)}"
             gain = reachable_gain(part)
             lines.append(best if gain is None else f"{best}: {units.percent(gain)} of the reachable gain")
         return {"eval": lines}

@@ -7,17 +7,13 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records import dataset_path
+from pipeline.records import IngestPart, Result, dataset_path
 from pipeline.records.step import Step
 from pipeline.specs import ID_MAPPINGS
-from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 
 MOST_WARNINGS = 5  # in the table at the end of a run
-FIGURES = (
-    "rows", "rows_train", "rows_test", "rows_quarantined", "bytes_in", "rows_per_s", "reasons", "warnings",
-    "day", "rows_late", "rows_other_days", "rows_freed", "replaces", "rows_replaced", "split_by_place",
-)  # fmt: skip
 
 
 def _logs(config: Config) -> bool:
@@ -96,22 +92,22 @@ class Ingest(Stage):
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Rows, bytes and warnings."""
-        return {"ingest": picked(summary, FIGURES)}
+        return {"ingest": IngestPart.from_json(summary)}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """Rows, the rate, and what is worth a warning."""
         from pipeline.report.summary import short_path
 
-        part = result.get("ingest") or {}
-        if not part:
+        part = result.ingest
+        if part is None:
             return {}
-        reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in part.get("reasons", {}).items())
-        warnings = part.get("warnings", [])
+        reasons = ", ".join(f"{kind} ({units.count(count)})" for kind, count in (part.reasons or {}).items())
+        warnings = part.warnings or ()
         lines = [
-            f"{units.count(part.get('rows'))} rows, {units.count(part.get('rows_quarantined'))} of them in quarantine",
-            f"{units.size(part.get('bytes_in'))} read, {units.count(part.get('rows_per_s'))} rows/s",
+            f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
+            f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
             f"quarantined: {reasons}" if reasons else "",
-            f"in the place of {short_path(part['replaces'], 16)}" if part.get("replaces") else "",
+            f"in the place of {short_path(part.replaces, 16)}" if part.replaces else "",
             *(f"warning: {line}" for line in warnings[:MOST_WARNINGS]),
             f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",
         ]

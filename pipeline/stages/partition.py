@@ -8,10 +8,9 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
-from pipeline.records import Towers
+from pipeline.records import PlanPart, Result, Towers, TowersPart
 from pipeline.records.step import Step
-from pipeline.specs.stage import Stage, StageIO, picked, use
-from pipeline.stages import plan as planning
+from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 
 
@@ -113,17 +112,17 @@ class Partition(Stage):
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The towers, and in the place of the flat plan the one that keeps to their hosts: training goes by it."""
         shape = summary.get("shape")
-        return {"plan": picked(summary, planning.FIGURES), "towers": shape} if shape else {}
+        return {"plan": PlanPart.from_json(summary), "towers": TowersPart.from_json(shape)} if shape else {}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """How many towers there are, where, and of how many features."""
-        part = result.get("towers") or {}
-        if not part:
+        part = result.towers
+        if part is None:
             return {}
-        sizes = part.get("features", [])
+        sizes = part.features
         span = f"{min(sizes)} to {max(sizes)}" if len(set(sizes)) > 1 else f"{max(sizes, default=0)}"
-        where = f"{units.plural(part.get('towers', 0), 'tower')} on {units.plural(part.get('hosts', 0), 'host')}"
-        return {"towers": [f"{where}, {span} features each; {part.get('strategy')}, module {part.get('module')}"]}
+        where = f"{units.plural(part.towers, 'tower')} on {units.plural(part.hosts, 'host')}"
+        return {"towers": [f"{where}, {span} features each; {part.strategy}, module {part.module}"]}
 
 
 SPEC = Partition()

@@ -7,11 +7,11 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
+from pipeline.records import PlanPart, Result
 from pipeline.records.step import Step
-from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 
-FIGURES = ("tiers", "predicted_step_ms", "tables")
 TIERS = ("hbm", "ddr", "ssd")
 
 
@@ -71,21 +71,21 @@ class PlanStage(Stage):
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Tiers, the predicted step and the tables' places."""
-        return {"plan": picked(summary, FIGURES)}
+        return {"plan": PlanPart.from_json(summary)}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """How many tables lie where, and what they take."""
-        part = result.get("plan") or {}
-        if not part:
+        part = result.plan
+        if part is None:
             return {}
-        tables, tiers = part.get("tables", {}), part.get("tiers", {})
+        tables, tiers = part.tables or {}, part.tiers or {}
         sizes = [f"{tier.upper()} {units.size(tiers[key])}" for tier in TIERS if tiers.get(key := f"{tier}_bytes")]
         kinds: dict[str, int] = {}
         for table in tables.values():
-            kind = f"{table.get('sharding', units.ABSENT)} in {table.get('tier', units.ABSENT)}"
+            kind = f"{table.sharding} in {table.tier}"
             kinds[kind] = kinds.get(kind, 0) + 1
         shares = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items(), key=lambda item: -item[1]))
-        step = units.decimal(part.get("predicted_step_ms"), 3)
+        step = units.decimal(part.predicted_step_ms, 3)
         return {
             "plan": [
                 f"{units.plural(len(tables), 'table')}: {shares}" if shares else "no tables",

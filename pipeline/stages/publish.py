@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline import units
 from pipeline.config import Config
 from pipeline.errors import GateHeldError
+from pipeline.records import HOLD, GatePart, ModelPart, Record, Result
 from pipeline.records.step import Step
-from pipeline.specs.stage import Stage, StageIO, picked, use
+from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
-
-FIGURES = {"gate": ("verdict", "reasons", "forced", "version", "incumbent"), "model": ("name", "version", "uri")}
 
 
 class Publish(Stage):
@@ -50,31 +48,31 @@ class Publish(Stage):
 
     def accept(self, artifact: Artifact) -> None:
         """GateHeldError where the gate held the model."""
-        gate = artifact.summary["gate"]
-        if gate["verdict"] != "HOLD":
+        gate = GatePart.from_json(artifact.summary["gate"])
+        if gate.verdict != HOLD:
             return
-        reasons, incumbent = gate["reasons"], gate["incumbent"]
+        reasons, incumbent = gate.reasons, gate.incumbent
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         model = artifact.config.get("model")
         raise GateHeldError(
-            f"the gate held {gate['version']} of model {model}: {reasons[0]}{more}; "
+            f"the gate held {gate.version} of model {model}: {reasons[0]}{more}; "
             + (f"{incumbent} goes on serving" if incumbent else "nothing is published"),
-            hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate['version']} "
+            hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
             "--reason '...' publishes it all the same",
         )
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict, and the version where one is published."""
-        return {name: picked(summary[name], figures) for name, figures in FIGURES.items() if summary.get(name)}
+        kinds: dict[str, type[Record]] = {"gate": GatePart, "model": ModelPart}
+        return {name: kind.from_json(summary[name]) for name, kind in kinds.items() if summary.get(name)}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """The verdict with its reasons, and the version."""
-        gate, model, lines = result.get("gate") or {}, result.get("model") or {}, {}
-        if gate:
-            warnings = (f"warning: {words}" for words in gate.get("warnings", []))
-            lines["gate"] = [str(gate.get("verdict", units.ABSENT)), *map(str, gate.get("reasons", [])), *warnings]
-        if model:
-            lines["model"] = [f"version {model.get('version', units.ABSENT)} at {model.get('uri', units.ABSENT)}"]
+        gate, model, lines = result.gate, result.model, dict[str, list[str]]()
+        if gate is not None:
+            lines["gate"] = [gate.verdict, *gate.reasons, *(f"warning: {words}" for words in gate.warnings or ())]
+        if model is not None:
+            lines["model"] = [f"version {model.version} at {model.uri}"]
         return lines
 
 

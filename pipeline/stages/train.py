@@ -13,19 +13,13 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
+from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart
 from pipeline.records.step import Step, run_directory
-from pipeline.specs.stage import Stage, StageIO, Use, covered, picked, use
+from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.partition import compares, has_towers, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
-FIGURES = {
-    "train": (
-        "samples", "steps", "global_batch", "seconds", "samples_per_s", "data_wait_share", "peak_rss_bytes",
-        "world_size", "resumed", "phases", "step", "memory", "bytes_per_sample", "peak_pss_bytes", "ssd", "budget",
-    ),
-    "checkpoint": ("count", "bytes_written", "bytes_full_equivalent", "stall_share", "skipped", "failed"),
-}  # fmt: skip
 # Bits of a last checkpoint whose hottest rows are kept in 8 bits (``checkpoint.hot_share``).
 FEW_BITS = ("auto", "2", "3", "4")
 
@@ -156,60 +150,61 @@ class Train(Stage):
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The training's figures and its checkpoints'."""
-        return {name: picked(summary[name], figures) for name, figures in FIGURES.items() if summary.get(name)}
+        kinds: dict[str, type[Record]] = {"train": TrainPart, "checkpoint": CheckpointPart}
+        return {name: kind.from_json(summary[name]) for name, kind in kinds.items() if summary.get(name)}
 
-    def lines(self, result: Mapping[str, Any]) -> dict[str, list[str]]:
+    def lines(self, result: Result) -> dict[str, list[str]]:
         """Speed, memory and phases of the training; count and bytes of its checkpoints."""
-        texts = {"train": _train_lines, "checkpoint": _checkpoint_lines}
-        return {name: lines(result[name]) for name, lines in texts.items() if result.get(name)}
+        lines = {} if result.train is None else {"train": _train_lines(result.train)}
+        return lines if result.checkpoint is None else {**lines, "checkpoint": _checkpoint_lines(result.checkpoint)}
 
 
-def _train_lines(part: Mapping[str, Any]) -> list[str]:
+def _train_lines(part: TrainPart) -> list[str]:
     from pipeline.report.phases import phase_lines
 
-    wait = f"{units.percent(part.get('data_wait_share'))} of the time waiting for data"
+    wait = f"{units.percent(part.data_wait_share)} of the time waiting for data"
     return [
         *_trained(part),
-        f"{units.count(part.get('samples_per_s'))} samples/s, {wait}",
-        f"peak memory {units.size(part.get('peak_rss_bytes'))}",
+        f"{units.count(part.samples_per_s)} samples/s, {wait}",
+        f"peak memory {units.size(part.peak_rss_bytes)}",
         *_sent_per_sample(part),
         *phase_lines(part),
     ]
 
 
-def _trained(part: Mapping[str, Any]) -> list[str]:
+def _trained(part: TrainPart) -> list[str]:
     """Samples and steps of the whole training; after a resume also of this session, whose rates follow."""
-    samples, steps, resumed = part.get("samples"), part.get("steps"), part.get("resumed")
-    time = f"{units.duration(part.get('seconds'))} on {units.plural(part.get('world_size'), 'rank')}"
+    samples, steps, resumed = part.samples, part.steps, part.resumed
+    time = f"{units.duration(part.seconds)} on {units.plural(part.world_size, 'rank')}"
     whole = f"{units.count(samples)} samples in {units.plural(steps, 'step')}"
     if not resumed or not units.known(samples) or not units.known(steps):
         return [f"{whole}, {time}"]
-    session = units.plural(steps - resumed["step"], "step")
+    session = units.plural(steps - resumed.step, "step")
     return [
-        f"{whole} in all, resumed after step {units.count(resumed['step'])}",
-        f"this session: {units.count(samples - resumed['samples'])} samples in {session}, {time}",
+        f"{whole} in all, resumed after step {units.count(resumed.step)}",
+        f"this session: {units.count(samples - resumed.samples)} samples in {session}, {time}",
     ]
 
 
-def _sent_per_sample(part: Mapping[str, Any]) -> list[str]:
+def _sent_per_sample(part: TrainPart) -> list[str]:
     """A line about the bytes that embeddings cost a sample, by class of link; none where one rank trained."""
-    sent = part.get("bytes_per_sample", {})
-    within, between = sent.get("intra_host"), sent.get("inter_host")
+    sent = part.bytes_per_sample or LinkShare()
+    within, between = sent.intra_host, sent.inter_host
     if not units.known(within) or not units.known(between) or not within + between:
         return []
     return [f"embeddings sent per sample: {units.size(between)} between hosts, {units.size(within)} within"]
 
 
-def _checkpoint_lines(part: Mapping[str, Any]) -> list[str]:
-    written, full = part.get("bytes_written"), part.get("bytes_full_equivalent")
+def _checkpoint_lines(part: CheckpointPart) -> list[str]:
+    written, full = part.bytes_written, part.bytes_full_equivalent
     saved = f" of {units.size(full)} for full ones" if units.known(full) and full != written else ""
     lines = [
-        f"{units.count(part.get('count'))} written, {units.size(written)}{saved}, "
-        f"training stalled {units.percent(part.get('stall_share'))}"
+        f"{units.count(part.count)} written, {units.size(written)}{saved}, "
+        f"training stalled {units.percent(part.stall_share)}"
     ]
-    if skipped := part.get("skipped"):
+    if skipped := part.skipped:
         lines.append(f"{units.count(skipped)} skipped, for the one before was still being written")
-    if failed := part.get("failed"):
+    if failed := part.failed:
         lines.append(f"{units.count(failed)} failed, their rows went into the next")
     return lines
 

@@ -11,7 +11,6 @@ import errno
 import fcntl
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Any
 
 from fsspec.asyn import sync
 
-from pipeline.store.files import Files
+from pipeline.store.files import Files, write_beside
 from pipeline.store.refusals import disk_errors
 from pipeline.store.retrying import TRIES, pause, retried
 
@@ -125,7 +124,7 @@ def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen
         if data is None:
             full.unlink()
         else:
-            _put(full, data, lambda temporary: temporary.replace(full))
+            write_beside(full, data, lambda temporary: temporary.replace(full))
     finally:
         os.close(handle)
     return Seen(data)
@@ -147,24 +146,8 @@ def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
         else:
             temporary.unlink()
 
-    _put(full, data, link)
+    write_beside(full, data, link)
     return Seen(data)
-
-
-def _put(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
-    """Write ``data`` beside ``full``, down to the disk, and ``place`` it."""
-    handle, name = tempfile.mkstemp(dir=full.parent, prefix=".write-")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as sink:
-            sink.write(data)
-            sink.flush()
-            os.fsync(sink.fileno())
-        place(temporary)
-    except BaseException:
-        with suppress(OSError):  # what went wrong first is what is told
-            temporary.unlink(missing_ok=True)
-        raise
 
 
 def _bytes(full: Path) -> Seen:

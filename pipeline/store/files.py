@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,22 @@ def _flock(handle: int, busy: NightjarError | None) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise busy from None
+
+
+def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
+    """Write ``data`` to a new file beside ``full``, down to the disk, and let ``place`` put it there."""
+    handle, name = tempfile.mkstemp(dir=full.parent, prefix=".write-")
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(data)
+            sink.flush()
+            os.fsync(sink.fileno())
+        place(temporary)
+    except BaseException:
+        with suppress(OSError):  # the first error is the one to report
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 class Files:
@@ -110,17 +126,7 @@ class Files:
         if not self.is_local:
             self.fs.pipe_file(full, data)
             return
-        handle, temporary = tempfile.mkstemp(dir=Path(full).parent, prefix=".write-")
-        try:
-            with os.fdopen(handle, "wb") as sink:
-                sink.write(data)
-                sink.flush()
-                os.fsync(sink.fileno())
-            Path(temporary).replace(full)
-        except BaseException:
-            with suppress(OSError):  # what went wrong first is what is told
-                Path(temporary).unlink(missing_ok=True)
-            raise
+        write_beside(Path(full), data, lambda temporary: temporary.replace(full))
 
     @contextmanager
     def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:

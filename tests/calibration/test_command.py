@@ -1,13 +1,15 @@
 """``nightjar calibrate``: where its file goes, what it refuses, and what ranks answer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeline.calibration.command import disk_of, target_of
+from pipeline.calibration import measure
 from pipeline.calibration.ranks import run_ranks
 from pipeline.cli import main
+from pipeline.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, LaunchError, PlanError
 
@@ -67,8 +69,19 @@ def test_a_rank_that_fails_ends_the_others_with_its_error(kind, error):
         run_ranks(2, "cpu", fail, kind)
 
 
+@pytest.fixture
+def small_trials(monkeypatch):
+    """As many trials as ever, each of a few steps on small tables: how good the fit is, is not asked here."""
+    few = tuple(
+        replace(trial, rows=tuple(min(rows, 2_000) for rows in trial.rows), batch=trial.batch // 8)
+        for trial in measure.TRIALS
+    )
+    monkeypatch.setattr(measure, "TRIALS", few)
+    monkeypatch.setattr(measure, "STEPS", 6)
+
+
 @pytest.mark.slow
-def test_two_ranks_are_calibrated_into_a_file_that_plans(tmp_path, capsys):
+def test_two_ranks_are_calibrated_into_a_file_that_plans(tmp_path, capsys, small_trials):
     code = main(["calibrate", "hardware=laptop2", "-o", str(tmp_path / "c"), "--ssd", str(tmp_path), "--json"])
     out = capsys.readouterr()
     assert code == 0, out.err

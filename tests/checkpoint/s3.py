@@ -5,6 +5,8 @@ import threading
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.waits import no_waits
+
 SLOW_DOWN = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
 CODES = {500: b"InternalError", 503: b"SlowDown"}
 
@@ -151,7 +153,8 @@ def bucket(proxy, monkeypatch, name, retries=1):
     made = f"b{abs(hash(name))}"
     fsspec.filesystem("s3").mkdir(made)
     try:
-        yield f"s3://{made}"
+        with no_waits():
+            yield f"s3://{made}"
     finally:
         proxy.fault = None
         fsspec.filesystem("s3").invalidate_cache()

@@ -297,7 +297,7 @@ class Nightly:
             return 0
 
         def saved(store, record):
-            self.hook("record" if record["outcome"] == nightly.RUNNING else "end")
+            self.hook("record" if record.outcome == nightly.RUNNING else "end")
             save(store, record)
 
         save, out = nightly._save, io.StringIO()

@@ -47,7 +47,7 @@ def on_disk(folder, injector):
 @contextmanager
 def on_s3(proxy, monkeypatch, name, injector):
     """A store in a bucket of its own behind ``proxy``, whose client tries once."""
-    with bucket(proxy, monkeypatch, name) as url, machine_seams(injector), no_waits():
+    with bucket(proxy, monkeypatch, name) as url, machine_seams(injector):
         proxy.fault = Requests(injector)
         yield Store(f"{url}/store"), "S3"
 

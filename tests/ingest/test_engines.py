@@ -15,7 +15,7 @@ from pipeline.config import RayConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
 from pipeline.ingest.files import file_sources
-from pipeline.ingest.sources import find_files
+from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.spec import data_spec
 
 from .conftest import csv_config, write_rows

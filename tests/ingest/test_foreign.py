@@ -14,7 +14,7 @@ from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import DataError
 from pipeline.ingest import RecordTransform
 from pipeline.ingest.days import counted_rows
-from pipeline.ingest.sources import find_files
+from pipeline.ingest.rawfiles import find_files
 
 from .conftest import csv_config, write_rows
 from .test_errors import refused

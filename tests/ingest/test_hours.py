@@ -10,8 +10,8 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.engines import LocalEngine
-from pipeline.ingest.hours import hour_of
-from pipeline.ingest.values import Rejected
+from pipeline.ingest.rejects import Rejected
+from pipeline.ingest.times import hour_of
 
 from .conftest import csv_config
 from .test_days import Nights, write_day

@@ -28,7 +28,9 @@ def yaml_config(name: str, *overrides: str) -> Config:
     """``conf/data/<name>.yaml`` over the schema, as Hydra composes it."""
     data = OmegaConf.load(REPOSITORY / f"conf/data/{name}.yaml")
     merged = OmegaConf.merge(
-        OmegaConf.structured(Config), {"data": data, "hardware": {"name": "x"}}, OmegaConf.from_dotlist(list(overrides))
+        OmegaConf.structured(Config),
+        {"data": data, "hardware": {"name": "x"}, "model": {"name": "dlrm"}},
+        OmegaConf.from_dotlist(list(overrides)),
     )
     return OmegaConf.to_object(merged)
 

@@ -8,7 +8,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from pipeline.ingest import raw_fingerprint
-from pipeline.ingest.sources import find_files
+from pipeline.ingest.rawfiles import find_files
 
 from .conftest import csv_config
 

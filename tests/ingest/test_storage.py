@@ -9,9 +9,10 @@ import pytest
 from pipeline.config import SparseFeature, SplitConfig
 from pipeline.errors import UnreachableError
 from pipeline.ingest import ingest, raw_fingerprint
-from pipeline.ingest.sources import find_files
+from pipeline.ingest.rawfiles import find_files
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault
+from tests.waits import no_waits
 
 from .conftest import csv_config
 
@@ -43,7 +44,8 @@ def s3(endpoint, monkeypatch, request):
         fs.pipe_file(name + ".gz" if number else name, gzip.compress(text) if number else text)
     fs.pipe_file(f"{bucket}/logs/_SUCCESS", b"")
     fs.call_s3("put_object", Bucket=bucket, Key="logs/")  # how consoles mark a folder
-    yield f"s3://{bucket}"
+    with no_waits():
+        yield f"s3://{bucket}"
     endpoint.fault = None
     fs.clear_instance_cache()
 

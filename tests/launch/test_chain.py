@@ -14,6 +14,7 @@ from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
 from pipeline.launch import Chain, Console, Interrupted
 from pipeline.launch.signals import deadline
 from pipeline.launch.status import Report, write_report
+from pipeline.records import Result
 from pipeline.records.step import Step
 from pipeline.specs import default_stages
 from pipeline.store import Artifact, Store
@@ -92,7 +93,7 @@ def stages(store: Store) -> Stages:
     return Stages(store)
 
 
-def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | None = None) -> dict:
+def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | None = None) -> Result:
     lines = said if said is not None else []
     console = Console(say=lines.append, write=lambda data: None)
     return Chain(make_config(*overrides), store, make_steps(), stages, console).run()
@@ -101,13 +102,13 @@ def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | N
 def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stages: Stages) -> None:
     first = run_chain(store, stages)
     assert stages.ran == default_stages()
-    assert {o["status"] for o in first["stages"].values()} == {"done"}
+    assert {o.status for o in first.stages.values()} == {"done"}
     said: list[str] = []
     again = run_chain(store, stages, said=said)
     assert stages.ran == default_stages()
-    assert {o["status"] for o in again["stages"].values()} == {"skipped"}
+    assert {o.status for o in again.stages.values()} == {"skipped"}
     assert said[0] == "ingest     skipped: artifacts/ingest is committed"
-    assert again["eval"] == first["eval"]
+    assert again.eval == first.eval
 
 
 def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stages: Stages) -> None:
@@ -134,13 +135,13 @@ def test_a_part_of_the_chain_shows_what_it_stands_on_as_skipped(store: Store, st
     assert stages.ran == ["ingest", "plan"]
     result = run_chain(store, stages, "stages=[partition]")
     assert stages.ran == ["ingest", "plan", "partition"]
-    assert {name: o["status"] for name, o in result["stages"].items()} == {
+    assert {name: o.status for name, o in result.stages.items()} == {
         "ingest": "skipped",
         "plan": "skipped",
         "partition": "done",
     }
-    assert "train" not in result
-    assert "eval" not in result
+    assert result.train is None
+    assert result.eval is None
 
 
 def test_stages_run_in_the_chains_order_whatever_order_they_are_named_in(store: Store, stages: Stages) -> None:
@@ -163,7 +164,7 @@ def test_force_makes_the_named_stages_again_and_drops_their_scratch(store: Store
     result = run_chain(store, stages, "stages=[train]", "force=true")
     assert stages.ran == ["train"]
     assert not store.exists("scratch")
-    assert result["stages"]["ingest"]["status"] == "skipped"
+    assert result.stages["ingest"].status == "skipped"
 
 
 def test_a_failed_stage_is_recorded_and_the_next_start_goes_on_there(store: Store, stages: Stages) -> None:
@@ -178,7 +179,7 @@ def test_a_failed_stage_is_recorded_and_the_next_start_goes_on_there(store: Stor
     assert list(result["stages"]) == ["ingest", "plan", "partition"]
     assert not store.exists("artifacts/partition")
     stages.errors.clear()
-    assert run_chain(store, stages)["stages"]["plan"]["status"] == "skipped"
+    assert run_chain(store, stages).stages["plan"].status == "skipped"
     assert stages.ran == ["ingest", "plan", "partition", "partition", "train", "evaluate"]
 
 

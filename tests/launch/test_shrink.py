@@ -18,6 +18,7 @@ from pipeline.launch import Chain, Console
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
 from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
+from pipeline.records import Shrunk
 from pipeline.records.step import Step
 from pipeline.report.summary import shrunk_lines
 from pipeline.stages.run import run_stage
@@ -244,11 +245,11 @@ def test_a_lost_pod_that_is_not_replaced_leaves_the_rest_of_the_rows_to_the_othe
     assert "train      the train stage failed: pod 1 was killed; attempt 2 of 3" in said
     assert "train      pod 1 finds no node; going on with 1 of 2 hosts" in said
     assert re.search(r"resumed from runs/x/checkpoints/\w+/step-\d+ after step", pods.jobs[2].logs())
-    rows = store.get(result["stages"]["ingest"]["artifact"], "ingest").summary["rows_train"]
-    train, resumed = result["train"], result["train"]["resumed"]
-    assert (train["samples"], train["world_size"]) == (8 * rows, 1)
-    assert train["steps"] == 8 * -(-rows // 256)  # the batches are those of the two hosts
-    assert 0 < resumed["step"] < train["steps"] and resumed["step"] % 20 == 0
-    assert result["shrunk"] == [{"stage": "train", "from_hosts": 2, "hosts": 1, "why": "pod 1 finds no node"}]
-    assert shrunk_lines(result) == ["train went on with 1 of 2 hosts: pod 1 finds no node"]
+    rows = store.get(result.artifact("ingest"), "ingest").summary["rows_train"]
+    train, resumed = result.train, result.train.resumed
+    assert (train.samples, train.world_size) == (8 * rows, 1)
+    assert train.steps == 8 * -(-rows // 256)  # the batches are those of the two hosts
+    assert 0 < resumed.step < train.steps and resumed.step % 20 == 0
+    assert result.shrunk == (Shrunk(stage="train", from_hosts=2, hosts=1, why="pod 1 finds no node"),)
+    assert shrunk_lines(result.shrunk) == ["train went on with 1 of 2 hosts: pod 1 finds no node"]
     assert load(store, "x").hardware.hosts == 1

@@ -74,7 +74,10 @@ def test_measured_phases_and_memory_are_in_result_and_report(store: Path, run: s
 @pytest.mark.parametrize("ranks", [2, 1])
 def test_a_launcher_killed_while_training_goes_on_from_its_checkpoint(store: Path, tmp_path: Path, ranks: int) -> None:
     """With as many ranks, or with other hardware: then the plan is another one, the training the same."""
-    settings = [*SMALL, "train.epochs=6", "checkpoint.every_steps=4", f"run=killed{ranks}", f"store={store}"]
+    settings = [
+        *SMALL, "train.epochs=6", "checkpoint.every_steps=4", "stages=[ingest,plan,partition,train]",
+        f"run=killed{ranks}", f"store={store}",
+    ]  # fmt: skip
     launcher = subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "run", TWO, *settings], cwd=ROOT, stdout=subprocess.DEVNULL,
         env={**os.environ, "TMPDIR": str(tmp_path)},

@@ -15,8 +15,8 @@ import pytest
 from pipeline.cli import main
 from pipeline.compose import compose
 from pipeline.evaluation.metrics import sigmoid
+from pipeline.ingest.rejects import Reject
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.ingest.text import Reject
 from pipeline.serving.files import Rejected
 from pipeline.store import Store
 from tests.commands import nightjar

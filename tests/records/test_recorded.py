@@ -93,3 +93,9 @@ def test_keys_of_a_later_release_are_ignored_but_in_an_instruction() -> None:
         plan["tables"][name]["later"] = 1
     with pytest.raises(ArtifactError, match=r"tables\.\w+\.later is unknown"):
         Plan.from_json(plan)
+
+
+def test_parts_of_stages_from_outside_stay_in_a_result() -> None:
+    data = json.loads((RECORDED / "result-held.json").read_text()) | {"audit": {"rows": 3}}
+    result = Result.from_json(data)
+    assert result.others == {"audit": {"rows": 3}} and result.to_json() == data

@@ -3,6 +3,7 @@
 import math
 import random
 
+from pipeline.records import Result
 from pipeline.report.records import MetricsLog
 
 TABLES = {
@@ -75,6 +76,11 @@ def make_result(**changes):
         },
     }  # fmt: skip
     return {**result, **changes}
+
+
+def result_of(record):
+    """The result whose JSON ``record`` is, or parts of it."""
+    return Result.from_json({"run": "demo", "status": "done", **record})
 
 
 def make_record(step, total=1172, **changes):

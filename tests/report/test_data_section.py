@@ -1,6 +1,6 @@
 """The dataset on a run's page and in its table: what was quarantined and why, what moved since the day before."""
 
-from made_up_run import make_result
+from made_up_run import make_result, result_of
 from test_html_report import checked
 
 from pipeline.report import summary
@@ -29,7 +29,7 @@ DATA = {
 
 
 def test_the_section_tells_rows_reasons_and_what_moved_most_first():
-    page = render(ReportData(result={"ingest": PART}, data=DATA))
+    page = render(ReportData(result=result_of({"ingest": PART}), data=DATA))
     text = " ".join(checked(page).text)
     for expected in (
         "760 train and 200 test rows, 2.0 KiB written; day 2026-01-02; in the place of datasets/d/2026-01-02/000",
@@ -40,11 +40,11 @@ def test_the_section_tells_rows_reasons_and_what_moved_most_first():
         assert expected in text.replace("–", "-"), expected
     assert page.index(">user<") < page.index(">price<") < page.index(">new<")
     for part, data in (({}, DATA), (PART, {})):
-        assert "<h2>Data</h2>" not in render(ReportData(result={"ingest": part}, data=data))
+        assert "<h2>Data</h2>" not in render(ReportData(result=result_of({"ingest": part}), data=data))
 
 
 def test_the_table_tells_reasons_what_is_replaced_and_the_first_warnings():
-    text = summary({**make_result(), "ingest": PART})
+    text = summary(result_of({**make_result(), "ingest": PART}))
     for expected in (
         "1,000 rows, 40 of them in quarantine",
         "quarantined: x is not a finite number (30), the <label> is missing",

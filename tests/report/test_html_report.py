@@ -4,7 +4,7 @@ import html.parser
 import re
 
 import pytest
-from made_up_run import CONFIG, fill, make_plan, make_record, make_result
+from made_up_run import CONFIG, fill, make_plan, make_record, make_result, result_of
 
 from pipeline.errors import ArtifactError
 from pipeline.records import Plan
@@ -84,8 +84,8 @@ def test_the_page_is_light_and_dark_and_fits_a_phone(store):
 def test_any_part_may_be_absent(part):
     result = make_result()
     del result[part]
-    checked(render(ReportData(result=result, records=[make_record(20)])))
-    checked(render(ReportData(result=make_result(**{part: {}}))))
+    checked(render(ReportData(result=result_of(result), records=[make_record(20)])))
+    checked(render(ReportData(result=result_of(make_result(**{part: {}})))))
 
 
 def test_a_failed_run_says_why(store):
@@ -100,9 +100,9 @@ def test_everything_from_the_run_is_escaped():
     stages = {evil: {"status": evil, "seconds": 1.0, "artifact": evil}}
     tables = {evil: {"tier": evil, "sharding": evil, "ranks": [0]}}
     result = make_result(run=evil, status=evil, stages=stages, plan={"tables": tables, "tiers": {}},
-                         error={"message": evil, "exit_code": evil, "hint": evil}, model={"version": evil, "uri": evil},
+                         error={"message": evil, "exit_code": 1, "hint": evil}, model={"version": evil, "uri": evil},
                          gate={"verdict": evil, "reasons": [evil]})  # fmt: skip
-    page = render(ReportData(result=result, config=f"seed: {evil}\nmodel:\n  name: {evil}\n"))
+    page = render(ReportData(result=result_of(result), config=f"seed: {evil}\nmodel:\n  name: {evil}\n"))
     assert "<script" not in page
     checked(page)
 
@@ -133,7 +133,7 @@ def test_the_config_excerpt_keeps_the_plain_values_of_data_and_all_of_the_model(
 
 
 def test_the_plan_table_is_sorted_by_size_and_works_without_plan_json():
-    result = {"plan": make_result()["plan"]}
+    result = result_of({"plan": make_result()["plan"]})
     whole = render(ReportData(result=result, plan=Plan.from_json(make_plan())))
     assert whole.index(">C25<") < whole.index(">C24<") < whole.index(">C1<")
     assert "C3 is cheapest data_parallel" in whole
@@ -170,19 +170,19 @@ def rows_of(page):
 
 
 def test_the_page_shows_predicted_beside_measured():
-    rows = rows_of(render(ReportData(result=make_result())))
+    rows = rows_of(render(ReportData(result=result_of(make_result()))))
     assert rows[0] == ["input", "exchange", "2.000", "ms", "2.500", "ms", "1.25"]
     assert rows[3] == ["overhead", "0.000", "ms", "1.250", "ms", "-"]
     assert rows[4] == ["whole", "step,", "slowest", "rank", "48.100", "ms", "50.250", "ms", "1.04"]
     assert rows[5][-5:] == ["600", "MiB", "700", "MiB", "1.17"]
-    checked(render(ReportData(result=make_result())))
+    checked(render(ReportData(result=result_of(make_result()))))
 
 
 def test_without_predictions_the_page_shows_what_was_measured():
     train = {"phases": {"dense": {"measured_ms": 5.0}}, "step": {"measured_ms": 6.0}}
-    page = render(ReportData(result=make_result(train=train)))
+    page = render(ReportData(result=result_of(make_result(train=train))))
     assert rows_of(page) == [
         ["dense", "-", "5.000", "ms", "-"],
         ["whole", "step,", "slowest", "rank", "-", "6.000", "ms", "-"],
     ]
-    assert "Predicted and measured" not in render(ReportData(result=make_result(train={"steps": 3})))
+    assert "Predicted and measured" not in render(ReportData(result=result_of(make_result(train={"steps": 3}))))

@@ -8,6 +8,7 @@ import pytest
 from made_up_run import make_record
 
 from pipeline.errors import ArtifactError
+from pipeline.records import Result
 from pipeline.report import Reporter, read_records
 from pipeline.report import records as records_module
 from pipeline.report.progress import CLEAR_TO_END, live_line, plain_line
@@ -74,7 +75,7 @@ def test_a_terminal_has_one_line_that_the_last_step_ends(store):
 def test_an_early_end_closes_the_live_line(store):
     found, written = reporter(store, columns=80)
     found.interval(make_record(20, 40))
-    found.summary({"run": "demo", "status": "failed"})
+    found.summary(Result(run="demo", status="failed"))
     assert "\n" in written[1]
 
 

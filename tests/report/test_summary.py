@@ -3,8 +3,9 @@
 import itertools
 
 import pytest
-from made_up_run import fill, make_record, make_result
+from made_up_run import fill, make_record, make_result, result_of
 
+from pipeline.records import Evaluation
 from pipeline.report import Reporter, compare, summary
 from pipeline.report.summary import reachable_gain
 
@@ -12,7 +13,7 @@ PARTS = ("stages", "ingest", "plan", "train", "checkpoint", "eval")
 
 
 def test_the_table_shows_every_part():
-    text = summary(make_result(), "store/runs/demo", ["report.html", "result.json"])
+    text = summary(result_of(make_result()), "store/runs/demo", ["report.html", "result.json"])
     for expected in (
         "run demo: done in 1 min 16 s",
         "train       done          61.3  runs/demo/train/",
@@ -35,7 +36,9 @@ def test_the_table_shows_every_part():
 
 def test_after_a_resume_the_session_is_told_apart_from_the_whole_training():
     record = make_result()
-    text = summary({**record, "train": {**record["train"], "resumed": {"step": 1_171, "samples": 4_796_000}}})
+    text = summary(
+        result_of({**record, "train": {**record["train"], "resumed": {"step": 1_171, "samples": 4_796_000}}})
+    )
     assert "4,800,000 samples in 1,172 steps in all, resumed after step 1,171" in text
     assert "this session: 4,000 samples in 1 step, 58.9 s on 2 ranks" in text
 
@@ -43,7 +46,7 @@ def test_after_a_resume_the_session_is_told_apart_from_the_whole_training():
 def test_skipped_and_failed_checkpoints_are_told():
     result = make_result()
     result["checkpoint"] |= {"skipped": 2, "failed": 1}
-    text = summary(result)
+    text = summary(result_of(result))
     assert "2 skipped, for the one before was still being written" in text
     assert "1 failed, their rows went into the next" in text
 
@@ -51,7 +54,7 @@ def test_skipped_and_failed_checkpoints_are_told():
 @pytest.mark.parametrize("present", itertools.chain.from_iterable(itertools.combinations(PARTS, n) for n in range(7)))
 def test_any_part_may_be_absent_and_no_line_is_wider_than_80(present):
     result = {"run": "demo", "status": "done", **{part: make_result()[part] for part in present}}
-    text = summary(result)
+    text = summary(result_of(result))
     assert max(map(len, text.splitlines())) <= 80
     assert ("samples/s" in text) == ("train" in present)
     assert ("NE 0.83214" in text) == ("eval" in present)
@@ -59,7 +62,7 @@ def test_any_part_may_be_absent_and_no_line_is_wider_than_80(present):
 
 @pytest.mark.parametrize("part", PARTS[1:])
 def test_any_figure_may_be_absent(part):
-    assert summary(make_result(**{part: {"unknown": 1}}))
+    assert summary(result_of(make_result(**{part: {"unknown": 1}})))
 
 
 def test_skipped_and_failed_stages_and_the_error_are_shown():
@@ -69,7 +72,7 @@ def test_skipped_and_failed_stages_and_the_error_are_shown():
     }
     error = {"message": "loss is not finite at step 12: the first bad value is in table C7 " * 3, "exit_code": 5}
     error["hint"] = "train.lr=0.0005"
-    text = summary({"run": "r", "status": "failed", "stages": stages, "error": error})
+    text = summary(result_of({"run": "r", "status": "failed", "stages": stages, "error": error}))
     assert "ingest      skipped          -  datasets/a/k" in text
     assert "train       failed         3.2  -" in text
     assert "\nhint        train.lr=0.0005" in text
@@ -79,15 +82,16 @@ def test_skipped_and_failed_stages_and_the_error_are_shown():
 
 def test_long_paths_and_names_stay_within_80_columns():
     stages = {"train": {"status": "done", "seconds": 1e5, "artifact": f"runs/{'n' * 90}/train/{'a' * 32}"}}
-    assert max(map(len, summary({"run": "r", "status": "done", "stages": stages}).splitlines())) <= 80
+    assert max(map(len, summary(result_of({"run": "r", "status": "done", "stages": stages})).splitlines())) <= 80
 
 
 def test_gate_and_model_are_shown_when_they_ran():
-    text = summary(make_result(gate={"verdict": "HOLD", "reasons": ["NE rose"]}, model={"version": "7", "uri": "m/7"}))
+    gate = {"verdict": "HOLD", "reasons": ["NE rose"]}
+    text = summary(result_of(make_result(gate=gate, model={"version": "7", "uri": "m/7"})))
     assert text.startswith("run demo: done in")
-    held = summary(make_result(status="failed", gate={"verdict": "HOLD", "reasons": ["NE rose"]}))
+    held = summary(result_of(make_result(status="failed", gate=gate)))
     assert held.startswith("run demo: held by the gate after 1 min 16 s\n")
-    assert summary(make_result(status="failed")).startswith("run demo: failed after 1 min 16 s\n")
+    assert summary(result_of(make_result(status="failed"))).startswith("run demo: failed after 1 min 16 s\n")
     assert "gate        HOLD\n            NE rose" in text and "model       version 7 at m/7" in text
 
 
@@ -101,12 +105,12 @@ def test_gate_and_model_are_shown_when_they_ran():
     ],
 )
 def test_the_reachable_gain(figures, expected):
-    assert reachable_gain(figures) == (None if expected is None else pytest.approx(expected))
+    assert reachable_gain(Evaluation(**figures)) == (None if expected is None else pytest.approx(expected))
 
 
 def test_the_reporter_writes_the_summary_and_names_files_that_exist(store):
     written = []
-    text = Reporter(store, "demo", write=written.append).summary(fill(store, records=[make_record(20)]))
+    text = Reporter(store, "demo", write=written.append).summary(result_of(fill(store, records=[make_record(20)])))
     assert written == [f"\n{text}\n"]
     assert text.endswith("result.json  metrics.jsonl  config.yaml") and "report.html" not in text
 
@@ -117,17 +121,17 @@ def test_runs_are_compared_in_80_columns_and_the_best_ne_is_marked():
         for index, ne in enumerate((0.9, 0.8))
     ]
     failed = {"run": "a-very-long-name-of-a-run-in-a-sweep", "status": "failed"}
-    lines = compare([*runs, failed]).splitlines()
+    lines = compare([result_of(run) for run in (*runs, failed)]).splitlines()
     assert max(map(len, lines)) <= 80 and len(lines) == 5
     assert "0.90000 " in lines[2] and "0.80000*" in lines[3] and "0.90000*" not in lines[2]
     assert "failed" in lines[4] and ".. " in lines[4]
 
 
 def test_comparing_shows_what_is_special_about_each_run():
-    lines = compare([make_result(), make_result()], ["train.lr=0.01", "train.lr=0.02"]).splitlines()
+    lines = compare([result_of(make_result())] * 2, ["train.lr=0.01", "train.lr=0.02"]).splitlines()
     assert lines[2].endswith("train.lr=0.01") and lines[3].endswith("train.lr=0.02")
     with pytest.raises(ValueError, match="1 notes for 2 results"):
-        compare([make_result(), make_result()], ["one"])
+        compare([result_of(make_result())] * 2, ["one"])
 
 
 def test_no_runs_to_compare():
@@ -140,6 +144,6 @@ def test_without_predictions_the_measured_figures_stand_alone():
         "phases": {"dense": {"measured_ms": 5.0}},
         "memory": {"measured_bytes": 1024},
     }
-    text = summary(make_result(train=train))
+    text = summary(result_of(make_result(train=train)))
     assert "step 5.00 ms\n            of it dense 5.00 ms\n" in text
     assert "memory for training 1.0 KiB on the fullest rank\n" in text

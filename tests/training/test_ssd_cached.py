@@ -15,7 +15,7 @@ from pipeline.training.predict import predict
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_ssd import COLUMNS, ROWS
-from tests.training.test_train import config, digests
+from tests.training.test_train import config, digests, trained
 
 BATCH = 250  # windows of 512 rows end inside global batches
 CACHE = 2 * BATCH  # what the planner gives a cache at least: the distinct rows of two batches
@@ -34,7 +34,7 @@ def run(root, tier):
     summary = train(current, store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
     logits = predict(current, store, dataset, plan, summary["final"])
     if dist.get_rank() == 0:
-        found = {**digests(store, store.get(summary["final"], "train")), "rng": "", "logits": logits.logits.tolist()}
+        found = {**trained(digests(store, store.get(summary["final"], "train"))), "logits": logits.logits.tolist()}
         (root / "found.json").write_text(json.dumps(found))
 
 

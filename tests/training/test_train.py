@@ -138,14 +138,19 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
 
 
 def digests(store, artifact):
-    """SHA-256 of every tensor of a checkpoint: tables, their optimizer state, dense parameters and theirs."""
-    found = {}
+    """SHA-256 of every tensor of a checkpoint by "file:tensor", for each file names its tensors alike."""
+    hashes = {}
     for name in artifact.files:
         if name.endswith(".safetensors"):
             with store.open(f"{artifact.path}/{name}") as source:
                 for key, value in load(source.read()).items():
-                    found[key] = hashlib.sha256(value.numpy().tobytes()).hexdigest()
-    return found
+                    hashes[f"{name}:{key}"] = hashlib.sha256(value.numpy().tobytes()).hexdigest()
+    return hashes
+
+
+def trained(hashes):
+    """Of ``digests`` those of what training changes: all but the state of torch's generator."""
+    return {name: value for name, value in hashes.items() if not name.endswith(":rng")}
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,15 @@
-"""The hour of the day of a row, for the split by hours (``data.split.by=hours``)."""
+"""The day and the hour of a row, read from numbers, dates, timestamps or text."""
 
 from __future__ import annotations
 
 import polars as pl
 
-from pipeline.ingest.values import Rejected, shown
+from pipeline.ingest.rejects import Rejected, shown
+from pipeline.ingest.spec import DAY
+from pipeline.ingest.values import nulls
 
 HOUR = "hour"  # column of typed rows, 0 to 23; not kept in the dataset
-HOURS_PER_DAY, SECONDS_PER_HOUR = 24, 3600
+HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
 _CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 
@@ -32,7 +34,7 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl
     """
     column = values.name
     if text is None:  # of a list
-        text = pl.Series([None], dtype=pl.String).new_from_index(0, len(values))
+        text = nulls(pl.String, len(values))
     if values.dtype.is_temporal() and values.dtype != pl.Date:
         zoned = isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None
         hour = (values.dt.convert_time_zone("UTC") if zoned else values).dt.hour()  # of UTC, as the day is
@@ -52,3 +54,29 @@ def hour_of(values: pl.Series, text: pl.Series | None, rejected: Rejected) -> pl
 def test_hours_from(test_hours: int) -> int:
     """The hour of the day from which rows are test rows, where the last ``test_hours`` are."""
     return HOURS_PER_DAY - test_hours
+
+
+def day_of(values: pl.Series, text: pl.Series | None, *, timestamp: bool, rejected: Rejected) -> pl.Series:
+    """The day (Int32) of each of ``values``: the number, or days since 1970-01-01 of dates and timestamps.
+
+    ``text``: the values as text, None where they are lists. ``timestamp``: numbers are timestamps, not days.
+    """
+    column = values.name
+    if text is None:
+        text = nulls(pl.String, len(values))
+    if values.dtype.is_temporal():
+        day = values.cast(pl.Date, strict=False).cast(pl.Int32)
+    else:
+        number = text.cast(pl.Float64, strict=False)
+        frame = pl.DataFrame({"number": number, "text": text})
+        whole = seconds_of(pl.col("number")) / SECONDS_PER_DAY if timestamp else pl.col("number")
+        date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
+        packed = packed_date(pl.col("text")).cast(pl.Int32)
+        day = frame.select(packed.fill_null(whole.floor().cast(pl.Int32, strict=False)).fill_null(date).alias("day"))[
+            "day"
+        ]
+    bad = day.is_null().to_numpy()
+    rejected.add(
+        bad, f"{column} is no day", lambda i: f"{column} is {shown(text[i])}, expected a number or YYYY-MM-DD", column,
+    )  # fmt: skip
+    return day.fill_null(0).alias(DAY)
