@@ -104,10 +104,11 @@ class Stage(ABC):
     stages whose artifacts it reads, all of them earlier in the chain. ``settings``: what of the configuration decides
     its output, or whether there is any.
 
-    ``by_default``: it runs where ``stages`` names none. ``needs_rows``: it cannot run on a list of tables.
-    ``shared``: its artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it
-    runs on all ranks of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in
-    time, and it commits a checkpoint before it ends.
+    ``by_default``: it runs where ``stages`` names none. ``inline``: on one machine it runs in the launcher's process,
+    unless ``launch.inline`` says otherwise. ``needs_rows``: it cannot run on a list of tables. ``shared``: its
+    artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it runs on all ranks
+    of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in time, and it
+    commits a checkpoint before it ends.
     """
 
     name: str
@@ -115,6 +116,7 @@ class Stage(ABC):
     inputs: tuple[str, ...] = ()
     settings: tuple[Use, ...] = ()
     by_default = True
+    inline = False
     needs_rows = False
     shared = False
     distributed = False

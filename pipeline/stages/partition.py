@@ -42,6 +42,7 @@ class Partition(Stage):
     name = "partition"
     help = "towers of features and the plan on their hosts (flat: none)"
     inputs = ("ingest", "plan")
+    inline = True
     shared = True
     settings = (
         use("", "seed", when=compares),
