@@ -1,7 +1,7 @@
 """torch, torchrec and fbgemm-gpu: pinned together, and installed by a command of their own.
 
-The metadata of torchrec asks for the GPU build of fbgemm-gpu, which overwrites files of the CPU build. So the three, and
-the two packages that depend on torch, are installed with ``--no-deps``; pyproject.toml names all that they need.
+The metadata of torchrec asks for the GPU build of fbgemm-gpu, which overwrites files of the CPU build. So the three and
+the two packages that depend on torch are installed with ``--no-deps``; pyproject.toml names all that they need.
 """
 
 from __future__ import annotations
