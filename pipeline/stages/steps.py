@@ -28,7 +28,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
 
     config = with_former_batch(config, store)
     if config.data.sparse:
-        check_partition(config, list(config.data.sparse))
+        check_partition(config.partition, config.plan, config.hardware.hosts, list(config.data.sparse))
     made: dict[str, Step] = {}
     for stage in _stages_of(config):
         settings = with_first_names({**stage.key_settings(config), **stage.named_settings(config, store, made)})
