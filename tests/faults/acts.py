@@ -283,6 +283,7 @@ class Nightly:
         """Exit code, and everything said."""
         from unittest import mock
 
+        from pipeline.commands import nights
         from pipeline.schedule import nightly
 
         def run(config):
@@ -304,7 +305,7 @@ class Nightly:
 
         save, out = nightly._save, io.StringIO()
         with (
-            mock.patch.object(cli, "_code", run), mock.patch.object(nightly, "_save", saved),
+            mock.patch.object(nights, "run_code", run), mock.patch.object(nightly, "_save", saved),
             mock.patch.object(compose, "compose", composed),
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(out),
         ):  # fmt: skip
