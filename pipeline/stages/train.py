@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
+from pipeline.config.renamed import with_first_names
 from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
@@ -62,7 +63,7 @@ def continuation_settings(config: Config) -> dict[str, Any]:
     """What of the configuration the key of the checkpoints covers."""
     settings = covered(CONTINUATION, config)
     settings["partition"] |= tower_settings(config)
-    return settings
+    return with_first_names(settings)
 
 
 def continuation_key(config: Config, init: Any, dataset: str) -> str:
