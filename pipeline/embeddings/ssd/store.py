@@ -129,7 +129,7 @@ class SsdStore:
                 if name in self._shards:
                     self._shards[name].live_in(weights.detach(), state)
             features = [table.name for table in kernel.tables for _ in table.feature_names]
-            hook = Redirect(self, features)
+            hook = Redirect(self._shards, features, self.figures, self.hold, self.let_go)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -196,8 +196,8 @@ class SsdStore:
         announced of this batch in pieces, once its rows are held.
         """
         shard, waiting = self._shards[table], self._waiting[table]
-        found = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
-        number, part, places = next((hit for hit in found if hit[2] is not None), (-1, None, None))
+        tries = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
+        number, part, places = next((each for each in tries if each[2] is not None), (-1, None, None))
         if part is None or places is None:
             unique, places = np.unique(rows, return_inverse=True)
             part = Part(lookups, unique, Event())
@@ -243,7 +243,7 @@ class SsdStore:
 
     def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
         """The shard of ``table`` on this rank, as row access and checkpoints see it."""
-        return DiskShard(self, table, owner, states)
+        return DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
         """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
