@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.command import Command
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError
@@ -127,3 +128,11 @@ def _export(options: argparse.Namespace) -> int:
     )  # fmt: skip
     tell(options.json, result, checkpoints.exported)
     return 0
+
+
+COMMANDS = (
+    Command(
+        name="ckpt", help="list, verify, compare, compact, export checkpoints", add_arguments=add_arguments,
+        takes_store=True,
+    ),
+)  # fmt: skip

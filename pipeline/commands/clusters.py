@@ -7,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.console import tell
+from pipeline.commands.command import Command
+from pipeline.commands.console import say, tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
     from pipeline.launch.kubernetes.render import as_yaml
 
     if out is None:
-        _say(as_yaml(objects).rstrip())
+        say(as_yaml(objects).rstrip())
         return 0
     folder = Path(out)
     try:
@@ -93,7 +94,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
         for item in objects:
             path = folder / f"{item['kind'].lower()}-{item['metadata']['name']}.yaml"
             path.write_text(as_yaml([item]))
-            _say(str(path))
+            say(str(path))
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}", hint="--out <a folder>") from None
     return 0
@@ -102,7 +103,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
 def _apply(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import apply
 
-    _say("\n".join(apply(*_in_cluster(options))))
+    say("\n".join(apply(*_in_cluster(options))))
     return 0
 
 
@@ -122,14 +123,14 @@ def _suspend(options: argparse.Namespace, suspended: bool) -> int:
 
     api, (*_, cron) = _in_cluster(options)
     suspend(api, cron, suspended)
-    _say(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
+    say(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
     return 0
 
 
 def _delete(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import delete
 
-    _say("\n".join(delete(*_in_cluster(options))))
+    say("\n".join(delete(*_in_cluster(options))))
     return 0
 
 
@@ -163,5 +164,12 @@ def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]
     return Api(api_client(config.launch.context)), _schedule_objects(config, options)
 
 
-def _say(text: str) -> None:
-    tell(False, text, str)
+COMMANDS = (
+    Command(
+        name="launch", help="render a run's jobs for a Kubernetes cluster", add_arguments=add_launch, composes=True
+    ),
+    Command(
+        name="schedule", help="every night by itself, on a Kubernetes cluster", add_arguments=add_schedule,
+        composes=True,
+    ),
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""How the commands that only look at things speak: a result as text or JSON, and a bar while they work."""
+"""How commands speak: lines, a result as text or JSON, a bar while they work, an error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,42 @@ from typing import Any, TextIO
 from pipeline.records import plain
 
 _BAR = 24
+
+
+def columns() -> int:
+    """Width of the terminal that standard output is, 0 where it is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+
+
+def say(text: str) -> None:
+    """Print a line at once."""
+    write_text(f"{text}\n")
+
+
+def note(text: str) -> None:
+    """Print a line on standard error at once."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def write_text(text: str) -> None:
+    """Print ``text`` as it is at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write(data: bytes) -> None:
+    """Pass the output of a process on."""
+    if data:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+
+
+def complain(text: str, code: int) -> int:
+    """Print an error after all that was printed before; returns its exit ``code``."""
+    sys.stdout.flush()
+    note(f"nightjar: {text}")
+    return code
 
 
 def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | None = None) -> None:

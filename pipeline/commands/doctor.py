@@ -7,6 +7,7 @@ process of their own.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,7 +19,11 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pipeline.commands.command import Command
+from pipeline.commands.console import say
 from pipeline.cpus import available_cpus, cpu_quota
+from pipeline.errors import ConfigError
+from pipeline.specs import REGISTRIES
 from pipeline.units import GIB
 
 # torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
@@ -50,16 +55,32 @@ class Finding:
 
     def line(self) -> str:
         """One line for the screen."""
-        return f"{self.level:<5} {self.name:<9} {self.found}" + (f" -> {self.advice}" if self.advice else "")
+        return f"{self.level:<5} {self.name:<15} {self.found}" + (f" -> {self.advice}" if self.advice else "")
 
     def to_json(self) -> dict[str, str]:
         """Plain data."""
         return asdict(self)
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
+    parser.set_defaults(function=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    findings = examine(options.store)
+    if options.json:
+        say(json.dumps([finding.to_json() for finding in findings], indent=1))
+    else:
+        say("\n".join(finding.line() for finding in findings))
+    return 2 if any(finding.level == "fail" for finding in findings) else 0
+
+
 def examine(store: str) -> list[Finding]:
     """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
-    findings = [python_version(), *triple(), *tools(), cores(), memory(), disk(store), shared_memory()]
+    findings = [python_version(), *triple(), *tools(), *choices(), cores(), memory(), disk(store), shared_memory()]
     broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
     return [*findings, *([] if broken else lookup(store))]
 
@@ -102,6 +123,18 @@ def tools() -> Iterable[Finding]:
         else:
             state = f"{name} {found}" if found else f"{name} is not installed"
             yield Finding("fail", name.partition("-")[0], state, f"expected {wanted}.x: {LOCK}")
+
+
+def choices() -> Iterable[Finding]:
+    """What each registry lists, and which packages add to it."""
+    for registry in REGISTRIES:
+        try:
+            packages = {name: registry.package(name) for name in registry.names()}
+        except ConfigError as error:
+            yield Finding("fail", registry.kind, error.message, error.hint)
+        else:
+            listed = (f"{name} ({package})" if package else name for name, package in packages.items())
+            yield Finding("ok", registry.kind, ", ".join(listed))
 
 
 def cores() -> Finding:
@@ -209,3 +242,10 @@ def installed(name: str) -> str | None:
 def minor(text: str) -> str:
     """``2.13`` of ``2.13.0``."""
     return ".".join(text.split(".")[:2])
+
+
+COMMANDS = (
+    Command(
+        name="doctor", help="check this machine, and say what to do", add_arguments=add_arguments, takes_store=True
+    ),
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from pipeline.commands.command import Command
 from pipeline.commands.console import tell
 
 EPILOG = """\
@@ -33,3 +34,6 @@ def _explain(options: argparse.Namespace) -> int:
         records = [settings.record(place) for place in settings.chosen(options.name)]
         tell(options.json, records, lambda found: "\n".join(map(settings.shown, found)))
     return 0
+
+
+COMMANDS = (Command(name="explain", help="what a setting is, its bounds and its default", add_arguments=add_explain),)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
+from pipeline.commands.command import Command
+from pipeline.commands.console import complain, say
+from pipeline.commands.run import run_code
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,14 +32,14 @@ stopped it, 8 another launcher works on this model or launching failed; the othe
 """
 
 
-def add_nightly(parser: argparse.ArgumentParser, run: Callable[[Config], int]) -> None:
-    """Fill the parser of ``nightjar nightly``; ``run`` does a whole run and returns its exit code."""
-    _fill(parser, NIGHTLY, lambda options: _nightly(options, run))
+def add_nightly(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar nightly``."""
+    _fill(parser, NIGHTLY, _nightly)
 
 
-def add_backfill(parser: argparse.ArgumentParser, run: Callable[[Config], int]) -> None:
-    """Fill the parser of ``nightjar backfill``; ``run`` as above."""
-    _fill(parser, BACKFILL, lambda options: _backfill(options, run))
+def add_backfill(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar backfill``."""
+    _fill(parser, BACKFILL, _backfill)
 
 
 def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argparse.Namespace], int]) -> None:
@@ -46,7 +48,7 @@ def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argpar
     parser.set_defaults(function=function)
 
 
-def _nightly(options: argparse.Namespace, run: Callable[[Config], int]) -> int:
+def _nightly(options: argparse.Namespace) -> int:
     from pipeline.schedule.dates import parse_date, taken
 
     given, overrides = taken(options.overrides, ("date",))
@@ -54,10 +56,10 @@ def _nightly(options: argparse.Namespace, run: Callable[[Config], int]) -> int:
     def days(zone: str) -> list[date]:
         return [parse_date("date", given.get("date", "yesterday"), zone)]
 
-    return _locked(options, overrides, days, run, catch_up=True)
+    return _locked(options, overrides, days, catch_up=True)
 
 
-def _backfill(options: argparse.Namespace, run: Callable[[Config], int]) -> int:
+def _backfill(options: argparse.Namespace) -> int:
     from pipeline.schedule.dates import parse_date, span, taken
 
     given, overrides = taken(options.overrides, ("from", "to"))
@@ -68,14 +70,13 @@ def _backfill(options: argparse.Namespace, run: Callable[[Config], int]) -> int:
     def days(zone: str) -> list[date]:
         return span(parse_date("from", given["from"], zone), parse_date("to", given["to"], zone))
 
-    return _locked(options, overrides, days, run, catch_up=False)
+    return _locked(options, overrides, days, catch_up=False)
 
 
 def _locked(
     options: argparse.Namespace,
     overrides: Sequence[str],
     wanted: Callable[[str], list[date]],
-    run: Callable[[Config], int],
     *,
     catch_up: bool,
 ) -> int:
@@ -94,21 +95,26 @@ def _locked(
     config = composed(ANY_DAY)  # the days depend on its time zone
     settings, model, store = config.nightly, config.model_name, Store(config.store)
     days = wanted(settings.time_zone or config.schedule.time_zone)
-    tools = Tools(run=run, say=_say)
+    tools = Tools(run=run_code, say=say)
     doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
     try:
-        with handled(), held(store, model, settings.lease_seconds, doing, _say):
+        with handled(), held(store, model, settings.lease_seconds, doing, say):
             if catch_up:
-                days = missed_nights(store, model, days[0], settings.catch_up, _say) + days
+                days = missed_nights(store, model, days[0], settings.catch_up, say) + days
             wait = settings.wait_minutes if catch_up else 0.0
             return run_nights(
                 days, composed, store, tools, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up
             )
     except Interrupted as stop:
-        sys.stderr.write(f"nightjar: {stop}; the same command goes on where it stopped\n")
-        return stop.exit_code
+        return complain(f"{stop}; the same command goes on where it stopped", stop.exit_code)
 
 
-def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+COMMANDS = (
+    Command(
+        name="nightly", help="a night: a day's logs to a verdict, once per date", add_arguments=add_nightly,
+        composes=True,
+    ),
+    Command(
+        name="backfill", help="the nights of several days, in their order", add_arguments=add_backfill, composes=True
+    ),
+)  # fmt: skip

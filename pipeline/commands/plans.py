@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from pipeline.commands.command import Command
 from pipeline.commands.console import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
@@ -115,3 +116,15 @@ def _plan_diff(options: argparse.Namespace) -> int:
     store = Store(options.store)
     tell(options.json, plan_diff(find_plan(store, options.first), find_plan(store, options.second)), difference)
     return 0
+
+
+COMMANDS = (
+    Command(
+        name="what-if", help="compare the plans of several settings: a=1,2 b=3,4", add_arguments=add_what_if,
+        composes=True,
+    ),
+    Command(
+        name="plan-diff", help="what moved from plan A to plan B, and why", add_arguments=add_plan_diff,
+        takes_store=True,
+    ),
+)  # fmt: skip

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from pipeline.commands.command import Command
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError
@@ -170,3 +171,18 @@ def _predict(options: argparse.Namespace) -> int:
     to = sys.stderr if options.out == "-" else sys.stdout  # the scores have standard output for themselves
     tell(options.json, done, text.predicted, to)
     return 0
+
+
+COMMANDS = (
+    Command(
+        name="models", help="list, show, promote, roll back, remove versions", add_arguments=add_models,
+        takes_store=True,
+    ),
+    Command(
+        name="rollback", help="let the version that served before serve again", add_arguments=add_rollback,
+        takes_store=True,
+    ),
+    Command(
+        name="predict", help="score raw rows with a published version", add_arguments=add_predict, takes_store=True
+    ),
+)  # fmt: skip

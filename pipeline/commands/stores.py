@@ -7,6 +7,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
+from pipeline.commands.command import Command
 from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 
@@ -74,3 +75,11 @@ def _gc(options: argparse.Namespace) -> int:
 def _note(text: str) -> None:
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
+
+
+COMMANDS = (
+    Command(
+        name="store", help="remove datasets, runs, plans and towers that nobody needs", add_arguments=add_store,
+        takes_store=True,
+    ),
+)  # fmt: skip

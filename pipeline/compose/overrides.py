@@ -189,9 +189,10 @@ def _about_model(key: str, owner: str) -> ConfigError:
     """A setting that the chosen model, whose dataclass is called ``owner``, does not have."""
     spec = next((spec for spec in MODELS if spec.config.__name__ == owner), None)
     if spec is None:
+        line = f"defaults: [{MODELS.names()[0]}, _self_]"
         return ConfigError(
-            f"{key} is a setting of one model, and the file does not say which one it builds on",
-            hint=f"the line 'defaults: [{MODELS.names()[0]}, _self_]' at the top of the file",
+            f"{key} is a setting of one model, and the file does not say of which, expected '{line}' at its top",
+            hint=line,
         )
     names = [field.name for field in fields(spec.config)]
     near = difflib.get_close_matches(key.removeprefix("model."), names, 1, 0.5) or names[-1:]

@@ -79,7 +79,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probe: Probe) -> F
         rows = np.arange(RESERVED_ROWS, RESERVED_ROWS + table.height)
         first = RESERVED_ROWS + table.height
         return _shared(first + spread, table, rows, first)
-    private = min(round(usable * PRIVATE_SHARE), usable - 2)
+    private = max(min(round(usable * PRIVATE_SHARE), usable - 2), 0)
     hashes, seen = table["hash"].to_numpy(), table["count"].to_numpy().astype(np.float64)
     trust = probe.trust_of(feature.name, hashes)
     alike = np.arange(private, table.height)[trust[private:] > LEAST_TRUST]

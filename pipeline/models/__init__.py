@@ -17,14 +17,13 @@ SPECS = (DLRM,)
 
 
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
-    """The model that ``config`` names, for ``inputs``; ConfigError for settings that the model refuses.
+    """The model that ``config``, which has been checked, names, for ``inputs``; ConfigError where there is none.
 
     Its initial weights depend on ``inputs.seed`` alone. The global random state of the CPU is not moved.
     """
     import torch
 
     spec = MODELS.get(config.name)
-    config.check("model")
     with torch.random.fork_rng(devices=()):
         torch.default_generator.manual_seed(inputs.seed)
         return cast("Ranker", spec.build(config, inputs))

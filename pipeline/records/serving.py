@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pipeline.records.dataset import DatasetSchema
-from pipeline.records.record import Record
+from pipeline.records.record import Record, absent
 
 SERVING = "serving.json"
 
@@ -34,7 +34,10 @@ class TableLayout(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Description(Record):
-    """Names of the dense features, the sparse ones in order (multi-valued or not), tables by name."""
+    """Names of the dense features, the sparse ones in order (multi-valued or not), tables by name.
+
+    ``model``, ``package``: where an installed package adds the ranking model, its name and the package's with version.
+    """
 
     FILE: ClassVar[str] = SERVING
     KIND: ClassVar[str] = "description of a model"
@@ -46,9 +49,15 @@ class Description(Record):
     sparse: dict[str, bool]
     dim: int
     tables: dict[str, TableLayout]
+    model: str = absent("")
+    package: str = absent("")
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout]) -> Description:
         """The description of a model of the dataset ``schema``."""
         sparse = {column.name: column.multi for column in schema.sparse}
         return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables)
+
+    def built_by(self, model: str, package: str) -> Description:
+        """The description with the ranking model's name and package; as it is where ``package`` is empty."""
+        return replace(self, model=model, package=package) if package else self

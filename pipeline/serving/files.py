@@ -32,7 +32,10 @@ from pipeline.ingest.state import read_state
 from pipeline.ingest.transform import State, transform
 from pipeline.publishing import promotion, versions
 from pipeline.publishing.served import ServedModel, local_version
-from pipeline.records import LABEL, weight_column
+from pipeline.records import LABEL, Description, weight_column
+from pipeline.records.record import read
+from pipeline.records.serving import SERVING
+from pipeline.specs import MODELS
 from pipeline.store import Store, disk_errors
 from pipeline.units import MIB, plural
 
@@ -132,9 +135,15 @@ def _scores(file: str, lines: np.ndarray, logits: np.ndarray, labels: np.ndarray
 
 
 def _config(store: Store, place: str, path: str, labelled: bool) -> Config:
-    """The configuration the version was made with, its data at ``path``."""
+    """The configuration the version was made with, its data at ``path``; ArtifactError where its model is missing."""
     from pipeline.compose import from_yaml
 
+    built = read(Description, store, f"{place}/{SERVING}")
+    if built.package and built.model not in MODELS.names():
+        raise ArtifactError(
+            f"{place} is a version of ranking model {built.model!r} of package {built.package}, which is not installed",
+            hint=f"pip install {built.package.replace(' ', '==')}",
+        )
     with store.open(f"{place}/config.yaml") as source:
         config = from_yaml(source.read().decode())
     data = dataclasses.replace(config.data, path=path)

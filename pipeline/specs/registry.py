@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterator
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.errors import ConfigError
@@ -56,8 +56,10 @@ class Registry(Generic[T]):
         specs = self._loaded()
         if name not in specs:
             near = difflib.get_close_matches(name, specs, 1, 0.5) or list(specs)
+            other = f", or install the package that adds {self.kind} {name!r}" if self.group else ""
             raise ConfigError(
-                f"{self.setting} is {name!r}, expected one of: {', '.join(specs)}", hint=f"{self.setting}={near[0]}"
+                f"{self.setting} is {name!r}, expected one of: {', '.join(specs)}",
+                hint=f"{self.setting}={near[0]}{other}",
             )
         return specs[name]
 
@@ -65,6 +67,11 @@ class Registry(Generic[T]):
         """Where the choice called ``name`` comes from: ``built in``, or the package and its version."""
         self._loaded()
         return self._origins[name]
+
+    def package(self, name: str) -> str:
+        """The installed package, with its version, that adds the choice called ``name``; "" for a built-in one."""
+        origin = self.origin(name)
+        return "" if origin == BUILT_IN else origin
 
     def _loaded(self) -> dict[str, T]:
         if self._specs is None:
@@ -78,7 +85,23 @@ class Registry(Generic[T]):
                         f"package {package} adds {self.kind} {point.name!r}, which {origins[point.name]} has already",
                         hint="rename its entry point, or uninstall one of the two packages",
                     )
-                specs[point.name] = point.load()
+                specs[point.name] = self._load(point, package)
                 origins[point.name] = package
             self._specs, self._origins = specs, origins
         return self._specs
+
+    def _load(self, point: EntryPoint, package: str) -> T:
+        """What ``package`` adds by ``point``; ConfigError where it cannot be imported or has another name."""
+        try:
+            spec: T = point.load()
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"package {package} adds {self.kind} {point.name!r}, which cannot be imported: {error}",
+                hint="install the package again, or uninstall it",
+            ) from error
+        if spec.name != point.name:
+            raise ConfigError(
+                f"package {package} adds {self.kind} {point.name!r}, whose spec has the name {spec.name!r}",
+                hint="one name for the entry point and the spec",
+            )
+        return spec

@@ -29,6 +29,7 @@ from pipeline.records import (
     read,
 )
 from pipeline.records.step import Step
+from pipeline.specs import MODELS
 from pipeline.stages.judging import Written, judged
 from pipeline.store import Artifact, Draft, Store
 
@@ -145,7 +146,9 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     module = dense_part(config, schema, towers, weights)
     write_program(draft, module, len(schema.dense), len(schema.sparse), config.model.embedding_dim)
     layouts = {name: table.layout for name, table in tables.items()}
-    draft.write_json(SERVING, Description.of(schema, config.model.embedding_dim, layouts).to_json())
+    name = config.model.name
+    description = Description.of(schema, config.model.embedding_dim, layouts).built_by(name, MODELS.package(name))
+    draft.write_json(SERVING, description.to_json())
     for name in _mappings(inputs["ingest"]):
         store.verify(inputs["ingest"], name)
         with store.open(f"{inputs['ingest'].path}/{name}") as source, draft.open(name) as sink:

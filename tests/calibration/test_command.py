@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.calibration import measure
-from pipeline.calibration.command import disk_of, target_of
 from pipeline.calibration.ranks import run_ranks
 from pipeline.cli import main
+from pipeline.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
 from pipeline.errors import ConfigError, LaunchError, PlanError
 

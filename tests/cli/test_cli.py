@@ -27,11 +27,11 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     done = command("--help")
     seconds = time.perf_counter() - started
     assert done.returncode == 0
-    for name in cli.COMMANDS:
+    for name in (command.name for command in cli.commands()):
         assert f"    {name}" in done.stdout
     assert "exit codes: 0 done" in done.stdout
     assert seconds < 1.5  # 0.1 s on a quiet machine; this one may be busy
-    code = "import sys, pipeline.cli, pipeline.launch; pipeline.cli._parser().format_help(); print(*sys.modules)"
+    code = "import sys, pipeline.launch; from pipeline import cli; cli._parser(cli.commands()); print(*sys.modules)"
     modules = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
@@ -115,7 +115,7 @@ def test_an_unexpected_fault_has_exit_code_1_and_asks_for_a_report(monkeypatch, 
     def broken(options: object) -> int:
         raise ZeroDivisionError("x")
 
-    monkeypatch.setattr(cli, "_doctor", broken)
+    monkeypatch.setattr("pipeline.commands.doctor.examine", broken)
     assert cli.main(["doctor"]) == 1
     assert "unexpected ZeroDivisionError: x" in capsys.readouterr().err
 
@@ -165,7 +165,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
 def test_completion_of_words_that_bash_splits_at_equals_signs(tmp_path: Path) -> None:
     from pipeline.compose.completion import script
 
-    text = script(cli.COMMANDS, cli.COMPOSING)
+    text = script([c.name for c in cli.commands()], [c.name for c in cli.commands() if c.composes])
     check = f"""{text}
 nightjar() {{ echo "hardware=laptop hardware=laptop2"; }}
 COMP_LINE="nightjar run hardware=lap" COMP_POINT=25

@@ -109,3 +109,11 @@ def test_where_there_are_rows_enough_every_id_has_its_own(run_ingest, tmp_path):
     config = csv_config(path, sparse=sparse, dense={"x": DenseFeature()}, split=SplitConfig(test_share=0.0))
     vocab = run_ingest(config).vocab("c")
     assert vocab["row"].to_list() == list(range(2, 2 + vocab.height))
+
+
+def test_the_smallest_table_has_one_row_for_all_ids(run_ingest, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join(["label,x,c,t", *lines_of("2026-01-01", 500)]))
+    sparse = {"c": SparseFeature(mapping="learned", rows=3)}
+    found = run_ingest(csv_config(path, sparse=sparse, split=SplitConfig(test_share=0.0)))
+    assert found.vocab("c").is_empty() and set(found.split("train")["c"]) == {2}

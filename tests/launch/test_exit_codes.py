@@ -9,6 +9,7 @@ import pytest
 import pipeline.cli
 import pipeline.launch.kubernetes.api
 import pipeline.training  # every room that may have errors of its own
+from pipeline.commands.run import failed
 from pipeline.errors import (
     EXIT_CODES,
     SIGNALLED,
@@ -66,7 +67,7 @@ def test_every_error_has_one_exit_code_and_result_json_says_it(error: BaseExcept
     ids=lambda value: repr(value)[:40],
 )
 def test_the_process_exits_with_the_code_of_what_stopped_the_chain(error: BaseException, code: int, capsys) -> None:
-    assert pipeline.cli._failed(error) == code
+    assert failed(error) == code
     assert str(error) in capsys.readouterr().err
 
 

@@ -88,7 +88,7 @@ def test_log_odds_of_no_rows_say_nothing():
 
 def test_bad_width_is_one_message():
     with pytest.raises(ConfigError, match=r"model.top_mlp is \[8, 0\], expected widths of at least 1"):
-        build_model(DlrmConfig(top_mlp=[8, 0]), inputs(1, 1, 16))
+        DlrmConfig(top_mlp=[8, 0]).check("model")
 
 
 def test_compiled_bf16_step_learns(tmp_path, monkeypatch):

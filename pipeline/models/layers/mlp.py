@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 
-class Ranker(nn.Module):
+class Ranker(nn.Module, ABC):
     """What a model's ``build`` returns: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
+    @abstractmethod
     def start_at(self, logit: float) -> None:
         """Set the last bias, so that an untrained model's logits lie around ``logit``."""
-        raise NotImplementedError(f"{type(self).__name__} has no start_at(logit)")
 
 
 class Logit(nn.Linear):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from pipeline.commands.command import Command
+from pipeline.commands.console import note, say
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
 
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ssd", metavar="DIR", help="a folder on the disk to measure (default: the store's)")
     parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
+    parser.set_defaults(function=_calibrate)
 
 
 def target_of(out: str, preset: str) -> Target:
@@ -72,15 +73,17 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
-def run(config: Config, options: Any, say: Callable[[str], None], note: Callable[[str], None]) -> int:
-    """Measure, write the file, and ``say`` what came out; ``note`` gets the progress. The exit code."""
+def _calibrate(options: argparse.Namespace) -> int:
+    """Measure, write the file, and say what came out."""
     from pipeline.calibration.measure import calibrate
+    from pipeline.compose import compose
     from pipeline.planning.calibrate import hardware_yaml
 
+    config = compose(options.overrides, options.config_dir)
     target = target_of(options.out, config.hardware.name)
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring
-    found = calibrate(config, disk_of(config, options.ssd), note)
+    found = calibrate(config, disk_of(config, options.ssd), note if options.json else say)
     hardware = replace(found.hardware, name=target.name)
     about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
     _written(target.path, hardware_yaml(hardware, found.measured, about))
@@ -126,3 +129,11 @@ def render(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, .
 def _figure(value: float) -> str:
     digits = 0 if value >= 1000 else 1 if value >= 10 else 3
     return f"{value:>14,.{digits}f}"
+
+
+COMMANDS = (
+    Command(
+        name="calibrate", help="measure this machine, and write a hardware file for plans", add_arguments=add_arguments,
+        composes=True,
+    ),
+)  # fmt: skip

@@ -1,0 +1,175 @@
+"""``nightjar run``, the commands of single stages, sweeps, and the whole run that a night asks for."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from pipeline.commands.command import Command
+from pipeline.commands.console import columns, complain, say, write, write_text
+from pipeline.errors import NightjarError, exit_code_of
+from pipeline.records import Result
+from pipeline.specs import STAGES
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.report import Reporter
+    from pipeline.specs.stage import StageIO
+    from pipeline.store import Store
+
+
+def commands() -> list[Command]:
+    """``run``, and a command for each stage."""
+    run = Command(
+        name="run", help="all stages, or those of stages=[..]", add_arguments=_flags(None), composes=True, own_help=True
+    )
+    single = [
+        Command(
+            name=stage.name, help=f"only this stage: {stage.help}", add_arguments=_flags(stage.name), composes=True,
+            own_help=True,
+        )
+        for stage in STAGES
+    ]  # fmt: skip
+    return [run, *single]
+
+
+def _flags(stage: str | None) -> Callable[[argparse.ArgumentParser], None]:
+    """Hydra's flags, as Hydra's users know them."""
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("--help", "-h", action="store_true", help="groups and keys")
+        add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
+        add("--package", "-p", help="with --cfg: the part to show")
+        add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
+        add("--info", "-i", nargs="?", const="all", help="where the configuration comes from")
+        add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
+        add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
+        add("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+        parser.set_defaults(function=_run, stage=stage)
+
+    return add_arguments
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.shell_completion:
+        from pipeline.compose.completion import answer
+
+        sys.stdout.write(answer(options.overrides, options.commands, options.composing))
+        return 0
+    overrides = list(options.overrides)
+    if options.stage:
+        overrides.append(f"stages=[{options.stage}]")
+    if options.help or options.cfg or options.info:
+        from pipeline.compose.inspection import show
+
+        return show(overrides, options)
+    from pipeline.compose import compose, sweep
+
+    if options.multirun:
+        jobs = sweep(overrides)
+        return _sweep(jobs, [compose(job, options.config_dir) for job in jobs])
+    return _one_run(compose(overrides, options.config_dir))[0]
+
+
+def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
+    """Run every job, one after another, and print a table of what came out."""
+    from pipeline.report import compare
+
+    worst, results, notes = 0, [], []
+    common = set(jobs[0]).intersection(*jobs)
+    for job, config in zip(jobs, configs, strict=True):
+        code, result = _one_run(config)
+        results.append(result or Result(run=str(config.run), status=f"exit {code}"))
+        notes.append(" ".join(override for override in job if override not in common))
+        worst = worst or code
+        if code > 128:
+            break
+    say(f"\nsweep:\n{compare(results, notes)}")
+    return worst
+
+
+def _one_run(config: Config) -> tuple[int, Result | None]:
+    """Run ``config``; the exit code (message printed) and the result, None where the run did not end."""
+    try:
+        return _alone(config)
+    except NightjarError as error:
+        return complain(str(error), exit_code_of(error)), None
+
+
+def run_code(config: Config) -> int:
+    """Run ``config``; the exit code. NightjarError where the run cannot be held: a night records that."""
+    return _alone(config)[0]
+
+
+def _alone(config: Config) -> tuple[int, Result | None]:
+    """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
+    from pipeline.launch.schedulers import only_launcher
+    from pipeline.store import Store
+
+    store = Store(config.store)
+    store.answers()
+    with only_launcher(config, store, say):
+        return _held_run(config, store)
+
+
+def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
+    """Run ``config``, which no other launcher runs; as ``_one_run``."""
+    from pipeline.launch import Chain, Interrupted, StageError
+    from pipeline.launch.chain import Console
+    from pipeline.launch.result import record_failure
+    from pipeline.report import write_report
+    from pipeline.stages.forced import discard
+    from pipeline.stages.run import run_stage
+    from pipeline.stages.steps import prepare, with_possible_stages
+
+    console = Console(say=say, write=write, columns=columns())
+    say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
+    try:
+        config = with_possible_stages(config)
+        steps = prepare(config, store)
+    except NightjarError as error:
+        record_failure(store, str(config.run), error)
+        return complain(str(error), exit_code_of(error)), None
+    try:
+        io = stage_io(config, store, console.columns)
+        chain = Chain(
+            config, store, steps, lambda step: run_stage(step, chain.config, store, io), console,
+            lambda smaller: prepare(smaller, store), lambda step: discard(store, step),
+        )  # fmt: skip
+        result = chain.run()
+    except (NightjarError, StageError) as error:
+        with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
+            write_report(store, str(config.run))
+        return failed(error), None
+    except Interrupted as stop:
+        return complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), None
+    last = result.stages[config.stages[-1]]
+    if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
+        say(text)
+    write_report(store, str(config.run))
+    _reporter(config, store, console.columns).summary(result)
+    return 0, result
+
+
+def failed(error: Any) -> int:
+    """Print why the chain stopped; the exit code."""
+    log = getattr(error, "log", "")  # of a stage that died in processes of its own
+    return complain(str(error) + (f"\n  log: {log}" if log else ""), exit_code_of(error))
+
+
+def stage_io(config: Config, store: Store, width: int) -> StageIO:
+    """The voice of a stage on a terminal of ``width`` columns (0: none)."""
+    from pipeline.specs.stage import StageIO
+
+    reporter = _reporter(config, store, width)
+    return StageIO(say=say, interval=reporter.interval, close=reporter.close)
+
+
+def _reporter(config: Config, store: Store, width: int) -> Reporter:
+    from pipeline.report import Reporter
+
+    return Reporter(store, str(config.run), write=write_text, columns=width)
