@@ -182,7 +182,7 @@ def shard_model(
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
 ) -> DistributedModelParallel:
-    """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest on several ranks. Collective.
+    """Shard the collection at ``module_path`` of ``model`` by ``plan``; several ranks share the rest by DDP. Collective.
 
     TorchRec fills the shards anew on CPU: call ``RowAccess(dmp).initialise(seed)`` or restore afterwards.
     ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the

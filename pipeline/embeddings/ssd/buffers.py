@@ -58,14 +58,14 @@ class HostBuffers(dict[str, Tensor]):
 
 
 def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostBuffers]) -> None:
-    """Store each named table in its buffers; tables with the same buffers share a kernel. Call after ``fuse_optimizer``.
+    """Store each named table in its buffers; tables with the same ones share a kernel. Call after ``fuse_optimizer``.
 
     Every rank names the same tables, since TorchRec groups them alike. PlanError where FBGEMM lacks the feature.
     """
     taken = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     if any(buffers.values()) and "preallocated_host_buffers" not in taken:
         raise PlanError(
-            "tier ssd needs an fbgemm-gpu whose kernels take preallocated_host_buffers, which the installed one does not",
+            "tier ssd needs an fbgemm-gpu whose kernels take preallocated_host_buffers; the installed one does not",
             hint="install fbgemm-gpu 1.8 and torchrec 1.8, or +plan.tables.<table>.tier=ddr",
         )
     for name, table in buffers.items():

@@ -42,7 +42,7 @@ class DiskRows(Protocol):
 
 
 class DiskShard(LocalShard):
-    """A shard on tier ssd, whose ``weight`` and ``state`` are copies of all its rows. A new row has its initial value."""
+    """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
 
     _store: DiskRows
     _states: list[str]
