@@ -99,6 +99,7 @@ def local_version(store: Store, path: str) -> Iterator[Path]:
         yield Path(store.full(path))
         return
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as folder:
-        for name in NEEDED:
-            store.fs.get(store.full(f"{path}/{name}"), f"{folder}/{name}", recursive=name == "tables")
+        start = store.full(path)
+        files = [full for name in NEEDED for full in store.fs.find(f"{start}/{name}")]
+        store.fs.get(files, [f"{folder}{full.removeprefix(start)}" for full in files])
         yield Path(folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fsspec import AbstractFileSystem
+from fsspec.core import has_magic
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.store.retrying import retried
@@ -20,7 +21,7 @@ from pipeline.store.retrying import retried
 # What may be done twice. Removing may as well: what is gone at the second try went with the first one.
 _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))
 _WRITES = frozenset(("makedirs", "pipe_file"))
-_REMOVES = frozenset(("rm", "rm_file", "rmdir"))
+_REMOVES = frozenset(("rm_file", "rmdir"))
 _DOING = {
     **dict.fromkeys(_READS, "reading"), **dict.fromkeys(_WRITES, "writing"), **dict.fromkeys(_REMOVES, "removing"),
 }  # fmt: skip
@@ -63,6 +64,36 @@ class Steady:
         if not self.inner.async_impl:
             more["on_error"] = _unless_missing
         return retried(lambda: self.inner.find(path, **more), f"listing {path}")
+
+    def rm(self, path: str, recursive: bool = False) -> None:
+        """Remove the file at ``path``, or with ``recursive`` the folder and all that lies below it.
+
+        ``path`` is a name. fsspec takes one with ``[``, ``*`` or ``?`` for a pattern and removes whatever matches it.
+        """
+        by_name = isinstance(self.inner, LocalFileSystem) or not has_magic(path)
+        attempts = _attempts(self.inner.rm if by_name else self._rm_one_by_one, missing_is_done=True)
+        retried(lambda: attempts(path, recursive=recursive), f"removing {path}")
+
+    def _rm_one_by_one(self, path: str, recursive: bool) -> None:
+        if not recursive:
+            return self.inner.rm_file(path)
+        below = self.find(path, withdirs=True, detail=True)
+        if not below:
+            raise FileNotFoundError(errno.ENOENT, "no such file or folder", path)
+        for name in sorted(below, reverse=True):
+            if below[name].get("type") != "directory":
+                self.inner.rm_file(name)
+            elif self._look(name) is not None:  # a folder of an object store ends with its last file
+                self.inner.rmdir(name)
+        return None
+
+    def mv(self, path: str, new: str) -> None:
+        """Rename the file at ``path``; like ``rm``, it takes neither for a pattern."""
+        if isinstance(self.inner, LocalFileSystem):
+            self.inner.mv(path, new)
+        else:
+            self.inner.cp_file(path, new)
+            self.rm(path)
 
     def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
         """The open file; one for reading bytes is read on where an error passes."""

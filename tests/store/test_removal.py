@@ -1,6 +1,8 @@
 """Removing: manifests go first, checkpoints that rest on others before these, and what is gone is no error."""
 
 import os
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from pipeline.store.removal import age, forget, remove
+from tests.checkpoint.s3 import bucket
 
 RUN = "runs/r"
 INNER = [f"{RUN}/train/t", *(f"{RUN}/checkpoints/k/step-{step:08d}" for step in (9, 5))]
@@ -64,3 +67,39 @@ def test_what_the_store_refuses_to_remove_is_a_message(store: Store, monkeypatch
     with pytest.raises(ArtifactError, match=f"the store refuses removing {INNER[0]}: Permission denied"):
         remove(store, INNER[0])
     assert store.find(INNER[0]) is not None
+
+
+PATTERNS = "a[bc]*?"
+
+
+@pytest.fixture(params=["disk", "memory", "s3"])
+def above(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a folder for stores."""
+    if request.param == "disk":
+        yield str(tmp_path)
+    elif request.param == "memory":
+        yield f"memory://removal-{os.urandom(4).hex()}"
+    else:
+        with bucket(request.getfixturevalue("endpoint"), monkeypatch, request.node.name) as url:
+            yield url
+
+
+def test_a_url_with_the_characters_of_a_pattern_is_a_name(above: str) -> None:
+    store, matched = (Store(f"{above}/{name}") for name in (PATTERNS, "abxy"))
+    paths = [*INNER, f"models/{PATTERNS}/v1"]
+    for each, path in product((store, matched), paths):
+        with each.draft(path, kind="made", key="k", config={}, inputs={}) as draft:
+            draft.write_json("a/b.json", {})
+            draft.commit({})
+    remove(store, paths[-1])
+    assert store.names(f"models/{PATTERNS}") == []
+    remove(store, RUN, nested=True)
+    assert not store.exists(RUN)
+    with pytest.raises(FileNotFoundError):
+        store.fs.rm(store.full(RUN), recursive=True)
+    store.write_json("a.json", {})
+    store.fs.mv(store.full("a.json"), store.full("b.json"))
+    assert not store.exists("a.json") and store.exists("b.json")
+    store.fs.rm(store.full("b.json"))
+    assert not store.exists("b.json")
+    assert all(matched.find(path) is not None for path in paths)
