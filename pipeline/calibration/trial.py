@@ -104,7 +104,7 @@ def measure_training(say: Callable[[str], None], config: Config, folder: str, pl
     from pipeline.training.distributed import connect
     from pipeline.training.loop import train
 
-    connect(config)
+    connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     before = resident("VmRSS")
     store: Store = Store(folder)
     records: list[dict[str, Any]] = []

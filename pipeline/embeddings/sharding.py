@@ -182,9 +182,9 @@ def shard_model(
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
 ) -> DistributedModelParallel:
-    """Shard the collection at ``module_path`` of ``model`` by ``plan``; several ranks share the rest by DDP. Collective.
+    """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
-    TorchRec fills the shards anew on CPU: call ``RowAccess(dmp).initialise(seed)`` or restore afterwards.
+    One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
     ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
     collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
     name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.

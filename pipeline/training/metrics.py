@@ -1,4 +1,4 @@
-"""What a training interval reports: kept as references while steps run, computed and summed over ranks at its end."""
+"""The figures of a training interval: outputs are kept while steps run, and summed over the ranks at its end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Meter:
 
     @property
     def window(self) -> Sums:
-        """The last intervals that make up at least ``window_steps`` steps."""
+        """Sums of the last intervals, of ``window_steps`` steps or more."""
         total = Sums()
         for _, sums in self._window:
             total = total + sums
