@@ -12,3 +12,107 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers \
 	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults
+
+help:
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml
+	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
+	@echo "installing requirements/$(DEVICE).txt into .venv"
+	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+		-r requirements/$(DEVICE).txt -r requirements/dev.txt
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+install: $(INSTALLED) ## create .venv and install the lock file of DEVICE
+
+demo: install ## install, then run the main job: synthetic clicks in, an evaluated model out
+	@.venv/bin/nightjar run experiment=demo run=demo
+	@echo "demo done: look at store/runs/demo/report.html and store/runs/demo/result.json"
+
+# As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
+WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
+
+# The image and the whole grid of faults have targets of their own: each takes minutes, and the image needs root,
+# buildah, debootstrap and a network.
+test: install ## install, then run every test this machine can run, but for test-image and test-faults
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not image and not grid"
+
+test-fast: install ## the tests that take less than half a minute each
+	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not image and not grid"
+
+test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
+	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
+
+test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
+	@.venv/bin/python -m pytest tests/project/test_image.py
+
+docs: install ## write docs/configuration.md from the declarations of the settings
+	@.venv/bin/nightjar explain --markdown > docs/configuration.md
+
+lint: install ## ruff and mypy
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+bench-train: install ## samples/s of the training loop against a plain TorchRec loop
+	@.venv/bin/python -m benchmarks.train
+
+bench-checkpoint: install ## bytes, stall, capacity and disk rates of checkpoints, against full float32 ones and dd
+	@.venv/bin/python -m benchmarks.checkpoint
+
+bench-ssd: install ## samples/s with tables on SSD, 8, 4 and 2 times the memory limit, against all in memory
+	@.venv/bin/python -m benchmarks.ssd
+
+bench-ingest: install ## rows/s of ingestion against a plain Polars script and NumPy, memory at 4 times the rows; the reader
+	@.venv/bin/python -m benchmarks.ingest
+	@.venv/bin/python -m benchmarks.reader
+
+bench-quality: install ## test NE after restoring 1 to 100 times from quantised checkpoints, against never
+	@.venv/bin/python -m benchmarks.checkpoint_quality
+
+bench-partition: install ## planted feature blocks found by the tower partitioner, and test NE against strided towers
+	@.venv/bin/python -m benchmarks.towers_partition
+
+bench-towers: install ## step time over slow links between hosts, flat, SPTT and DMT (network namespaces: root, iproute2)
+	@.venv/bin/python -m benchmarks.towers
+
+bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
+	@.venv/bin/python -m benchmarks.towers_quality
+
+bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (15 minutes)
+	@.venv/bin/python -m benchmarks.nights
+
+bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
+	@.venv/bin/python -m benchmarks.busy
+
+bench-defaults: install ## ten nights of 60,000 rows with nothing set but the logs: gain, verdicts, NE against frozen
+	@.venv/bin/python -m benchmarks.defaults
+
+bench-gate: install ## the gate's paired bootstrap of 300,000 rows against drawing rows one by one
+	@.venv/bin/python -m benchmarks.gate
+
+bench-predict: install ## predicted step time and memory against measured ones, for ten random models
+	@.venv/bin/python -m benchmarks.predict
+
+# The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
+CRITEO ?= ../shared/data/criteo_sample.tsv
+
+bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
+	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
+
+bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
+	@.venv/bin/python -m benchmarks.plan
+
+# torch itself wants the CUDA libraries; the CPU lock leaves them out.
+CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
+	nvidia-cuda-nvrtc nvidia-cuda-runtime nvidia-cudnn-cu13 nvidia-cufft nvidia-cufile nvidia-curand \
+	nvidia-cusolver nvidia-cusparse nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvjitlink \
+	nvidia-nvshmem-cu13 nvidia-nvtx
+
+lock: ## write requirements/*.txt anew from pyproject.toml and requirements/*.in; what still fits stays as it is
+	@cd requirements && ../$(UV) --override overrides-cpu.txt $(CUDA_PACKAGES:%=--no-emit-package %) ../pyproject.toml cpu.in -o cpu.txt
+	@cd requirements && ../$(UV) --override overrides-cuda.txt ../pyproject.toml cuda.in -o cuda.txt
+	@cd requirements && ../$(UV) dev.in -o dev.txt
+	@wc -l requirements/*.txt
+
+clean: ## remove .venv and what tests and runs left in this folder
+	@rm -rf .venv store outputs multirun .pytest_cache .mypy_cache .ruff_cache *.egg-info

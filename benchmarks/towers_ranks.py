@@ -82,7 +82,8 @@ def _trainer(
     config = replace(base, partition=PartitionConfig(name="dmt", exchange=exchange, **module))
     names, hosts = [column.name for column in schema.sparse], config.hardware.hosts
     cuts = [len(names) * host // hosts for host in range(hosts + 1)]
-    towers = towers_of(config, [names[low:high] for low, high in itertools.pairwise(cuts)], names)
+    assigned = [names[low:high] for low, high in itertools.pairwise(cuts)]
+    towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, names)
     return Trainer(config, schema, plan_of(schema, config, "table_wise", towers), device, towers)
 
 

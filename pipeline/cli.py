@@ -27,6 +27,7 @@ from pipeline.commands.command import Command
 from pipeline.commands.console import complain
 from pipeline.cpus import share_cpus
 from pipeline.errors import EXIT_CODES, ConfigError, NightjarError, exit_code_of
+from pipeline.triple import missing_triple
 
 _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         from pipeline.store.retrying import explained
 
-        passing = explained(error)
+        passing = explained(error) or missing_triple(error)
         return _unexpected(error) if passing is None else complain(str(passing), exit_code_of(passing))
 
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pipeline.config import Config
+from pipeline.config.renamed import with_first_names
 from pipeline.specs import STAGES
 from pipeline.specs.stage import Use
 from pipeline.stages.train import CHECKPOINTS, continuation_settings
@@ -16,7 +17,9 @@ KEYS = tuple(LISTS)
 
 def key_config(key: str, config: Config) -> dict[str, Any]:
     """The part of ``config`` that ``key`` covers: of a stage's artifact, or of a training's checkpoints."""
-    return continuation_settings(config) if key == CHECKPOINTS else STAGES.get(key).key_settings(config)
+    if key == CHECKPOINTS:
+        return continuation_settings(config)
+    return with_first_names(STAGES.get(key).key_settings(config))
 
 
 def uses(key: str, config: Config) -> list[Use]:

@@ -109,7 +109,10 @@ def _alone(config: Config) -> tuple[int, Result | None]:
     """As ``_one_run``; NightjarError, with nothing written, where the run cannot be held for this launcher."""
     from pipeline.launch.schedulers import only_launcher
     from pipeline.store import Store
+    from pipeline.triple import require_triple
 
+    if config.launch.name == "local" and set(config.stages) != {"ingest"}:
+        require_triple()
     store = Store(config.store)
     store.answers()
     with only_launcher(config, store, say):

@@ -119,4 +119,4 @@ class Config:
     @property
     def world_size(self) -> int:
         """Ranks over all hosts."""
-        return self.hardware.hosts * self.hardware.ranks_per_host
+        return self.hardware.world_size

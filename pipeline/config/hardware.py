@@ -64,3 +64,8 @@ class HardwareConfig:
         doc="Tables on SSD have their scratch files in these directories, one per local disk; []: in directory "
         "`scratch` of a local store. The plan does not depend on them.",
     )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return self.hosts * self.ranks_per_host

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.config.pods import PodConfig
-from pipeline.specs import STAGES
+from pipeline.specs import STAGES, inline_stages
 
 
 @dataclass(kw_only=True)
@@ -17,7 +17,7 @@ class LaunchConfig:
         "local", choices=("local", "kubernetes"), doc="Stages run on this machine, or as jobs of a Kubernetes cluster."
     )
     inline: list[str] = setting(
-        factory=lambda: ["ingest", "plan", "partition"],
+        factory=inline_stages,
         choices=STAGES.names,
         doc="These stages run in the launcher's own process.",
     )

@@ -1,6 +1,6 @@
-"""Every way a table may be placed: sharding, tier, cache size; what it costs in both models, what memory it takes.
+"""Every way to place a table (sharding, tier, cache size), with its cost in both models and the memory it takes.
 
-TorchRec gives shards, buffers and its own cost; hit rates, distinct ids and our cost come from here. No torch.
+Shards, buffers and one cost come from TorchRec; hit rates, distinct ids and our cost come from here. No torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig, TrainConfig
 from pipeline.planning.choices import (
     DATA_PARALLEL,
     ROW_WISE,
@@ -24,30 +24,30 @@ from pipeline.planning.choices import (
 )
 from pipeline.planning.cost import FLOAT, PAGE, ShardLoad, missing_rows, shard_ms
 from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
-from pipeline.planning.loads import Asked, Block, asked_of, hit_rates, shard_loads
+from pipeline.planning.loads import Asked, Block, asked_of
 from pipeline.records import MARK_BYTES, place_bytes
 
-# Shares of a table's rows that a cache may keep. 0.2 is TorchRec's own.
+# A cache may hold these shares of a table's rows; TorchRec's default is 0.2.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
-# FBGEMM's cache keeps an id and a time stamp (8 bytes each) for every slot and a slot number (4 bytes) for every row.
+# FBGEMM's cache has an id and a time stamp (8 bytes each) for every slot, and a slot number (4 bytes) for every row.
 SLOT_BYTES, ROW_BYTES = 16, 4
-# Batches of rows from SSD in memory beside those read ahead: trained, exchanged, fetched (twice), written.
+# Batches whose rows from SSD are in memory beside those read ahead: trained, exchanged, fetched (twice), written.
 BATCHES_MOVING = 5
-# A log is written in segments: one being filled and one being emptied lie in memory, four are spare beside the share.
+# A log is written in segments: memory holds one being filled and one being emptied; four are spare beside LOG_SHARE.
 SEGMENT_BYTES = 256 * 1024
 SEGMENTS_IN_MEMORY, SPARE_SEGMENTS = 2, 4
-# Batches whose distinct rows a GPU's cache of a table on SSD has slots for at least: one is trained, the next comes.
+# A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
 BATCHES_CACHED = 2
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
-# A record on SSD has its row's number and one value for the state, and the log of them room to spare. A checkpoint's
-# copy of the rows lies there too.
+# A record on SSD also holds its row's number and one value of state; the log has room to spare. A checkpoint's copy of
+# the rows lies on SSD too.
 RECORD_BYTES, LOG_SHARE = 8, 1.1
 
 
 class Stock(NamedTuple):
-    """What TorchRec's own model says a shard costs, ms."""
+    """What a shard costs in TorchRec's own model, ms."""
 
     compute: float
     comms: float
@@ -59,7 +59,7 @@ class Stock(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What a search of TorchRec's settled on for one table."""
+    """What TorchRec's search chose for one table."""
 
     table: str
     sharding: str
@@ -69,7 +69,7 @@ class Chosen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One table under one sharding type, wherever it lives; ``buffers``: bytes of a batch, by shard."""
+    """One table under one sharding type, in any tier; ``buffers``: bytes of a batch, by shard."""
 
     sharding: str
     shards: tuple[Block, ...]
@@ -79,9 +79,9 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Offer:
-    """One way to place a table; everything by shard but ``cache_rows`` and ``hit_rate``, which are the table's.
+    """One way to place a table. ``cache_rows`` and ``hit_rate`` are the table's, the other figures are by shard.
 
-    ``phases``: our cost, ms; ``stock_ms``: TorchRec's; ``bytes``: in the order of MEMORIES; ``lookups``: ids a step.
+    ``phases``: our cost, ms; ``stock_ms``: TorchRec's; ``bytes``: in the order of MEMORIES.
     """
 
     table: str
@@ -96,12 +96,12 @@ class Offer:
 
     @cached_property
     def ms(self) -> tuple[float, ...]:
-        """Our cost by shard, but for what goes on beside the step."""
+        """Our cost by shard, without what overlaps with the step."""
         return tuple(sum(ms for phase, ms in phases.items() if phase != BESIDE) for phases in self.phases)
 
     @cached_property
     def beside_ms(self) -> tuple[float, ...]:
-        """Our cost by shard of what goes on beside the step: the next batch's ids, and its rows read from SSD."""
+        """Our cost by shard of what overlaps with the step: the next batch's ids, and its rows read from SSD."""
         return tuple(phases.get(BESIDE, 0.0) for phases in self.phases)
 
     @cached_property
@@ -117,8 +117,8 @@ class Offer:
 
 
 def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], ...] | None:
-    """The ranks its shards may go to, in order, as alternatives; None: each to any rank."""
-    local, world = hardware.ranks_per_host, hardware.hosts * hardware.ranks_per_host
+    """Alternative lists of ranks for the shards, in their order; None: each shard may go to any rank."""
+    local, world = hardware.ranks_per_host, hardware.world_size
     if layout.sharding in (ROW_WISE, DATA_PARALLEL):
         return (tuple(range(world)),)
     if layout.sharding == TABLE_ROW_WISE:
@@ -133,64 +133,62 @@ def places(hardware: HardwareConfig, layout: Layout) -> tuple[tuple[int, ...], .
     return None
 
 
-def whole_layout(config: Config, table: Table) -> Layout:
-    """The table whole on the one rank of a CPU: what TorchRec's enumerator and estimators would say of it.
+def whole_layout(batch: int, table: Table) -> Layout:
+    """The table whole on the one rank of a CPU, as TorchRec's enumerator and estimators describe it.
 
-    Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators); its cost, which
-    decides nothing where there is no other way, is left out.
+    Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators). Its cost is left
+    out: with one layout there is nothing to decide.
     """
-    batch = config.train.batch
     ids = math.ceil(batch * table.pooling * 8)
     values = math.ceil(min(1.0, table.pooling) * batch * table.dim * FLOAT)
     whole = Block(0, table.rows, 0, table.dim)
     return Layout(sharding=TABLE_WISE, shards=(whole,), buffers=(ids + values,), stock={"fused": (Stock(0.0, 0.0),)})
 
 
-def offers(config: Config, table: Table, choice: Choice, layouts: list[Layout]) -> list[Offer]:
-    """Every sharding of ``layouts`` in every tier that it may have there, with every cache size."""
-    found = []
+def offers(
+    hardware: HardwareConfig, train: TrainConfig, table: Table, choice: Choice, layouts: list[Layout]
+) -> list[Offer]:
+    """Every sharding of ``layouts`` in every tier of ``choice`` that can hold it, with every cache size."""
+    offered = []
     for layout in layouts:
-        asked = asked_of(config, table, layout.sharding, layout.shards)
+        asked = asked_of(hardware.world_size, train.batch, table, layout.sharding, layout.shards)
         for tier in tiers_of(layout.sharding, choice.tiers):
-            for cache_rows in _cache_sizes(config.hardware, table, choice, tier, layout, asked):
-                found.append(_offer(config, table, layout, tier, cache_rows, asked))
-    return found
+            for cache_rows in _cache_sizes(hardware, choice, tier, asked):
+                offered.append(_offer(hardware, train, layout, tier, cache_rows, asked))
+    return offered
 
 
-def _cache_sizes(
-    hardware: HardwareConfig, table: Table, choice: Choice, tier: str, layout: Layout, asked: Asked
-) -> list[int]:
-    """Cache sizes worth trying. On a GPU a table on SSD is looked up in its cache alone, which holds whole batches."""
+def _cache_sizes(hardware: HardwareConfig, choice: Choice, tier: str, asked: Asked) -> list[int]:
+    """Cache sizes worth trying. A GPU looks up a table on SSD in its cache alone, so the cache holds whole batches."""
+    table = asked.table
     if tier not in ("hbm_cached", "ssd"):
         return [0]
     if choice.cache_rows is not None:
         return [choice.cache_rows]
     least = 1
     if tier == "ssd" and hardware.device == "cuda":
-        needs = (rows / block.rows for rows, block in zip(asked.distinct, layout.shards, strict=True))
+        needs = (rows / block.rows for rows, block in zip(asked.distinct, asked.blocks, strict=True))
         least = min(table.rows, math.ceil(BATCHES_CACHED * max(needs) * table.rows))
     return sorted({max(least, round(share * table.rows)) for share in CACHE_SHARES})
 
 
-def _offer(config: Config, table: Table, layout: Layout, tier: str, cache_rows: int, asked: Asked) -> Offer:
-    hardware = config.hardware
-    kernel = kernel_of(hardware, tier, layout.sharding)
-    hits = hit_rates(hardware, table, tier, cache_rows, layout.shards, asked)
-    priced: dict[ShardLoad, Mapping[str, float]] = {}
-    for load in (loads := shard_loads(config, table, layout.sharding, tier, layout.shards, asked, hits)):
-        if load not in priced:
-            priced[load] = shard_ms(hardware, load, global_batch=config.train.batch)
+def _offer(
+    hardware: HardwareConfig, train: TrainConfig, layout: Layout, tier: str, cache_rows: int, asked: Asked
+) -> Offer:
+    table, kernel = asked.table, kernel_of(hardware, tier, layout.sharding)
+    loads = asked.loads(hardware, tier, cache_rows)
+    priced = {load: shard_ms(hardware, load, global_batch=train.batch) for load in dict.fromkeys(loads)}
     return Offer(
         table=table.name,
         layout=layout,
         tier=tier,
         kernel=kernel,
         cache_rows=cache_rows,
-        hit_rate=sum(h * s for h, s in zip(hits, asked.shares, strict=True)) / sum(asked.shares),
+        hit_rate=sum(load.hit_rate * s for load, s in zip(loads, asked.shares, strict=True)) / sum(asked.shares),
         phases=tuple(priced[load] for load in loads),
         stock_ms=_stock_ms(hardware, table, layout, tier, kernel, cache_rows),
         bytes=tuple(
-            _bytes(hardware, table, tier, cache_rows, block, buffers, _flight(config, load))
+            _bytes(hardware, table, tier, cache_rows, block, buffers, _flight(hardware, train, load))
             for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True)
         ),
     )
@@ -203,11 +201,11 @@ def log_bytes(rows: int, columns: int) -> int:
     return (int(rows * LOG_SHARE / (segment // record)) + SPARE_SEGMENTS) * segment
 
 
-def _flight(config: Config, load: ShardLoad) -> int:
-    """Memory for a shard's rows from SSD that are on their way: of batches read ahead, and copies while they move."""
+def _flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> int:
+    """Memory for a shard's rows in flight from SSD: those of batches read ahead, and copies while they move."""
     if load.tier != "ssd":
         return 0
-    ahead = config.train.prefetch_batches if config.hardware.device == "cpu" else 0  # a GPU's are in its cache
+    ahead = train.prefetch_batches if hardware.device == "cpu" else 0  # a GPU's are in its cache
     return (
         int((ahead + BATCHES_MOVING) * missing_rows(load) * (4 * load.columns + RECORD_BYTES))
         + SEGMENTS_IN_MEMORY * SEGMENT_BYTES
@@ -217,11 +215,9 @@ def _flight(config: Config, load: ShardLoad) -> int:
 def _bytes(
     hardware: HardwareConfig, table: Table, tier: str, cache_rows: int, block: Block, buffers: int, flight: int
 ) -> tuple[int, int, int]:
-    """Bytes of one shard by memory: weights and state in its tier, its part of the cache and the buffers in front.
+    """Bytes of one shard by memory: weights and state in its tier, its part of the cache, buffers, rows in ``flight``.
 
-    ``flight``: of host memory, for rows on their way.
-
-    Ours, not TorchRec's: its model leaves SSD tables out of DDR and SSD, and its cached ones know one cache size.
+    TorchRec's own figures do not do: it charges SSD tables neither DDR nor SSD, and knows one cache size.
     """
     sizes = dict.fromkeys(MEMORIES, 0)
     fast = fast_memory(hardware)
@@ -248,7 +244,7 @@ def _bytes(
 def _stock_ms(
     hardware: HardwareConfig, table: Table, layout: Layout, tier: str, kernel: str, cache_rows: int
 ) -> tuple[float, ...]:
-    """TorchRec's cost by shard; its compute goes with the kernel's bandwidth, which rates other caches and SSD."""
+    """TorchRec's cost by shard, its compute scaled by the bandwidth of our cache size or of the SSD."""
     known = layout.stock[kernel]
     if tier == "ssd":
         slower = (hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s) / hardware.ssd_gb_per_s

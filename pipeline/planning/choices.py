@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import SHARDING_TYPES, Config
+from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig, ModelConfig, PlanConfig, TrainConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.planning.cost import FLOAT
@@ -71,7 +71,9 @@ class Choice:
     pinned: bool = False
 
 
-def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[Table]:
+def tables_of(
+    data: DataConfig, model: ModelConfig, train: TrainConfig, schema: DatasetSchema, profile: Profile
+) -> list[Table]:
     """The tables in schema order; raises ArtifactError where ``profile.json`` lacks a feature of ``schema.json``."""
     tables = []
     for column in schema.sparse:
@@ -85,43 +87,48 @@ def tables_of(config: Config, schema: DatasetSchema, profile: Profile) -> list[T
         table = Table(
             name=column.name,
             rows=column.rows,
-            dim=config.model.embedding_dim,
+            dim=model.embedding_dim,
             pooling=max(measured.pooling, 1e-3),
             curve=HitCurve.measured(profile, column.name),
-            optimizer=TABLE_OPTIMIZERS.get(config.train.sparse_optimizer),
+            optimizer=TABLE_OPTIMIZERS.get(train.sparse_optimizer),
             weighted=column.weighted,
-            ranked=_ranked(config, column.name),
+            ranked=_ranked(data, column.name),
         )
         tables.append(table)
     return tables
 
 
-def _ranked(config: Config, table: str) -> bool:
+def _ranked(data: DataConfig, table: str) -> bool:
     """Whether the table's rows are ordered by frequency, as the feature's mapping says."""
-    feature = config.data.sparse.get(table)
-    return feature is not None and ID_MAPPINGS.get(feature.mapping or config.data.sparse_defaults.mapping).ranked
+    feature = data.sparse.get(table)
+    return feature is not None and ID_MAPPINGS.get(feature.mapping or data.sparse_defaults.mapping).ranked
 
 
-def choices(config: Config, tables: list[Table], heavy: float) -> dict[str, Choice]:
-    """What the planner may try for every table.
+def choices(
+    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[Table], heavy: float
+) -> dict[str, Choice]:
+    """What the planner may try for every table, for a global ``batch`` of samples.
 
-    ``heavy``: tables below this share of a rank's fair load (bytes and lookups alike) are not offered split,
-    which keeps 1,000 tables on 128 ranks searchable; 0 offers every type. Raises ConfigError for an
-    unknown type, an unknown pinned table or a pin that cannot run.
+    Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, which keeps
+    1,000 tables on 128 ranks searchable; 0 offers every type. Raises ConfigError for an unknown type, an unknown pinned
+    table or a pin that cannot run.
     """
     from pipeline.planning.pins import check_pins, pinned
 
-    check_values(config.plan, "plan")
-    check_pins(config, {table.name for table in tables})
+    check_values(plan, "plan")
+    check_pins(plan, {table.name for table in tables})
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
-    found = {}
+    offered = {}
     for table in tables:
-        share = config.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
-        pin = config.plan.tables.get(table.name)
-        free = _free(config, table, share >= heavy) if pin is None or not pin.sharding else None
-        found[table.name] = free if free and pin is None else pinned(config, table, free)
-    return found
+        share = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
+        pin = plan.tables.get(table.name)
+        if pin is not None and pin.sharding:
+            offered[table.name] = pinned(hardware, table, pin, None)
+            continue
+        free = _free(plan.sharding_types, hardware, batch, table, share >= heavy)
+        offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
+    return offered
 
 
 def nearest(name: str, among: Iterable[str]) -> str:
@@ -130,42 +137,39 @@ def nearest(name: str, among: Iterable[str]) -> str:
     return (difflib.get_close_matches(name, candidates, n=1, cutoff=0.0) or candidates)[0]
 
 
-def table_tiers(config: Config, table: Table) -> tuple[str, ...]:
-    """The tiers of this hardware that the table may live in, fastest first; SSD where its optimizer's state fits."""
-    return tuple(tier for tier in tiers(config.hardware) if tier != "ssd" or table.optimizer.fits_ssd)
+def table_tiers(hardware: HardwareConfig, table: Table) -> tuple[str, ...]:
+    """The tiers of this hardware that may hold the table, fastest first; SSD where its optimizer's state fits."""
+    return tuple(tier for tier in tiers(hardware) if tier != "ssd" or table.optimizer.fits_ssd)
 
 
 def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the ``offered`` tiers that a table sharded so may live in: a replica in the device's memory alone."""
+    """The ``offered`` tiers that may hold a table of this ``sharding``; a replica lies in the device's memory."""
     if sharding == DATA_PARALLEL:
         return tuple(tier for tier in offered if tier == ("hbm" if "hbm" in offered else "ddr"))
     return tuple(tier for tier in offered if tier != "ssd" or sharding in SSD_TYPES)
 
 
-def _free(config: Config, table: Table, heavy: bool) -> Choice:
-    wanted = config.plan.sharding_types
-    possible = [name for name in SHARDING_TYPES if name in wanted]
-    possible = [name for name in possible if not impossible(config, table, name, MIN_COLUMNS)]
+def _free(wanted: list[str], hardware: HardwareConfig, batch: int, table: Table, heavy: bool) -> Choice:
+    why = {name: impossible(hardware, table, name, MIN_COLUMNS) for name in SHARDING_TYPES if name in wanted}
+    possible = [name for name, problem in why.items() if not problem]
     if not possible:
-        why = impossible(config, table, wanted[0], MIN_COLUMNS)
         raise ConfigError(
-            f"plan.sharding_types=[{','.join(wanted)}] leaves nothing for table {table.name!r}: {why}",
+            f"plan.sharding_types=[{','.join(wanted)}] leaves nothing for table {table.name!r}: {why[wanted[0]]}",
             hint=f"plan.sharding_types=[{','.join(dict.fromkeys([TABLE_WISE, *wanted]))}]",
         )
-    worthwhile = [name for name in possible if _worthwhile(config, table, name, heavy)] or possible
-    if config.world_size == 1 and TABLE_WISE in possible:
+    worthwhile = [name for name in possible if _worthwhile(hardware, batch, table, name, heavy)] or possible
+    if hardware.world_size == 1 and TABLE_WISE in possible:
         worthwhile = [TABLE_WISE]
-    return Choice(sharding=tuple(worthwhile), tiers=table_tiers(config, table), columns=MIN_COLUMNS)
+    return Choice(sharding=tuple(worthwhile), tiers=table_tiers(hardware, table), columns=MIN_COLUMNS)
 
 
-def impossible(config: Config, table: Table, sharding: str, columns: int) -> str:
+def impossible(hardware: HardwareConfig, table: Table, sharding: str, columns: int) -> str:
     """Why ``sharding`` cannot run for this table on this topology; empty if it can."""
-    hardware = config.hardware
     if sharding in (TABLE_ROW_WISE, TABLE_COLUMN_WISE) and hardware.hosts == 1:
         plain = ROW_WISE if sharding == TABLE_ROW_WISE else COLUMN_WISE
         return f"it places a table on one of several hosts, hardware.hosts is 1 (use {plain})"
     if sharding in (ROW_WISE, TABLE_ROW_WISE):
-        ranks = config.world_size if sharding == ROW_WISE else hardware.ranks_per_host
+        ranks = hardware.world_size if sharding == ROW_WISE else hardware.ranks_per_host
         if empty_ranks(table.rows, ranks):
             return f"its {table.rows} rows in equal blocks over {ranks} ranks leave a rank without rows"
     if sharding in COLUMN_TYPES and (table.dim % columns or table.dim // columns < 2):
@@ -181,11 +185,11 @@ def empty_ranks(rows: int, ranks: int) -> bool:
     return -(-rows // ranks) * (ranks - 1) >= rows
 
 
-def _worthwhile(config: Config, table: Table, sharding: str, heavy: bool) -> bool:
+def _worthwhile(hardware: HardwareConfig, batch: int, table: Table, sharding: str, heavy: bool) -> bool:
     if sharding == DATA_PARALLEL:
         # A replica costs an all-reduce of the whole table each step, and a dense optimizer's sweep over it; below
         # one rank's batch of rows that is less than the lookups' own all-to-all.
-        return config.world_size > 1 and table.rows <= config.train.batch // config.world_size
-    if sharding == TABLE_ROW_WISE and config.hardware.ranks_per_host == 1:
+        return hardware.world_size > 1 and table.rows <= batch // hardware.world_size
+    if sharding == TABLE_ROW_WISE and hardware.ranks_per_host == 1:
         return False  # a host of one rank: table_wise by another name
     return heavy or sharding not in SPLIT_TYPES

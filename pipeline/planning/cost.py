@@ -185,7 +185,7 @@ def _outputs_ms(hardware: HardwareConfig, sharding: str, size: float) -> float:
 
 def _all_to_all_ms(hardware: HardwareConfig, size: float) -> float:
     """Ms to spread ``size`` bytes of this rank evenly over all ranks; what stays is free, both links work at once."""
-    world, local = hardware.hosts * hardware.ranks_per_host, hardware.ranks_per_host
+    world, local = hardware.world_size, hardware.ranks_per_host
     within = size * (local - 1) / world / hardware.intra_host_gb_per_s if local > 1 else 0.0
     between = size * (world - local) / world / hardware.inter_host_gb_per_s if world > local else 0.0
     return max(within, between) / BYTES_PER_MS

@@ -35,7 +35,8 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
-from pipeline.config import SHARDING_TYPES, Config
+from pipeline.config import SHARDING_TYPES
+from pipeline.config import HardwareConfig as Hardware
 from pipeline.planning.candidates import Chosen, Layout, Stock
 from pipeline.planning.choices import Choice, Table, tiers_of
 from pipeline.planning.cost import FLOAT
@@ -52,7 +53,7 @@ NO_WIRE = 1e15  # bytes per ms
 
 
 class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
-    """The stock sharder withholds row-wise types from CPU plans, though execution has them: offer all types."""
+    """Offers all types: TorchRec withholds row-wise types from CPU plans, though its execution has them."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         """Every type; what each table may get is decided by its constraints."""
@@ -60,10 +61,10 @@ class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
 
 
 class Enumerator(EmbeddingEnumerator):
-    """Options in a fixed order, enumerated once; only those with a kernel in ``kernels`` (by table) are offered.
+    """Options in a fixed order, enumerated once; a search gets those with a kernel in ``kernels`` (by table).
 
-    The stock one walks Python sets, so equal costs would resolve differently by run, and copies its whole
-    search space for every caller.
+    TorchRec's enumerator walks Python sets, so that ties would resolve differently from run to run, and copies its
+    whole search space for every caller.
     """
 
     kernels: Mapping[str, tuple[str, ...]]
@@ -96,27 +97,28 @@ class LinkBandwidths(BasicCommsBandwidths):
 
 
 class Engine:
-    """One search space (tables, choices, kernels, topology) in TorchRec's terms, and TorchRec's searches over it."""
+    """One search space in TorchRec's terms (tables, choices, kernels, topology), and TorchRec's searches over it."""
 
-    def __init__(self, config: Config, tables: list[Table], choices: Mapping[str, Choice], room: Capacity) -> None:
+    def __init__(
+        self, hardware: Hardware, batch: int, tables: list[Table], choices: Mapping[str, Choice], room: Capacity
+    ) -> None:
         self._tables = tables
-        self._batch = -(-config.train.batch // config.world_size)
-        self._constraints = {t.name: _constraints(t, choices[t.name], config) for t in tables}
-        self.topology = build_topology(config, room)
+        self._batch = -(-batch // hardware.world_size)
+        self._constraints = {t.name: _constraints(t, choices[t.name], hardware) for t in tables}
+        self.topology = build_topology(hardware, room)
         self._enumerator = Enumerator(
             self.topology, self._batch, self._constraints, estimator=estimators(self.topology, self._constraints)
         )
-        self._enumerator.kernels = {t.name: _offered_kernels(choices[t.name], config) for t in tables}
+        self._enumerator.kernels = {t.name: _offered_kernels(choices[t.name], hardware) for t in tables}
         self._collection = meta_collection(tables)
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
     def layouts(self) -> dict[str, list[Layout]]:
         """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
-        found: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
+        options: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
         for option in self._enumerator.everything(self._collection, self._sharders):
-            found[option.name].setdefault(option.sharding_type, []).append(option)
-        known = {table.name: table.optimizer for table in self._tables}
-        return {name: [_layout(same, known[name]) for same in kinds.values()] for name, kinds in found.items()}
+            options[option.name].setdefault(option.sharding_type, []).append(option)
+        return {t.name: [_layout(same, t.optimizer) for same in options[t.name].values()] for t in self._tables}
 
     def search(self, reprice: ShardEstimator | None = None) -> list[Chosen] | None:
         """The cheapest plan TorchRec finds; None if none fits, or where it has no kernel for a pinned tier.
@@ -164,13 +166,12 @@ class Engine:
         ]
 
 
-def build_topology(config: Config, room: Capacity) -> Topology:
-    """TorchRec's topology with our capacities and really our bandwidths (its default ignores them silently)."""
-    hardware = config.hardware
+def build_topology(hardware: Hardware, room: Capacity) -> Topology:
+    """TorchRec's topology with our capacities and bandwidths; by default it ignores the bandwidths silently."""
     intra = (hardware.intra_host_gb_per_s or hardware.inter_host_gb_per_s or 1.0) * BYTES_PER_MS
     inter = (hardware.inter_host_gb_per_s or hardware.intra_host_gb_per_s or 1.0) * BYTES_PER_MS
     return TopologyFactory.create_topology(
-        TrainerConfig(world_size=config.world_size, local_world_size=hardware.ranks_per_host),
+        TrainerConfig(world_size=hardware.world_size, local_world_size=hardware.ranks_per_host),
         HardwareConfig(
             hbm_cap_bytes=room.hbm,
             ddr_cap_bytes=room.ddr,
@@ -191,7 +192,7 @@ def build_topology(config: Config, room: Capacity) -> Topology:
 
 
 def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
-    """The tables without storage; marked with their optimizer, so that its state, if any, is counted as memory."""
+    """The tables without storage, marked with their optimizer so that TorchRec counts its state."""
     configs = [
         EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name])
         for t in tables
@@ -206,28 +207,28 @@ def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
 def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer], int, int]:
     """The class whose state TorchRec's planner charges for ``optimizer``, in float32 a row and a weight.
 
-    It knows these alone: more state than two figures a weight is left out of its own search.
+    It knows only these: state beyond two values a weight is left out of its own search.
     """
     if optimizer.value_bytes:
         return (Adam, 0, 2) if optimizer.value_bytes > FLOAT else (Adagrad, 0, 1)
     return (RowWiseAdagrad, 1, 0) if optimizer.row_bytes else (SGD, 0, 0)
 
 
-def _constraints(table: Table, choice: Choice, config: Config) -> ParameterConstraints:
+def _constraints(table: Table, choice: Choice, hardware: Hardware) -> ParameterConstraints:
     return ParameterConstraints(
         sharding_types=list(choice.sharding),
-        compute_kernels=list(dict.fromkeys(["dense", "fused", *_offered_kernels(choice, config)])),
+        compute_kernels=list(dict.fromkeys(["dense", "fused", *_offered_kernels(choice, hardware)])),
         min_partition=choice.columns,
         pooling_factors=[table.pooling],
         is_weighted=table.weighted,
     )
 
 
-def _offered_kernels(choice: Choice, config: Config) -> tuple[str, ...]:
+def _offered_kernels(choice: Choice, hardware: Hardware) -> tuple[str, ...]:
     """The kernels that TorchRec's own search may take; SSD has none there."""
     return tuple(
         dict.fromkeys(
-            kernel_of(config.hardware, tier, sharding)
+            kernel_of(hardware, tier, sharding)
             for sharding in choice.sharding
             for tier in tiers_of(sharding, choice.tiers)
             if tier != "ssd"
@@ -236,7 +237,7 @@ def _offered_kernels(choice: Choice, config: Config) -> tuple[str, ...]:
 
 
 def _layout(options: list[ShardingOption], optimizer: TableOptimizer) -> Layout:
-    """The kernels of one table's sharding type differ in cost alone."""
+    """One table under one sharding type; its kernels differ in cost alone."""
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
     shards = tuple(Block(shard.offset[0], shard.size[0], shard.offset[1], shard.size[1]) for shard in plain.shards)
     return Layout(
@@ -248,7 +249,7 @@ def _layout(options: list[ShardingOption], optimizer: TableOptimizer) -> Layout:
 
 
 def _buffers(option: ShardingOption, shard: Shard, optimizer: TableOptimizer) -> int:
-    """Bytes of a batch's ids and looked-up rows: what TorchRec charges a shard beside weights and optimizer state."""
+    """Bytes of a batch's ids and looked-up rows: TorchRec's charge for a shard without weights and optimizer state."""
     assert shard.storage is not None
     rows, dim = option.tensor.shape
     whole = option.sharding_type == "data_parallel"

@@ -1,14 +1,11 @@
-"""The planned-for topology as plain figures: tiers, bytes per rank, bytes per millisecond, and checks on both.
-
-No torch here: what-if and calibration tools read hardware without it.
-"""
+"""The planned-for hardware: its memories and tiers, the room of one rank, and checks of its figures. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from pipeline.config import TIERS, Config, HardwareConfig
+from pipeline.config import TIERS, HardwareConfig, PlanConfig
 from pipeline.errors import ConfigError
 from pipeline.units import GIB
 
@@ -38,18 +35,18 @@ class Capacity:
 
 def memories(hardware: HardwareConfig) -> tuple[str, ...]:
     """The memories this device has, fastest first: HBM on cuda, DDR, and SSD where ``ssd_gib`` is above 0."""
-    found = ("hbm", "ddr") if hardware.device == "cuda" else ("ddr",)
-    return (*found, "ssd") if hardware.ssd_gib > 0 else found
+    ram = ("hbm", "ddr") if hardware.device == "cuda" else ("ddr",)
+    return (*ram, "ssd") if hardware.ssd_gib > 0 else ram
 
 
 def tiers(hardware: HardwareConfig) -> tuple[str, ...]:
     """The tiers that tables may live in on this device, fastest first."""
-    found = memories(hardware)
-    return tuple(tier for tier in TIERS if tier in found or (tier == "hbm_cached" and "hbm" in found))
+    present = memories(hardware)
+    return tuple(tier for tier in TIERS if tier in present or (tier == "hbm_cached" and "hbm" in present))
 
 
 def fast_memory(hardware: HardwareConfig) -> str:
-    """The memory that the device computes from: lookup buffers, caches and the dense part lie there."""
+    """The memory that the device computes from: it holds lookup buffers, caches and the dense part."""
     return "hbm" if hardware.device == "cuda" else "ddr"
 
 
@@ -58,27 +55,28 @@ def memory_gib(hardware: HardwareConfig, memory: str) -> float:
     return float(getattr(hardware, f"{memory}_gib"))
 
 
-def capacity(config: Config, reserved: Mapping[str, int], host: Mapping[str, int]) -> Capacity:
-    """What one rank may fill: each memory less ``plan.<memory>_reserve``, the fast one less the bytes ``reserved``.
+def capacity(
+    hardware: HardwareConfig, plan: PlanConfig, reserved: Mapping[str, int], host: Mapping[str, int]
+) -> Capacity:
+    """What one rank may fill: each memory less ``plan.<memory>_reserve``, the fast one also less ``reserved`` bytes.
 
-    Behind a GPU the bytes of the ``host`` come off DDR, a checkpoint's copy taking half of what is left at most.
-    TorchRec's own percentage reserves HBM only.
+    On a GPU the bytes of ``host`` come off DDR; a checkpoint's copy takes at most half of the rest. TorchRec's own
+    percentage reserves HBM only.
     """
-    hardware = config.hardware
-    found = {}
+    room = {}
     for memory in MEMORIES:
-        share = 1.0 - float(getattr(config.plan, f"{memory}_reserve"))
+        share = 1.0 - float(getattr(plan, f"{memory}_reserve"))
         kept = sum(reserved.values()) if memory == fast_memory(hardware) else 0
         size = int(memory_gib(hardware, memory) * share * GIB) if memory in memories(hardware) else 0
-        found[memory] = max(0, size - kept)
+        room[memory] = max(0, size - kept)
     if hardware.device == "cuda":
-        rest = max(0, found["ddr"] - sum(size for purpose, size in host.items() if purpose != "staging"))
-        found["ddr"] = rest - min(host.get("staging", 0), rest // 2)
-    return Capacity(**found)
+        rest = max(0, room["ddr"] - sum(size for purpose, size in host.items() if purpose != "staging"))
+        room["ddr"] = rest - min(host.get("staging", 0), rest // 2)
+    return Capacity(**room)
 
 
 def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
-    """TorchRec's kernel that runs a table of ``tier``: a CPU knows fused alone, a replica is dense."""
+    """TorchRec's kernel for a table of ``tier``: always fused on a CPU, dense for a replica."""
     if sharding == "data_parallel":
         return "dense"
     return KERNEL_OF_TIER[tier] if hardware.device == "cuda" else "fused"
@@ -90,7 +88,7 @@ def figures(hardware: HardwareConfig) -> dict[str, float]:
 
 
 def check_hardware(hardware: HardwareConfig) -> None:
-    """Every figure that this device and shape need is positive; raises ConfigError naming the first that is not."""
+    """Raise ConfigError for the first figure that this hardware needs and that is not above 0."""
     needed = ["ddr_gib", "ddr_gb_per_s", "dense_gflop_per_s", "dense_gb_per_s"]
     if hardware.device == "cuda":
         needed += ["hbm_gib", "hbm_gb_per_s", "hbm_to_ddr_gb_per_s"]

@@ -1,4 +1,4 @@
-"""What every shard of a table is asked for in a step: the one derivation that plans and predictions share. No torch."""
+"""What a step asks of every shard of a table, for plans and predictions alike. No torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig
 from pipeline.planning.choices import DATA_PARALLEL, Table
 from pipeline.planning.cost import ShardLoad
 
@@ -22,16 +22,44 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """By shard: ``shares`` of the table's lookups in a step, and how many ``distinct`` rows these ask for."""
+    """What a global ``batch`` of samples asks of a table's ``blocks``, in any tier.
 
+    By block: ``shares`` of the table's lookups in a step, and how many ``distinct`` rows these ask for.
+    """
+
+    table: Table
+    sharding: str
+    blocks: Sequence[Block]
+    batch: int
     shares: list[float]
     distinct: list[float]
 
+    def loads(self, hardware: HardwareConfig, tier: str, cache_rows: int) -> list[ShardLoad]:
+        """The load of every block in ``tier``, with its part of a cache of ``cache_rows`` rows in front."""
+        table, batch = self.table, self.batch
+        hits = _hit_rates(hardware, tier, cache_rows, self)
+        pooled = batch / hardware.world_size if self.sharding == DATA_PARALLEL else float(batch)
+        return [
+            ShardLoad(
+                rows=block.rows,
+                columns=block.columns,
+                lookups=batch * table.pooling * share,
+                distinct=distinct,
+                pooled_rows=pooled,
+                sharding=self.sharding,
+                tier=tier,
+                hit_rate=hit,
+                weighted=table.weighted,
+                optimizer=table.optimizer,
+            )
+            for block, share, distinct, hit in zip(self.blocks, self.shares, self.distinct, hits, strict=True)
+        ]
 
-def asked_of(config: Config, table: Table, sharding: str, blocks: Sequence[Block]) -> Asked:
-    """What the ``blocks`` of ``table`` are asked for, whatever tier they lie in."""
-    shares = [_share(table, sharding, block, config.world_size) for block in blocks]
-    lookups = config.train.batch * table.pooling
+
+def asked_of(world_size: int, batch: int, table: Table, sharding: str, blocks: Sequence[Block]) -> Asked:
+    """What a global ``batch`` of samples asks of the ``blocks`` of ``table``."""
+    shares = [_share(table, sharding, block, world_size) for block in blocks]
+    lookups = batch * table.pooling
     known: dict[tuple[int, int, float], float] = {}
     distinct = []
     for block, share in zip(blocks, shares, strict=True):
@@ -39,54 +67,30 @@ def asked_of(config: Config, table: Table, sharding: str, blocks: Sequence[Block
         if key not in known:
             known[key] = _distinct(table, block, lookups, share)
         distinct.append(min(known[key], float(block.rows)))
-    return Asked(shares=shares, distinct=distinct)
+    return Asked(table=table, sharding=sharding, blocks=blocks, batch=batch, shares=shares, distinct=distinct)
 
 
-def shard_loads(
-    config: Config, table: Table, sharding: str, tier: str, blocks: Sequence[Block], asked: Asked, hits: Sequence[float]
-) -> list[ShardLoad]:
-    """The load of every block, with the ``hits`` (``hit_rates``) of its cache."""
-    batch = config.train.batch
-    pooled = batch / config.world_size if sharding == DATA_PARALLEL else float(batch)
-    return [
-        ShardLoad(
-            rows=block.rows,
-            columns=block.columns,
-            lookups=batch * table.pooling * share,
-            distinct=distinct,
-            pooled_rows=pooled,
-            sharding=sharding,
-            tier=tier,
-            hit_rate=hit,
-            weighted=table.weighted,
-            optimizer=table.optimizer,
-        )
-        for block, share, distinct, hit in zip(blocks, asked.shares, asked.distinct, hits, strict=True)
-    ]
+def _hit_rates(hardware: HardwareConfig, tier: str, cache_rows: int, asked: Asked) -> list[float]:
+    """The share of each block's lookups that the faster memory serves.
 
-
-def hit_rates(
-    hardware: HardwareConfig, table: Table, tier: str, cache_rows: int, blocks: Sequence[Block], asked: Asked
-) -> list[float]:
-    """Share of each block's lookups that find their row in the faster memory.
-
-    A GPU's cache is LRU. On CPU a shard's first rows are kept: the hottest only where rows are ranked.
+    A GPU's cache is LRU. A CPU's holds a shard's first rows, which are the hottest only where rows are ranked.
     """
+    table = asked.table
     if tier not in ("hbm_cached", "ssd"):
-        return [1.0] * len(blocks)
+        return [1.0] * len(asked.blocks)
     if hardware.device == "cuda":
-        return [table.curve.lru_share(cache_rows)] * len(blocks)
+        return [table.curve.lru_share(cache_rows)] * len(asked.blocks)
     if not table.ranked:
-        return [cache_rows / table.rows] * len(blocks)
-    found = []
-    for block, share in zip(blocks, asked.shares, strict=True):
+        return [cache_rows / table.rows] * len(asked.blocks)
+    rates = []
+    for block, share in zip(asked.blocks, asked.shares, strict=True):
         kept = cache_rows * block.rows / table.rows
-        found.append(min((table.curve.share(block.row + kept) - table.curve.share(block.row)) / share, 1.0))
-    return found
+        rates.append(min((table.curve.share(block.row + kept) - table.curve.share(block.row)) / share, 1.0))
+    return rates
 
 
 def _share(table: Table, sharding: str, block: Block, world_size: int) -> float:
-    """Of the table's lookups the share that a block serves; blocks of ranked rows are far from alike."""
+    """The share of the table's lookups that a block serves."""
     if sharding == DATA_PARALLEL:
         return 1.0 / world_size
     if block.rows == table.rows:

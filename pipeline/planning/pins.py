@@ -1,10 +1,10 @@
-"""The user's wishes for single tables (``plan.tables``): checked one by one, then made into choices. No torch here."""
+"""The user's pins of single tables (``plan.tables``): checks, and the choices they leave. No torch here."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.config import Config, TablePin
+from pipeline.config import HardwareConfig, PlanConfig, TablePin
 from pipeline.errors import ConfigError
 from pipeline.planning.choices import (
     COLUMN_STEP,
@@ -27,9 +27,9 @@ from pipeline.specs import TABLE_OPTIMIZERS
 CACHED = ("hbm_cached", "ssd")
 
 
-def check_pins(config: Config, tables: set[str]) -> None:
-    """Every pin names a table; ConfigError with the nearest match otherwise."""
-    for table, pin in config.plan.tables.items():
+def check_pins(plan: PlanConfig, tables: set[str]) -> None:
+    """Raise ConfigError, with the nearest match, for a pin that names none of the ``tables``."""
+    for table, pin in plan.tables.items():
         if table not in tables:
             near = nearest(table, tables)
             raise ConfigError(
@@ -47,21 +47,24 @@ def _again(table: str, pin: TablePin) -> str:
     )
 
 
-def pinned(config: Config, table: Table, free: Choice | None) -> Choice:
-    """The table's choice under its pin; ``free``: what it may get without, None where the pin names the sharding.
+def pinned(hardware: HardwareConfig, table: Table, pin: TablePin, free: Choice | None) -> Choice:
+    """The table's choice under its ``pin``; ``free``: its choice without, None where the pin names the sharding.
 
     Raises ConfigError where the pin cannot run.
     """
-    pin = config.plan.tables[table.name]
-    choice = free or _sharded(config, table, pin.sharding)
-    choice = replace(choice, tiers=_tiers(config, table, pin), cache_rows=_cache_rows(table, pin), pinned=True)
+    choice = free or _sharded(hardware, table, pin.sharding)
+    choice = replace(choice, tiers=_tiers(hardware, table, pin), cache_rows=_cache_rows(table, pin), pinned=True)
     _check_tier(table.name, pin)
     sharding = tuple(name for name in choice.sharding if name not in pin.avoid)
     offered = tuple(tier for tier in choice.tiers if tier not in pin.avoid)
     choice = replace(choice, tiers=offered, sharding=tuple(name for name in sharding if tiers_of(name, offered)))
     if not choice.sharding:
         path, both = f"plan.tables.{table.name}", [name for name in (pin.tier, pin.sharding) if name in pin.avoid]
-        why = f"it wants {both[0]} and avoids it" if both else f"sharding {_or(sharding)}, tiers {_or(offered)}"
+        why = (
+            f"the pin both asks for {both[0]} and avoids it"
+            if both
+            else f"sharding {_or(sharding)}, tiers {_or(offered)}"
+        )
         hint = f"{path}.avoid=[{','.join(name for name in pin.avoid if name not in both)}]" if both else f"~{path}"
         raise ConfigError(f"{path} leaves nothing for the table: {why}", hint=hint)
     return choice
@@ -71,35 +74,35 @@ def _or(names: tuple[str, ...]) -> str:
     return " or ".join(names) or "none"
 
 
-def _sharded(config: Config, table: Table, sharding: str) -> Choice:
-    ranks = config.hardware.ranks_per_host if sharding == TABLE_COLUMN_WISE else config.world_size
+def _sharded(hardware: HardwareConfig, table: Table, sharding: str) -> Choice:
+    ranks = hardware.ranks_per_host if sharding == TABLE_COLUMN_WISE else hardware.world_size
     columns = pinned_columns(table.dim, ranks)
-    why = impossible(config, table, sharding, columns)
+    why = impossible(hardware, table, sharding, columns)
     if why:
-        fallback = sharding == TABLE_ROW_WISE and not empty_ranks(table.rows, config.world_size)
+        fallback = sharding == TABLE_ROW_WISE and not empty_ranks(table.rows, hardware.world_size)
         raise ConfigError(
             f"plan.tables.{table.name}.sharding is {sharding!r}, which cannot run: {why}",
             hint=f"plan.tables.{table.name}.sharding={ROW_WISE if fallback else TABLE_WISE}",
         )
-    return Choice(sharding=(sharding,), tiers=table_tiers(config, table), columns=columns)
+    return Choice(sharding=(sharding,), tiers=table_tiers(hardware, table), columns=columns)
 
 
-def _tiers(config: Config, table: Table, pin: TablePin) -> tuple[str, ...]:
-    offered = table_tiers(config, table)
+def _tiers(hardware: HardwareConfig, table: Table, pin: TablePin) -> tuple[str, ...]:
+    offered = table_tiers(hardware, table)
     if not pin.tier:
         return offered
     path = f"plan.tables.{table.name}.tier"
-    if pin.tier not in offered and pin.tier in tiers(config.hardware):
+    if pin.tier not in offered and pin.tier in tiers(hardware):
         fitting = next((each.name for each in TABLE_OPTIMIZERS if each.fits_ssd), "")
         raise ConfigError(
-            f"{path} is {pin.tier!r}, but rows there have no room for the state of "
+            f"{path} is {pin.tier!r}, but rows on SSD have no room for the state of "
             f"train.sparse_optimizer={table.optimizer.name}",
             hint=f"{path}={offered[-1]}, or train.sparse_optimizer={fitting}",
         )
     if pin.tier not in offered:
-        lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {config.hardware.device}"
+        lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {hardware.device}"
         mend = "hardware.ssd_gib=100" if pin.tier == "ssd" else f"{path}={offered[0]}"
-        raise ConfigError(f"{path} is {pin.tier!r}, which hardware {config.hardware.name!r} lacks: {lack}", hint=mend)
+        raise ConfigError(f"{path} is {pin.tier!r}, which hardware {hardware.name!r} lacks: {lack}", hint=mend)
     return (pin.tier,)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.config import Config, HardwareConfig
 from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table, choices, tables_of, tiers_of
 from pipeline.planning.cost import fixed_ms
@@ -82,15 +82,15 @@ def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement
 def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
     """Check everything the user may have got wrong, and work out what each table may get."""
     check_hardware(config.hardware)
-    tables = tables_of(config, schema, profile)
+    tables = tables_of(config.data, config.model, config.train, schema, profile)
     heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
     reserved = dense_bytes(config, schema, profile)
     return Setting(
         config=config,
         tables=tables,
-        offered=choices(config, tables, heavy),
+        offered=choices(config.plan, config.hardware, config.train.batch, tables, heavy),
         reserved=reserved,
-        room=capacity(config, reserved, host_bytes(config, schema, profile)),
+        room=capacity(config.hardware, config.plan, reserved, host_bytes(config, schema, profile)),
         fixed=fixed_ms(config, schema),
     )
 
@@ -138,20 +138,20 @@ def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | N
     No engine where each table can only lie whole on the one rank of a CPU: TorchRec has nothing to search there, and
     loading it would take longer than all the rest.
     """
-    room = setting.room
-    if _only_whole(setting.config, offered):
-        engine, layouts = None, {t.name: [whole_layout(setting.config, t)] for t in setting.tables}
+    hardware, train = setting.config.hardware, setting.config.train
+    if _only_whole(hardware, offered):
+        engine, layouts = None, {t.name: [whole_layout(train.batch, t)] for t in setting.tables}
     else:
         from pipeline.planning.engine import Engine
 
-        engine = Engine(setting.config, setting.tables, offered, room)
+        engine = Engine(hardware, train.batch, setting.tables, offered, setting.room)
         layouts = engine.layouts()
-    found = {t.name: offers(setting.config, t, offered[t.name], layouts[t.name]) for t in setting.tables}
-    return engine, Space(config=setting.config, offers=found, room=room, fixed=setting.fixed)
+    all_offers = {t.name: offers(hardware, train, t, offered[t.name], layouts[t.name]) for t in setting.tables}
+    return engine, Space(hardware=hardware, offers=all_offers, room=setting.room, fixed=setting.fixed)
 
 
-def _only_whole(config: Config, offered: Mapping[str, Choice]) -> bool:
-    alone = config.world_size == 1 and config.hardware.device == "cpu"
+def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool:
+    alone = hardware.world_size == 1 and hardware.device == "cpu"
     return alone and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
 
 
@@ -197,7 +197,7 @@ def _table(setting: Setting, space: Space, found: Found, table: Table) -> TableP
     for rank, ms in zip(ranks, offer.ms, strict=True):
         spent[rank] += ms
     shards = zip(ranks, offer.layout.shards, strict=True)
-    why = reason(setting.config, table, setting.offered[table.name], offer, space)
+    why = reason(table, setting.offered[table.name], offer, space)
     return TablePlan(
         rows=table.rows,
         dim=table.dim,

@@ -1,13 +1,13 @@
-"""What a finished plan costs: every rank's phases and memory by the cost model. No torch."""
+"""The cost model's view of a finished plan: every rank's phases and memory. No torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import Config
+from pipeline.config import Config, HardwareConfig
 from pipeline.planning.choices import Table, tables_of
 from pipeline.planning.cost import fixed_ms, shard_ms, step_ms
-from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
+from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
 from pipeline.records import BESIDE_TRAINING, DatasetSchema, Plan, Profile, TablePlan
 
@@ -27,21 +27,23 @@ class Prediction:
 
     @property
     def bytes(self) -> int:
-        """Memory that training takes of the fullest rank: tables and reservations, without the process itself."""
+        """Memory that training takes on the fullest rank: tables and reservations, without the process itself."""
         taken = (sum(v for name, v in kept.items() if name not in BESIDE_TRAINING) for kept in self.reserved)
         return max(own + kept for own, kept in zip(self.tables, taken, strict=True))
 
 
 def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile) -> Prediction:
-    """The ``plan`` for ``config.hardware`` by the cost model; its tables are those of ``schema`` and ``profile``.
+    """The cost model's figures of ``plan`` on ``config.hardware``, for the tables of ``schema`` and ``profile``.
 
-    The exchanges make the ranks wait for each other; that is not added up, the slowest rank's own time counts.
+    Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
     phases = [fixed_ms(config, schema) for _ in range(plan.world_size)]
     own, staged = [0] * plan.world_size, [0] * plan.world_size
-    for table in tables_of(config, schema, profile):
+    for table in tables_of(config.data, config.model, config.train, schema, profile):
         placed = plan.tables[table.name]
-        for shard, spent in zip(placed.shards, _shard_phases(config, table, placed), strict=True):
+        for shard, spent in zip(
+            placed.shards, _shard_phases(config.hardware, config.train.batch, table, placed), strict=True
+        ):
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
@@ -53,10 +55,9 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
     return Prediction(phases=phases, tables=own, reserved=reserved)
 
 
-def _shard_phases(config: Config, table: Table, placed: TablePlan) -> list[dict[str, float]]:
+def _shard_phases(hardware: HardwareConfig, batch: int, table: Table, placed: TablePlan) -> list[dict[str, float]]:
     """Ms by phase of each of its shards, as the planner priced them."""
     blocks = [Block(shard.row, shard.rows, shard.column, shard.columns) for shard in placed.shards]
-    asked = asked_of(config, table, placed.sharding, blocks)
-    hits = hit_rates(config.hardware, table, placed.tier, placed.cache_rows, blocks, asked)
-    loads = shard_loads(config, table, placed.sharding, placed.tier, blocks, asked, hits)
-    return [shard_ms(config.hardware, load, global_batch=config.train.batch) for load in loads]
+    asked = asked_of(hardware.world_size, batch, table, placed.sharding, blocks)
+    loads = asked.loads(hardware, placed.tier, placed.cache_rows)
+    return [shard_ms(hardware, load, global_batch=batch) for load in loads]

@@ -1,8 +1,8 @@
-"""One sentence for people: why a table got its sharding, and why its tier where that is not the fastest. No torch."""
+"""One sentence for people: why a table gets its sharding, and its tier where that is not the fastest. No torch."""
 
 from __future__ import annotations
 
-from pipeline.config import Config
+from pipeline.config import HardwareConfig
 from pipeline.planning.candidates import Offer
 from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table
 from pipeline.planning.hardware import fast_memory, size_text
@@ -10,15 +10,15 @@ from pipeline.planning.search import Space
 from pipeline.units import GIB
 
 
-def reason(config: Config, table: Table, choice: Choice, offer: Offer, space: Space) -> str:
-    """Why ``table`` lies as ``offer`` says, of all that ``space`` had for it."""
-    return _sharding(config, table, choice, offer, space) + _tier(config, table, offer)
+def reason(table: Table, choice: Choice, offer: Offer, space: Space) -> str:
+    """Why ``table`` gets ``offer``, out of all its offers in ``space``."""
+    return _sharding(table, choice, offer, space) + _tier(space.hardware, table, offer)
 
 
-def _sharding(config: Config, table: Table, choice: Choice, offer: Offer, space: Space) -> str:
+def _sharding(table: Table, choice: Choice, offer: Offer, space: Space) -> str:
     if choice.pinned:
         return f"pinned by plan.tables.{table.name}"
-    if config.world_size == 1:
+    if space.hardware.world_size == 1:
         return "one rank holds every table whole"
     if offer.sharding == DATA_PARALLEL:
         return "so small that reducing the whole table is cheaper than exchanging its lookups"
@@ -35,13 +35,13 @@ def _sharding(config: Config, table: Table, choice: Choice, offer: Offer, space:
     return f"split over {count} shards, which evens out memory or work between the ranks"
 
 
-def _tier(config: Config, table: Table, offer: Offer) -> str:
-    if offer.tier == ("hbm" if config.hardware.device == "cuda" else "ddr"):
+def _tier(hardware: HardwareConfig, table: Table, offer: Offer) -> str:
+    if offer.tier == ("hbm" if hardware.device == "cuda" else "ddr"):
         return ""
     density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"
     if offer.tier == "ddr":
         return f"; HBM has no room for every table, so this one, with {density}, stays in DDR"
-    memory = fast_memory(config.hardware).upper()
+    memory = fast_memory(hardware).upper()
     kept = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
     if offer.tier == "hbm_cached":
         return f"; HBM has no room for every table, so this one stays in DDR behind a cache: {kept}"

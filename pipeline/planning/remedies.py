@@ -76,7 +76,7 @@ def _lift_pins(setting: Setting, place: Place) -> Iterator[str]:
             continue
         pin = config.plan.tables[table.name]
         path = f"plan.tables.{table.name}"
-        split = not impossible(config, table, ROW_WISE, table.dim) and config.world_size > 1
+        split = not impossible(config.hardware, table, ROW_WISE, table.dim) and config.world_size > 1
         if pin.sharding not in ("", ROW_WISE) and split:
             yield from _tried(config, place, f"{path}.sharding", ROW_WISE)
             continue

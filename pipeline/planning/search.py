@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipeline.config import Config
+from pipeline.config import HardwareConfig
 from pipeline.planning.assign import EXACT_GAP, Candidate, Piece, Problem, assign
 from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
 from pipeline.planning.hardware import Capacity
@@ -39,18 +39,18 @@ class Found:
 class Space:
     """All offers of all tables, what every rank may hold, and the ms by phase that it spends anyhow."""
 
-    config: Config
+    hardware: HardwareConfig
     offers: Mapping[str, list[Offer]]
     room: Capacity
     fixed: Mapping[str, float]
 
     def placement(self, offers: Mapping[str, Offer], ranks: Mapping[str, tuple[int, ...]]) -> Placement:
         """A plan in this space."""
-        return Placement(offers=offers, ranks=ranks, world_size=self.config.world_size, fixed=self.fixed)
+        return Placement(offers=offers, ranks=ranks, world_size=self.hardware.world_size, fixed=self.fixed)
 
     def problem(self, weights: Weights) -> Problem:
         """The assignment problem with shard costs weighted by ``weights``."""
-        world = self.config.world_size
+        world = self.hardware.world_size
         beside = self.fixed.get(BESIDE, 0.0)
         base = weights.step * (sum(self.fixed.values()) - beside) + weights.beside * beside
         candidates = {
@@ -64,7 +64,7 @@ class Space:
             Piece(ms=weights.step * step + weights.beside * beside + weights.stock * stock, bytes=size)
             for step, beside, stock, size in costs
         )
-        return Candidate(pieces=pieces, places=places(self.config.hardware, offer.layout))
+        return Candidate(pieces=pieces, places=places(self.hardware, offer.layout))
 
     def from_torchrec(self, plan: Sequence[Chosen]) -> Placement:
         """TorchRec's plan in our terms; its cached tables keep the share of rows that its model assumes."""

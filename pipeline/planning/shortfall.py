@@ -33,7 +33,7 @@ def plan_error(setting: Setting, space: Space, place: Callable[[Config], Placeme
     extra = missing_bytes(space, need)
     message = (
         f"the tables do not fit hardware {setting.config.hardware.name!r}: with optimizer state and buffers they need "
-        f"{size_text(need)}, {_room(setting, space)}; {_short(setting.config, extra)}; "
+        f"{size_text(need)}, {_room(setting, space)}; {_short(space.hardware.world_size, extra)}; "
         f"{_largest(setting.tables, space)}"
     )
     ways = itertools.islice(remedies(setting, space, extra, need, place), SHOWN_WAYS)
@@ -50,10 +50,10 @@ def missing_bytes(space: Space, need: int) -> dict[str, int]:
 
     A memory that cannot mend it alone is absent.
     """
-    world = space.config.world_size
+    world = space.hardware.world_size
     found = {}
     most = 4 * need + 4 * STEP  # tables of a few rows need next to nothing, but not nothing
-    for memory in memories(space.config.hardware):
+    for memory in memories(space.hardware):
         low = 0
         high = max(need // world - sum(space.room.each), need // world // 100, 1)
         while not _fits(space, memory, high) and high < most:
@@ -86,13 +86,13 @@ def _room(setting: Setting, space: Space) -> str:
     return f"{ranks} {' and '.join(parts)}{each} (kept free: {', '.join(kept)}, and {reserved}{twice})"
 
 
-def _short(config: Config, extra: dict[str, int]) -> str:
+def _short(world_size: int, extra: dict[str, int]) -> str:
     if not extra:
         return "no single memory's growth would mend it"
     parts = []
     for memory, missing in sorted(extra.items(), key=lambda item: item[1]):
-        text = f"{memory.upper()} is short by {size_text(missing * config.world_size)}"
-        parts.append(text + (f" ({size_text(missing)} a rank)" if config.world_size > 1 else ""))
+        text = f"{memory.upper()} is short by {size_text(missing * world_size)}"
+        parts.append(text + (f" ({size_text(missing)} a rank)" if world_size > 1 else ""))
     return ", or ".join(parts)
 
 

@@ -11,12 +11,10 @@ from pipeline import units
 from pipeline.errors import ArtifactError, UnreachableError
 from pipeline.records import (
     HOLD,
-    CheckpointPart,
     Curve,
     ErrorPart,
     Evaluation,
     IngestPart,
-    LinkShare,
     Plan,
     PlanPart,
     Result,
@@ -33,6 +31,7 @@ from pipeline.report.records import read_records
 from pipeline.report.summary import error_text, reachable_gain, shrunk_lines
 from pipeline.report.tables import config_excerpt, plan_table, plan_words, stages_bar, stages_table
 from pipeline.report.towers import TOWERS_PAGE
+from pipeline.specs import STAGES
 from pipeline.store import Store
 
 RELIABILITY = "reliability.json"
@@ -209,28 +208,6 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
 
 def _details(result: Result) -> list[tuple[str, str]]:
     """The remaining figures of ``result.json``, two or three columns of name and value."""
-    rows, train = result.ingest or IngestPart(), result.train or TrainPart()
-    saved, scores = result.checkpoint or CheckpointPart(), result.eval or Evaluation()
-    sent, resumed = train.bytes_per_sample or LinkShare(), train.resumed
-    figures = [
-        ("Raw bytes read", units.size(rows.bytes_in)),
-        ("Ingestion, rows/s", units.count(rows.rows_per_s)),
-        ("Training steps", units.count(train.steps)),
-        ("Training samples", units.count(train.samples)),
-        ("Steps before this session", units.count(resumed.step if resumed else None)),
-        ("Training time", units.duration(train.seconds)),
-        ("Ranks", units.count(train.world_size)),
-        ("Fewer hosts", "; ".join(shrunk_lines(result.shrunk)) or units.ABSENT),
-        ("Peak memory", units.size(train.peak_rss_bytes)),
-        ("Embeddings between hosts, bytes per sample", units.count(sent.inter_host)),
-        ("Embeddings within hosts, bytes per sample", units.count(sent.intra_host)),
-        ("Dense gradients between hosts, bytes per sample", units.count(sent.dense_inter_host)),
-        ("Checkpoints written", units.count(saved.count)),
-        ("Checkpoint bytes", units.size(saved.bytes_written)),
-        ("Had all been full", units.size(saved.bytes_full_equivalent)),
-        ("Stalled by checkpoints", units.percent(saved.stall_share)),
-        ("Checkpoints skipped", units.count(saved.skipped or None)),
-        ("Checkpoints failed", units.count(saved.failed or None)),
-        ("Held-out rows", units.count(scores.samples)),
-    ]
+    figures = [fact for stage in STAGES for fact in stage.facts(result)]
+    figures.append(("Fewer hosts", "; ".join(shrunk_lines(result.shrunk)) or units.ABSENT))
     return [(name, value) for name, value in figures if value != units.ABSENT]

@@ -52,6 +52,11 @@ def default_stages() -> list[str]:
     return [stage.name for stage in STAGES if stage.by_default]
 
 
+def inline_stages() -> list[str]:
+    """The stages that run in the launcher's own process where ``launch.inline`` names none."""
+    return [stage.name for stage in STAGES if stage.inline]
+
+
 def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
     """The mapping of a feature: of ``bins`` where it has them, else the ``chosen`` one, else the ``default``."""
     return ID_MAPPINGS.get(BINS if bins else chosen or default)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
 from typing import Generic, Protocol, TypeVar
 
 from pipeline.errors import ConfigError
 
 BUILT_IN = "built in"
+ADDED = "added by this process"
 
 
 class Named(Protocol):
@@ -68,10 +70,21 @@ class Registry(Generic[T]):
         self._loaded()
         return self._origins[name]
 
+    @contextmanager
+    def added(self, *specs: T) -> Iterator[None]:
+        """Within: ``specs`` are choices of this process too, after the others. For tests and notebooks."""
+        former, origins = self._loaded(), self._origins
+        self._specs = {**former, **{spec.name: spec for spec in specs}}
+        self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
+        try:
+            yield
+        finally:
+            self._specs, self._origins = former, origins
+
     def package(self, name: str) -> str:
         """The installed package, with its version, that adds the choice called ``name``; "" for a built-in one."""
         origin = self.origin(name)
-        return "" if origin == BUILT_IN else origin
+        return "" if origin in (BUILT_IN, ADDED) else origin
 
     def _loaded(self) -> dict[str, T]:
         if self._specs is None:

@@ -66,12 +66,7 @@ def use(group: str, names: str, *, when: Callable[[Config], bool] = always, name
 
 
 def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
-    """The settings that ``uses`` cover, nested as in the configuration; of those that are ``named`` nothing.
-
-    Every setting has the name that it had first: keys keep their bytes.
-    """
-    from pipeline.config.renamed import with_first_names
-
+    """The settings that ``uses`` cover, nested as in the configuration; of those that are ``named`` nothing."""
     settings: dict[str, Any] = {}
     for each in uses:
         if each.named or not each.when(config):
@@ -82,7 +77,7 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
                 for name in place[:-1]:
                     group = group.setdefault(name, {})
                 group[place[-1]] = value
-    return with_first_names(settings)
+    return settings
 
 
 def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
@@ -104,10 +99,11 @@ class Stage(ABC):
     stages whose artifacts it reads, all of them earlier in the chain. ``settings``: what of the configuration decides
     its output, or whether there is any.
 
-    ``by_default``: it runs where ``stages`` names none. ``needs_rows``: it cannot run on a list of tables.
-    ``shared``: its artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it
-    runs on all ranks of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in
-    time, and it commits a checkpoint before it ends.
+    ``by_default``: it runs where ``stages`` names none. ``inline``: on one machine it runs in the launcher's process,
+    unless ``launch.inline`` says otherwise. ``needs_rows``: it cannot run on a list of tables. ``shared``: its
+    artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it runs on all ranks
+    of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in time, and it
+    commits a checkpoint before it ends.
     """
 
     name: str
@@ -115,6 +111,7 @@ class Stage(ABC):
     inputs: tuple[str, ...] = ()
     settings: tuple[Use, ...] = ()
     by_default = True
+    inline = False
     needs_rows = False
     shared = False
     distributed = False
@@ -124,7 +121,7 @@ class Stage(ABC):
         """ConfigError where ``config`` names the stage, which cannot run with its other settings."""
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """What of the configuration the key covers; ``named_settings`` come on top."""
+        """What of the configuration the key covers, by its names now; ``named_settings`` come on top."""
         return covered(self.settings, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:

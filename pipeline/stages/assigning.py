@@ -35,10 +35,10 @@ def assign(
     """The features of every tower, and what that rests on, by ``partition.strategy``."""
     from pipeline.towers import check_partition, strided, tower_count
 
-    features, part = [column.name for column in schema.sparse], config.partition
-    check_partition(config, features)  # where the data says which there are, it was not known before
+    features, part, hosts = [column.name for column in schema.sparse], config.partition, config.hardware.hosts
+    check_partition(part, config.plan, hosts, features)  # where the data says which there are, it was not known before
     if part.strategy == STRIDED:
-        towers = strided(features, tower_count(config), part.pins, part.groups)
+        towers = strided(features, tower_count(part, hosts), part.pins, part.groups)
         evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
         return towers, evidence
     if not schema.rows.get("train"):
@@ -53,7 +53,8 @@ def assign(
     similarity, source = probe(config, store, dataset, checkpoint, say)
     loads = _loads(features, plan)
     room = {"bytes": _room(config) / max(sum(loads["bytes"]), 1.0)}
-    return partition(features, tower_count(config), part, similarity, loads, source=source, room=room, seed=config.seed)
+    count = tower_count(part, hosts)
+    return partition(features, count, part, similarity, loads, source=source, room=room, seed=config.seed)
 
 
 def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
@@ -110,7 +111,8 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
         assigned = list(found.values())
         if not found or assigned == [list(tower.features) for tower in towers.towers]:
             return towers
-        return towers_of(config, assigned, [name for tower in towers.towers for name in tower.features])
+        features = [name for tower in towers.towers for name in tower.features]
+        return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
     return towers
 
 
@@ -127,7 +129,7 @@ def _room(config: Config) -> float:
 
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
-    return AMPLE * fastest * GIB * config.world_size / tower_count(config)
+    return AMPLE * fastest * GIB * config.world_size / tower_count(config.partition, config.hardware.hosts)
 
 
 def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:

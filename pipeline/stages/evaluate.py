@@ -88,6 +88,10 @@ class Evaluate(Stage):
             lines.append(best if gain is None else f"{best}: {units.percent(gain)} of the reachable gain")
         return {"eval": lines}
 
+    def facts(self, result: Result) -> list[tuple[str, str]]:
+        """How many rows were held out."""
+        return [("Held-out rows", units.count(result.eval.samples if result.eval else None))]
+
 
 def _readable(store: Store, checkpoint: str) -> list[Artifact]:
     """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""

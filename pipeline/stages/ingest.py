@@ -43,6 +43,7 @@ class Ingest(Stage):
 
     name = "ingest"
     help = "raw logs to a training dataset"
+    inline = True
     shared = True
     settings = (
         use("", "seed", when=_seeded),
@@ -112,6 +113,11 @@ class Ingest(Stage):
             f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",
         ]
         return {"ingest": [line for line in lines if line]}
+
+    def facts(self, result: Result) -> list[tuple[str, str]]:
+        """Bytes read, and the rate."""
+        part = result.ingest or IngestPart()
+        return [("Raw bytes read", units.size(part.bytes_in)), ("Ingestion, rows/s", units.count(part.rows_per_s))]
 
 
 SPEC = Ingest()

@@ -33,7 +33,7 @@ def tower_settings(config: Config) -> dict[str, Any]:
     """What keys cover of ``partition.towers``: how many there are."""
     from pipeline.towers import tower_count
 
-    return {"towers": tower_count(config)} if has_towers(config) else {}
+    return {"towers": tower_count(config.partition, config.hardware.hosts)} if has_towers(config) else {}
 
 
 class Partition(Stage):
@@ -42,6 +42,7 @@ class Partition(Stage):
     name = "partition"
     help = "towers of features and the plan on their hosts (flat: none)"
     inputs = ("ingest", "plan")
+    inline = True
     shared = True
     settings = (
         use("", "seed", when=compares),
@@ -85,15 +86,16 @@ class Partition(Stage):
         from pipeline.towers import flat_towers, towers_of
 
         schema, profile = read_dataset(store, inputs["ingest"])
-        features = [column.name for column in schema.sparse]
+        features, hosts = [column.name for column in schema.sparse], config.hardware.hosts
         if has_towers(config):
             flat = read_plan(store, inputs["plan"])
             assigned, evidence = assign(config, store, inputs["ingest"], schema, flat, io.say)
-            towers = dataclasses.replace(towers_of(config, assigned, features), evidence=evidence)
+            towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, features)
+            towers = dataclasses.replace(towers, evidence=evidence)
             plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
             text = f"{towers_text(towers)}\n{refined_text(plan, flat)}"
         else:
-            towers, plan, text = flat_towers(config, features), None, ""
+            towers, plan, text = flat_towers(hosts, features), None, ""
         artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("towers.json", towers.to_json())

@@ -21,6 +21,7 @@ class PlanStage(Stage):
     name = "plan"
     help = "a sharding plan for the dataset on the hardware"
     inputs = ("ingest",)
+    inline = True
     shared = True
     settings = (
         use("ingest", "rows_per_group"),

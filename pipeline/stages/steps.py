@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from pipeline.config import Config
+from pipeline.config.renamed import with_first_names
 from pipeline.errors import DataError
 from pipeline.launch.steps import write_steps
 from pipeline.records.step import Step, run_directory
@@ -27,10 +28,10 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
 
     config = with_former_batch(config, store)
     if config.data.sparse:
-        check_partition(config, list(config.data.sparse))
+        check_partition(config.partition, config.plan, config.hardware.hosts, list(config.data.sparse))
     made: dict[str, Step] = {}
     for stage in _stages_of(config):
-        settings = {**stage.key_settings(config), **stage.named_settings(config, store, made)}
+        settings = with_first_names({**stage.key_settings(config), **stage.named_settings(config, store, made)})
         input_keys = {name: made[name].key for name in stage.inputs}
         key = artifact_key(stage.name, settings, input_keys)
         step = Step(

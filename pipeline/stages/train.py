@@ -13,6 +13,7 @@ from typing import Any
 
 from pipeline import units
 from pipeline.config import Config
+from pipeline.config.renamed import with_first_names
 from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
@@ -62,7 +63,7 @@ def continuation_settings(config: Config) -> dict[str, Any]:
     """What of the configuration the key of the checkpoints covers."""
     settings = covered(CONTINUATION, config)
     settings["partition"] |= tower_settings(config)
-    return settings
+    return with_first_names(settings)
 
 
 def continuation_key(config: Config, init: Any, dataset: str) -> str:
@@ -157,6 +158,28 @@ class Train(Stage):
         """Speed, memory and phases of the training; count and bytes of its checkpoints."""
         lines = {} if result.train is None else {"train": _train_lines(result.train)}
         return lines if result.checkpoint is None else {**lines, "checkpoint": _checkpoint_lines(result.checkpoint)}
+
+    def facts(self, result: Result) -> list[tuple[str, str]]:
+        """Steps, time, memory and traffic of the training; bytes and stalls of its checkpoints."""
+        part, saved = result.train or TrainPart(), result.checkpoint or CheckpointPart()
+        sent, resumed = part.bytes_per_sample or LinkShare(), part.resumed
+        return [
+            ("Training steps", units.count(part.steps)),
+            ("Training samples", units.count(part.samples)),
+            ("Steps before this session", units.count(resumed.step if resumed else None)),
+            ("Training time", units.duration(part.seconds)),
+            ("Ranks", units.count(part.world_size)),
+            ("Peak memory", units.size(part.peak_rss_bytes)),
+            ("Embeddings between hosts, bytes per sample", units.count(sent.inter_host)),
+            ("Embeddings within hosts, bytes per sample", units.count(sent.intra_host)),
+            ("Dense gradients between hosts, bytes per sample", units.count(sent.dense_inter_host)),
+            ("Checkpoints written", units.count(saved.count)),
+            ("Checkpoint bytes", units.size(saved.bytes_written)),
+            ("Had all been full", units.size(saved.bytes_full_equivalent)),
+            ("Stalled by checkpoints", units.percent(saved.stall_share)),
+            ("Checkpoints skipped", units.count(saved.skipped or None)),
+            ("Checkpoints failed", units.count(saved.failed or None)),
+        ]
 
 
 def _train_lines(part: TrainPart) -> list[str]:

@@ -1,11 +1,11 @@
-"""Disaggregated towers (DMT, MLSys'24): features that live on a host each, and the transform that trains them so.
+"""Disaggregated multi-tower training (DMT, MLSys'24): features by tower, and towers on hosts.
 
-What is named here imports no torch; the transform lies in ``transform``, its modules in ``modules``.
+The names here import no torch. ``transform`` has the sharded embeddings, ``modules`` the towers' modules.
 """
 
 from __future__ import annotations
 
-from pipeline.towers.assignment import check_partition, flat_towers, module_of, tower_count, tower_hosts, towers_of
+from pipeline.towers.assignment import check_partition, flat_towers, tower_count, tower_hosts, towers_of
 from pipeline.towers.layout import Layout, TowerHosts, layout_of
 from pipeline.towers.plans import tower_hosts_config, united_plan
 from pipeline.towers.strided import strided
@@ -16,7 +16,6 @@ __all__ = [
     "check_partition",
     "flat_towers",
     "layout_of",
-    "module_of",
     "tower_hosts_config",
     "strided",
     "tower_count",

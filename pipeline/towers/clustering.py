@@ -1,6 +1,6 @@
-"""Features into towers of bounded load: k-means whose assignment step is an integer programme, then exchanges.
+"""Features into towers of bounded load: k-means whose assignment step is an integer program, then exchanges.
 
-Where no assignment keeps to the bounds, one with little excess is taken.
+Where no assignment keeps the bounds, the result exceeds them a little.
 """
 
 from __future__ import annotations
@@ -23,26 +23,18 @@ _OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}  # nodes, not seconds: the s
 def cluster(problem: Problem, positions: Floats, distances: Matrix, seed: int) -> Ints:
     """The tower of every item: [items].
 
-    k-means on ``positions`` [F, d] from several starts, each bettered by ``exchange`` on ``distances`` [F, F], of which
-    the plane shows only a part. The same answer for the same input.
+    k-means on ``positions`` [F, d] from several starts; ``Exchange`` improves each on ``distances`` [F, F], which
+    the positions only approximate. Equal inputs give equal towers.
     """
-    found = []
+    attempts = []
     for start in range(STARTS):
         assigned = _kmeans(problem, positions, np.random.default_rng([seed, start]))
-        found.append(Exchange(problem, assigned, distances).run())
-    return min(found, key=lambda each: each[1])[0]
-
-
-def _membership(problem: Problem, assigned: Ints) -> Floats:
-    """1 where the tower [T] has the feature [F]."""
-    member = np.zeros((problem.towers, sum(len(item) for item in problem.items)))
-    for item, tower in zip(problem.items, assigned, strict=True):
-        member[tower, list(item)] = 1.0
-    return member
+        attempts.append(Exchange(problem, assigned, distances).run())
+    return min(attempts, key=lambda attempt: attempt[1])[0]
 
 
 def _kmeans(problem: Problem, positions: Floats, rng: np.random.Generator) -> Ints:
-    """Lloyd's rounds without bounds for the centres, then rounds with the bounds until nothing moves."""
+    """Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves."""
     centres = _first_centres(problem, positions, rng)
     for bounded, rounds in ((False, LLOYD_ROUNDS), (True, ROUNDS)):
         last = None
@@ -52,14 +44,14 @@ def _kmeans(problem: Problem, positions: Floats, rng: np.random.Generator) -> In
             if last is not None and np.array_equal(assigned, last):
                 break
             last = assigned
-            member = _membership(problem, assigned)
+            member = np.eye(problem.towers)[assigned].T @ problem.membership
             held = member.sum(1) > 0
             centres[held] = (member @ positions)[held] / member.sum(1)[held, None]
     return assigned
 
 
 def _first_centres(problem: Problem, positions: Floats, rng: np.random.Generator) -> Floats:
-    """k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of what is pinned to it."""
+    """k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features."""
     centres: dict[int, Floats] = {}
     for tower in set(problem.pinned.values()):
         held = [f for item, where in problem.pinned.items() if where == tower for f in problem.items[item]]
@@ -86,10 +78,10 @@ def _nearest(problem: Problem, cost: Floats) -> Ints:
 
 
 def _bounded(problem: Problem, cost: Floats) -> Ints:
-    """The cheapest assignment within the capacities, or with little excess where there is none: [items].
+    """The cheapest assignment within the capacities, or with a small excess where there is none: [items].
 
-    An integer programme, by HiGHS: item i in tower k, row by row, and last the excess; every item goes somewhere,
-    every tower gets one. Large ones are relaxed and rounded, and ``Exchange`` mends what that does to the loads.
+    An integer program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one
+    tower, and every tower gets an item. Large problems are relaxed and rounded; ``Exchange`` then mends the loads.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
@@ -112,6 +104,6 @@ def _bounded(problem: Problem, cost: Floats) -> Ints:
         constraints=LinearConstraint(hstack([csr_array(body), excess]), lower, upper),
         options=_OPTIONS,
     )
-    if done.x is None:  # the node limit came before any assignment
+    if done.x is None:  # HiGHS met its node limit before it found an assignment
         return _nearest(problem, cost)
     return np.asarray(done.x[:-1].reshape(items, towers).argmax(1), dtype=np.int64)

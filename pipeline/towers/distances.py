@@ -1,4 +1,4 @@
-"""From feature interactions to distances: close is what should share a tower (DMT, MLSys'24, the tower partitioner)."""
+"""From feature interactions to distances; close features should share a tower (DMT, MLSys'24, tower partitioner)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ Matrix = NDArray[np.float64]
 def stretched(similarity: Matrix) -> Matrix:
     """``similarity`` [F, F] with its off-diagonal values spread affinely over [0, 1], its diagonal 1.
 
-    Own design: the cosines of a trained probe lie close together, and a plane that must show distances between 0.6
-    and 0.7 shows a disc. Where all pairs are equally similar, every one becomes 0.5.
+    Not from the paper: the cosines of a trained probe lie close together, and a plane of distances between 0.6 and 0.7
+    shows a disc. Where all pairs are equally similar, each becomes 0.5.
     """
     off = ~np.eye(len(similarity), dtype=bool)
     low, high = (similarity[off].min(), similarity[off].max()) if off.any() else (0.0, 0.0)
@@ -24,13 +24,13 @@ def stretched(similarity: Matrix) -> Matrix:
 def distances(similarity: Matrix, strategy: str) -> Matrix:
     """Distances [F, F] in [0, 1], diagonal 0, from a symmetric ``similarity``.
 
-    ``coherent``: features that interact are close, so a tower holds what belongs together; ``diverse``: they are far
-    apart, so every tower gets some of each.
+    ``coherent``: features that interact are close, so they share towers; ``diverse``: they are far apart, so every
+    tower gets some of each kind.
     """
     spread = stretched(similarity)
-    found = 1.0 - spread if strategy == "coherent" else spread.copy()
-    np.fill_diagonal(found, 0.0)
-    return found
+    apart = 1.0 - spread if strategy == "coherent" else spread.copy()
+    np.fill_diagonal(apart, 0.0)
+    return apart
 
 
 def mean_between(values: Matrix, left: list[int], right: list[int]) -> float:

@@ -1,8 +1,7 @@
-"""Better towers by single moves and swaps of items (the neighbourhood of Kernighan and Lin 1970), bounds first.
+"""Better towers by single moves and swaps of items (the neighbourhood of Kernighan and Lin 1970).
 
-The cost is the sum of all distances inside towers, by feature. Unlike k-means' own, which divides by the size of each
-tower, it does not draw features into towers that are loose anyway; even sizes come with it and with the bounds.
-Load over the capacities costs more than any distance.
+The cost is the sum of all distances inside towers, by feature. k-means divides its own cost by the size of each tower,
+which draws features into loose towers; this one does not. Load over the capacities costs more than any distance.
 """
 
 from __future__ import annotations
@@ -20,25 +19,22 @@ EXCESS_PRICE = 1e6  # of a load over its capacity by the capacity; distances are
 class Exchange:
     """A descent from ``assigned`` [items].
 
-    ``_pair`` [items, items] is the sum of the distances between two items' features by the number of all features,
-    ``_near`` [items, T] that between an item and a tower.
+    ``_pair`` [items, items] is the sum of the distances between two items' features, divided by the number of all
+    features; ``_near`` [items, T] is the same between an item and a tower.
     """
 
     def __init__(self, problem: Problem, assigned: Ints, distances: Matrix) -> None:
         self.problem, self.assigned = problem, assigned.copy()
-        member = np.zeros((len(problem.items), len(distances)))
-        for index, item in enumerate(problem.items):
-            member[index, list(item)] = 1.0
-        self._pair = member @ distances @ member.T / len(distances)
+        self._pair = problem.membership @ distances @ problem.membership.T / len(distances)
         self._own = np.diag(self._pair).copy()
         self._loads = problem.loads / problem.capacity[:, None]
         self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
         self._count()
-        for tower in np.flatnonzero(self._items == 0):  # rounding can do that
+        for tower in np.flatnonzero(self._items == 0):  # rounding may leave a tower empty
             self._fill(int(tower))
 
     def _fill(self, tower: int) -> None:
-        """Give an empty tower the free item that is farthest from its own one's others."""
+        """Give an empty tower the free item that is farthest from the others of its own tower."""
         spare = self._free[self._items[self.assigned[self._free]] > 1]
         self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = tower
         self._count()
@@ -53,7 +49,7 @@ class Exchange:
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
 
     def _count(self) -> None:
-        """Everything that follows from ``assigned``."""
+        """Compute what depends on ``assigned``."""
         towers = np.eye(self.problem.towers)[self.assigned]
         self._near = self._pair @ towers
         self._items = towers.sum(0)
@@ -64,7 +60,7 @@ class Exchange:
         return np.maximum(used - 1.0 - TOLERANCE, 0.0).sum(0)
 
     def _improve(self, item: int) -> bool:
-        """The best move or swap of ``item``, done if it helps."""
+        """Make the best move or swap of ``item`` if it helps; whether it did."""
         gains = np.concatenate([self._moves(item), self._swaps(item)])
         best = int(gains.argmin()) if len(gains) else 0
         if not len(gains) or gains[best] > -TOLERANCE:
@@ -78,7 +74,7 @@ class Exchange:
         return True
 
     def _moves(self, item: int) -> Floats:
-        """Change of cost by moving ``item`` to each tower [T]; infinite where that must not be."""
+        """Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed."""
         own, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, own] + self._own[item])
         now = self._over(self._used)

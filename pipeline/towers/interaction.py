@@ -1,4 +1,4 @@
-"""How strongly features interact, read off their embeddings (DMT, MLSys'24, the tower partitioner)."""
+"""How strongly features interact, measured on their embeddings (DMT, MLSys'24, tower partitioner)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _PRODUCTS = 1 << 24  # cosines held at a time
 class Interaction:
     """Adds up |cosine| of every pair of features' pooled embeddings over samples; ``matrix`` is the mean.
 
-    Each feature's mean over the batch is taken off first: it carries what the feature says alone, and all features
-    share its direction. The magnitude is taken before the mean, as interactions of either sign cancel in it: the mean
-    cosine, which the paper describes, does not tell planted blocks from chance (``bench-partition``'s ``--signed``
-    measures both).
+    Each feature's mean over the batch is subtracted first: it is the feature's own effect, and all features share its
+    direction. The magnitude is taken before the mean, in which interactions of opposite signs would cancel: the
+    paper's mean cosine does not tell planted blocks from chance (``bench-partition --signed`` measures both).
     A sample counts for the pairs of which it has both features: the embedding of an empty multi-valued one is zero.
     """
 
@@ -29,7 +28,7 @@ class Interaction:
 
     @torch.no_grad()
     def add(self, embeddings: Tensor) -> None:
-        """Take the samples of a batch, ``embeddings`` [B, F, D]."""
+        """Add the samples of a batch, ``embeddings`` [B, F, D]."""
         present = (embeddings.abs().amax(2, keepdim=True) > 0).float()
         values = embeddings.float()
         if not self._signed:
@@ -38,15 +37,15 @@ class Interaction:
         for part in unit.split(max(1, _PRODUCTS // embeddings.shape[1] ** 2)):
             cosines = torch.bmm(part, part.transpose(1, 2))
             self._sum += (cosines if self._signed else cosines.abs()).sum(0).double().cpu()
-        there = present.squeeze(2)
-        self._count += (there.T @ there).double().cpu()
+        both = present.squeeze(2)
+        self._count += (both.T @ both).double().cpu()
 
     def matrix(self) -> Matrix:
         """Mean |cosine| [F, F] in [0, 1], symmetric, diagonal 1; 0 for features that never met.
 
         ``signed``: |mean cosine| of embeddings as they are, the paper's definition.
         """
-        found = (self._sum / self._count.clamp_min(1)).abs().numpy()
-        found = np.clip((found + found.T) / 2, 0.0, 1.0)
-        np.fill_diagonal(found, 1.0)
-        return np.asarray(found)
+        mean = (self._sum / self._count.clamp_min(1)).abs().numpy()
+        matrix = np.clip((mean + mean.T) / 2, 0.0, 1.0)
+        np.fill_diagonal(matrix, 1.0)
+        return np.asarray(matrix)

@@ -81,10 +81,15 @@ class Layout:
 
 
 def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> Layout:
-    """The layout of ``towers`` on this hardware; ConfigError, features and hosts named, where it is none."""
-    _check_features(towers.towers, features)
-    _check_hosts(towers.towers, hosts)
+    """The layout of ``towers`` on this hardware; ConfigError as ``check_towers``."""
+    check_towers(towers.towers, features, hosts)
     return Layout(towers, hosts, ranks_per_host)
+
+
+def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -> None:
+    """Raise ConfigError unless each of ``features`` is in one tower and the towers divide the ``hosts`` evenly."""
+    _check_features(towers, features)
+    _check_hosts(towers, hosts)
 
 
 def _check_features(towers: Sequence[Tower], features: Sequence[str]) -> None:
@@ -93,12 +98,12 @@ def _check_features(towers: Sequence[Tower], features: Sequence[str]) -> None:
         if not tower.features:
             raise ConfigError(
                 f"tower {number} has no feature, expected at least one in each of {len(towers)} towers",
-                hint="a smaller partition.towers, or other partition.pins",
+                hint="a smaller partition.towers or other partition.pins",
             )
         for feature in tower.features:
             if feature in home:
                 raise ConfigError(
-                    f"feature {feature!r} is in tower {home[feature]} and in tower {number}, expected one of them",
+                    f"feature {feature!r} is in tower {home[feature]} and in tower {number}, expected in one tower",
                     hint=_AGAIN,
                 )
             home[feature] = number
@@ -106,7 +111,7 @@ def _check_features(towers: Sequence[Tower], features: Sequence[str]) -> None:
     unknown = [name for name in home if name not in features]
     if missing or unknown:
         what = f"no tower has: {', '.join(missing)}" if missing else f"not in the dataset: {', '.join(unknown)}"
-        raise ConfigError(f"the towers do not hold the dataset's features; {what}", hint=_AGAIN)
+        raise ConfigError(f"the towers and the dataset have different features; {what}", hint=_AGAIN)
 
 
 def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
@@ -115,7 +120,7 @@ def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
     if placed != list(range(hosts)) or len({len(group) for group in groups}) != 1:
         shown = "; ".join(f"{', '.join(t.features)} on hosts {list(t.hosts)}" for t in towers)
         raise ConfigError(
-            f"the towers do not divide the {hosts} hosts among them, expected sets of equally many hosts that are "
-            f"equal or have none in common and cover hosts 0 to {hosts - 1}; got {shown}",
+            f"the towers do not divide the {hosts} hosts, expected equally many hosts for each tower, two towers to "
+            f"share all hosts or none, and hosts 0 to {hosts - 1} all used; got {shown}",
             hint=_AGAIN,
         )

@@ -1,10 +1,10 @@
-"""Bytes that training sends, by class of link, from the sizes its collectives are called with.
+"""Bytes that training sends, by class of link, from the sizes of its collectives.
 
-TorchRec calls ``torch.distributed`` from many places and offers no hook, so the functions themselves are wrapped while
-a step runs. What is counted is what a collective must move, not what its backend's algorithm makes of it: of an
-all-to-all and a reduce-scatter the parts for other ranks, of an all-gather the own part once for every other rank.
-Gradients of the dense part are reduced inside DDP, so their size is told (``reduced``): a ring's 2 (W - 1) / W of the
-bytes to the next rank.
+TorchRec calls ``torch.distributed`` from many places and offers no hook, so the functions are wrapped while a step
+runs. The count is what a collective must move, whatever its backend's algorithm: the parts for other ranks of an
+all-to-all and a reduce-scatter, and the own part once for every other rank of an all-gather. DDP reduces the dense
+gradients out of reach, so the caller reports their size (``reduced``): a ring's 2 (W - 1) / W of the bytes to the next
+rank.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-# A checkpoint's threads talk while a step runs.
+# A checkpoint's threads communicate while a step runs.
 _OWN_THREADS = "nightjar-"
 
 
 @dataclass
 class LinkBytes:
-    """Bytes sent within hosts and between hosts; ``dense_*``: those of the dense part's gradients, not in the first."""
+    """Bytes sent within and between hosts; ``dense_*``: those of the dense gradients, which the first two exclude."""
 
     intra_host: float = 0.0
     inter_host: float = 0.0
@@ -47,7 +47,7 @@ class Links:
 
     @contextmanager
     def counting(self) -> Iterator[None]:
-        """Count the collectives called inside, on this thread and on autograd's."""
+        """Count the collectives that this thread and autograd's call inside."""
         former = {name: getattr(dist, name) for name in _PARTS}
         for name, function in former.items():
             setattr(dist, name, self._counted(function, _PARTS[name]))
@@ -87,7 +87,7 @@ class Links:
         return rank // self.ranks_per_host == dist.get_rank() // self.ranks_per_host
 
     def reduced(self, size: int, ranks: Sequence[int], *, dense: bool = True) -> None:
-        """Count an all-reduce of ``size`` bytes over the global ``ranks``, this one among them."""
+        """Count an all-reduce of ``size`` bytes over the global ``ranks``, which include this one."""
         count = len(ranks)
         following = ranks[(ranks.index(dist.get_rank()) + 1) % count]
         field = "intra_host" if self._neighbours(following) else "inter_host"
@@ -95,7 +95,7 @@ class Links:
         setattr(self.sent, field, getattr(self.sent, field) + 2 * (count - 1) / count * size)
 
     def take(self) -> LinkBytes:
-        """What was sent since the last call."""
+        """The bytes sent since the last call."""
         taken, self.sent = self.sent, LinkBytes()
         return taken
 

@@ -1,6 +1,6 @@
-"""What a tower does to its features' embeddings before they cross the network (DMT, MLSys'24, section 3.2).
+"""The modules of towers, which compress embeddings before they cross the network (DMT, MLSys'24, section 3.2).
 
-All of them: forward(embeddings [B, F, N]) -> [B, vectors, dim].
+Every module: forward(embeddings [B, F, N]) -> [B, vectors, dim].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeline.records import TowerModuleSpec
 
 
 class PassThrough(nn.Module):
-    """The embeddings as they are: the transform alone, which keeps the flat model's meaning."""
+    """The embeddings unchanged, which trains the flat model."""
 
     def __init__(self, features: int, width: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class DcnTower(nn.Module):
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """``parts`` one after the other along dimension 1; of one part no copy."""
+    """``parts`` joined along dimension 1; one part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 

@@ -1,6 +1,6 @@
 """Which features share a tower: the tower partitioner (TP) of DMT (MLSys'24), with loads, pins and groups.
 
-similarity -> distances -> the plane -> towers of bounded load. The same input gives the same towers.
+similarity -> distances -> the plane -> towers of bounded load. Equal inputs give equal towers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.towers.placement import place
 from pipeline.towers.problem import Ints, Problem, make_problem
 
 COUNT = "features"
-DIGITS = 4  # of what towers.json holds of similarities and places
+DIGITS = 4  # of similarities and positions in towers.json
 
 
 def partition(
@@ -31,16 +31,16 @@ def partition(
     room: Mapping[str, float] | None = None,
     seed: int = 0,
 ) -> tuple[list[list[str]], TowerEvidence]:
-    """Features by tower, in their own order, and what that rests on.
+    """Features by tower, in their own order, and the evidence.
 
-    ``similarity``: [F, F] in [0, 1]; ``loads``: figures by feature that towers share evenly, besides how many features
-    they have; ``room``: by name, shares of them that need not be even; ``source``: where the similarity comes from, in
-    words. ``settings`` must have passed ``check_partition``.
+    ``similarity``: [F, F] in [0, 1]; ``loads``: figures by feature that towers share evenly, besides their number;
+    ``room``: by name, the share of a load that any tower may hold; ``source``: the similarity's, in words.
+    ``settings`` must have passed ``check_partition``.
     """
-    found = distances(similarity, settings.strategy)
-    positions = place(found)
+    apart = distances(similarity, settings.strategy)
+    positions = place(apart)
     problem = _problem(features, count, settings, loads, room)
-    assigned = cluster(problem, positions, found, seed)
+    assigned = cluster(problem, positions, apart, seed)
     home = {features[f]: int(t) for item, t in zip(problem.items, assigned, strict=True) for f in item}
     towers = [[name for name in features if home[name] == tower] for tower in range(count)]
     evidence = TowerEvidence(
@@ -85,20 +85,20 @@ def _excess(problem: Problem, assigned: Ints, count: int) -> float:
 def _reasons(
     features: Sequence[str], towers: Sequence[Sequence[str]], settings: PartitionConfig, similarity: Matrix
 ) -> dict[str, str]:
-    """One sentence for every feature: the wish that put it there, else how near its tower is and the next one."""
+    """One sentence for every feature: the pin or group that decided, else how near its tower is and the next one."""
     place_of = {name: index for index, name in enumerate(features)}
     members = [[place_of[name] for name in tower] for tower in towers]
     home = {name: number for number, tower in enumerate(towers) for name in tower}
     group_of = {name: group for group in settings.groups for name in group}
     return {
-        name: _wish(name, settings.pins, group_of.get(name, []))
+        name: _pin_or_group(name, settings.pins, group_of.get(name, []))
         or _nearness(place_of[name], home[name], members, settings.strategy, similarity)
         for name in features
     }
 
 
-def _wish(name: str, pins: Mapping[str, int], group: Sequence[str]) -> str:
-    """What ``pins`` or ``groups`` say of the feature, "" where they say nothing."""
+def _pin_or_group(name: str, pins: Mapping[str, int], group: Sequence[str]) -> str:
+    """The pin or group of the feature in words, "" where it has neither."""
     if name in pins:
         return f"pinned to tower {pins[name]}"
     others = [other for other in group if other != name]
@@ -110,10 +110,10 @@ def _nearness(feature: int, own: int, members: Sequence[list[int]], strategy: st
     others = [number for number in range(len(members)) if number != own]
     if np.isnan(means[own]):
         return "alone in its tower"
-    said = f"similarity {means[own]:.2f} to its tower"
+    text = f"similarity {means[own]:.2f} to its tower"
     if not others:
-        return said
+        return text
     sign = -1 if strategy == "coherent" else 1
     best = min(others, key=lambda number: sign * means[number])
     better = sign * means[best] < sign * means[own]
-    return f"{said}; tower {best} would be {'nearer' if better else 'next'} with {means[best]:.2f}"
+    return f"{text}; tower {best} would be {'nearer' if better else 'next'} with {means[best]:.2f}"

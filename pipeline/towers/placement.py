@@ -1,8 +1,8 @@
-"""Every feature as a point of the plane, so that Euclidean distances come near the given ones.
+"""Every feature as a point of the plane whose Euclidean distances approximate the given ones.
 
-The same objective as DMT's partitioner, the sum of (||X_i - X_j|| - D_ij)^2 over all pairs. The paper descends it with
-Adam from a random start; here it is majorised (SMACOF: de Leeuw 1977), which needs no step size and never rises, from
-classical scaling (Torgerson 1952), so that the same matrix always gives the same picture.
+The objective is that of DMT's partitioner, the sum of (||X_i - X_j|| - D_ij)^2 over all pairs. The paper descends it
+with Adam from a random start. Majorisation (SMACOF: de Leeuw 1977) needs no step size and never increases it; it starts
+from classical scaling (Torgerson 1952), so that equal matrices give equal pictures.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ def _classical(distances: Matrix, dimensions: int) -> NDArray[np.float64]:
     values, vectors = np.linalg.eigh(-0.5 * centre @ np.square(distances) @ centre)
     order = np.argsort(values)[::-1][:dimensions]
     lead = vectors[:, order]
-    # An eigenvector's sign is free; its largest entry is made positive so that every library draws the same picture.
+    # An eigenvector's sign is free: its largest entry is made positive, so that every library gives the same picture.
     lead = lead * np.where(lead[np.abs(lead).argmax(0), np.arange(lead.shape[1])] < 0, -1.0, 1.0)
     positions = np.zeros((size, dimensions))
     positions[:, : lead.shape[1]] = lead * np.sqrt(np.maximum(values[order], 0.0))
-    # Points that coincide repel nobody: a spiral, too small to see, lets them part.
+    # Coinciding points do not repel each other: a spiral, too small to see, separates them.
     angle = 2.4 * np.arange(size)
     positions[:, 0] += 1e-4 * np.cos(angle)
     positions[:, 1 % dimensions] += 1e-4 * np.sin(angle)

@@ -10,7 +10,7 @@ from pipeline.config import Config
 from pipeline.records import Plan, TablePlan
 from pipeline.towers.layout import Layout, TowerHosts
 
-# TorchRec runs these over groups of the whole world's hosts, never inside a sub-group.
+# TorchRec runs these over the hosts of all ranks, never within a process group.
 WHOLE_WORLD = ("table_row_wise", "table_column_wise")
 
 

@@ -1,13 +1,14 @@
-"""What the clustering has to keep to: items that stay together, loads by tower, pins.
+"""The constraints of the clustering: items that stay together, loads by tower, pins.
 
-Loads are any number of figures by feature (how many, predicted ms, bytes). A tower may hold ``1 + imbalance`` times an
-even share of each, or the largest single item or what there is room for anyway where that is more.
+Loads are figures by feature (their number, predicted ms, bytes). Of each a tower may hold ``1 + imbalance`` times an
+even share, or more for the largest single item, or up to the given room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What is to be divided among ``towers``: items (features that stay together, by index) and their bounds.
+    """The items to divide among ``towers`` (each one or more features, by index) and their bounds.
 
     ``loads``: [L, items]; ``capacity``: [L], of a tower; ``pinned``: {item: tower}.
     """
@@ -28,6 +29,14 @@ class Problem:
     loads: Floats
     capacity: Floats
     pinned: Mapping[int, int]
+
+    @cached_property
+    def membership(self) -> Floats:
+        """1 where the item has the feature: [items, F]."""
+        member = np.zeros((len(self.items), sum(map(len, self.items))))
+        for index, item in enumerate(self.items):
+            member[index, list(item)] = 1.0
+        return member
 
     def used(self, assigned: Ints) -> Floats:
         """The loads of every tower: [L, T]."""
@@ -42,9 +51,9 @@ def make_problem(
     imbalance: float,
     room: Mapping[str, float] | None = None,
 ) -> Problem:
-    """The bounds for ``items``; ``loads``: by name, [F] each, any unit. One that is zero everywhere binds nothing.
+    """The problem for ``items``; ``loads``: by name, [F] each, in any unit; a load of zeros is left out.
 
-    ``room``: by name, the share of a load that a tower may always hold, even or not.
+    ``room``: by name, the share of a load that any tower may hold.
     """
     rows, capacity = [], []
     for name, load in loads.items():

@@ -13,8 +13,8 @@ def strided(
 ) -> list[list[str]]:
     """Features by tower, in their own order. A group counts as one feature, at the place of its first.
 
-    ``pins``: {feature: its tower}, which takes the feature's group along; the others are dealt out in turn, the last
-    of them to towers that would stay empty.
+    ``pins``: {feature: its tower}; the feature's group goes with it. The others are dealt out in turn, the last of them
+    to towers that would otherwise stay empty.
     """
     pins = pins or {}
     group_of = {name: tuple(group) for group in groups for name in group}

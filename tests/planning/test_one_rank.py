@@ -23,7 +23,7 @@ def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
     setting = settle(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling}))
     engine, space = open_space(setting, setting.offered)
     assert engine is None
-    theirs = Engine(config, setting.tables, setting.offered, setting.room).layouts()
+    theirs = Engine(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room).layouts()
     for table in setting.tables:
         (layout,) = theirs[table.name]
         ours = space.offers[table.name][0].layout

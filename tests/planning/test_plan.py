@@ -103,7 +103,7 @@ def test_equal_shards_estimated_once_cost_what_torchrec_says():
 
     config = configure(preset("h100x2x8"), dim=256)
     setting = settle(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001}))
-    engine = Engine(config, setting.tables, setting.offered, setting.room)
+    engine = Engine(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room)
     stock = EmbeddingEnumerator(engine.topology, engine._batch, engine._constraints)
 
     def costs(options):

@@ -142,7 +142,7 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
         ),
         (
             {"tables": {"C3": TablePin(sharding="row_wise", avoid=["ssd", "row_wise"])}},
-            "plan.tables.C3 leaves nothing for the table: it wants row_wise and avoids it",
+            "plan.tables.C3 leaves nothing for the table: the pin both asks for row_wise and avoids it",
             "plan.tables.C3.avoid=[ssd]",
         ),
         (

@@ -11,7 +11,7 @@ from pipeline.planning import make_plan
 from pipeline.planning.choices import Table
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
-from pipeline.planning.loads import Block, asked_of, hit_rates, shard_loads
+from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.predict import predict
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Plan, Profile, ShardPlan, SparseColumn, TablePlan
 from pipeline.specs import TABLE_OPTIMIZERS
@@ -68,9 +68,8 @@ def loads(kind, ranked):
         optimizer=TABLE_OPTIMIZERS.get("rowwise_adagrad"),
     )
     blocks = [Block(s.row, s.rows, s.column, s.columns) for s in plan_of(a=kind).tables["a"].shards]
-    asked = asked_of(config(), table, kind, blocks)
-    hits = hit_rates(HARDWARE, table, "ddr", 0, blocks, asked)
-    return shard_loads(config(), table, kind, "ddr", blocks, asked, hits)
+    asked = asked_of(config().world_size, config().train.batch, table, kind, blocks)
+    return asked.loads(HARDWARE, "ddr", 0)
 
 
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])

@@ -2,6 +2,7 @@
 
 import ast
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,13 @@ USED_OTHERWISE = {
 }
 
 
+# Which the packages need that are installed with --no-deps (tests/project/test_package.py).
+NEEDED_BY_TRIPLE = {
+    "cloudpickle", "filelock", "lightning-utilities", "networkx", "packaging", "pyre-extensions", "pyvers",
+    "setuptools", "sympy", "tqdm", "typing-extensions",
+}  # fmt: skip
+
+
 def trees(*folders: str) -> Iterator[tuple[Path, ast.Module]]:
     for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
         yield path, ast.parse(path.read_text())
@@ -58,10 +66,17 @@ def test_every_function_and_class_is_used_by_something_but_tests() -> None:
     assert unused == []
 
 
+def asked_for(name: str) -> list[str]:
+    """Names of the requirements of a lock file's input; of a device's also those of pyproject.toml."""
+    lines = (ROOT / f"requirements/{name}.in").read_text().splitlines()
+    if name != "dev":
+        lines += tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return [match[0] for line in lines if (match := re.match(r"[A-Za-z][\w-]*", line))]
+
+
 @pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
 def test_every_direct_requirement_is_used(name: str) -> None:
-    lines = (ROOT / f"requirements/{name}.in").read_text().splitlines()
-    wanted = [match[0] for line in lines if (match := re.match(r"[A-Za-z][\w-]*", line))]
+    wanted = asked_for(name)
     assert len(wanted) > 7
     imported = set()
     for _, tree in trees(*USERS, "tests"):
@@ -71,7 +86,7 @@ def test_every_direct_requirement_is_used(name: str) -> None:
             elif isinstance(node, ast.ImportFrom):
                 imported.add((node.module or "").partition(".")[0])
     imported |= {"fbgemm_gpu"}  # the kernels: imported where they are looked for, in a process of their own
-    for package in wanted:
+    for package in (each for each in wanted if each not in NEEDED_BY_TRIPLE):
         if package in USED_OTHERWISE:
             file, text = USED_OTHERWISE[package]
             assert text in (ROOT / file).read_text(), package
@@ -82,8 +97,7 @@ def test_every_direct_requirement_is_used(name: str) -> None:
 @pytest.mark.parametrize("name", ["cpu", "cuda", "dev"])
 def test_the_lock_file_holds_what_its_input_asks_for(name: str) -> None:
     locked = {re.split(r"[=<> ]", line)[0] for line in (ROOT / f"requirements/{name}.txt").read_text().splitlines()}
-    lines = (ROOT / f"requirements/{name}.in").read_text().splitlines()
-    assert {match[0] for line in lines if (match := re.match(r"[A-Za-z][\w-]*", line))} <= locked
+    assert set(asked_for(name)) <= locked
 
 
 def test_every_make_target_that_is_advised_exists() -> None:

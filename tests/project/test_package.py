@@ -3,10 +3,17 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from pipeline import triple
+from pipeline.commands.doctor import TRIPLES, minor
 
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -37,3 +44,87 @@ def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str
 
 def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
     assert "pipeline/py.typed" in names
+
+
+def named(requirements: list[str]) -> set[str]:
+    return {canonicalize_name(Requirement(each).name) for each in requirements}
+
+
+def test_pip_installs_all_that_is_needed_but_what_depends_on_torch() -> None:
+    """What the packages of ``pipeline.triple`` need is named, as they are installed without what they need."""
+    dependencies = named(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
+    apart = named([*triple.PACKAGES.values(), "fbgemm-gpu"])
+    needed = set()
+    for name in named(list(triple.PACKAGES.values())):
+        wanted = [Requirement(each) for each in requires(name) or ()]
+        needed |= named([str(each) for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})])
+    assert needed - apart - dependencies == set()
+    assert not dependencies & apart
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_lock_files_keep_to_the_dependencies_and_to_the_triple(device: str) -> None:
+    lines = (ROOT / f"requirements/{device}.txt").read_text().splitlines()
+    locked = [Requirement(line) for line in lines if line]
+    here = {canonicalize_name(each.name): each for each in locked if each.marker is None or each.marker.evaluate()}
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    pinned = [each.replace("-cpu", "") if device == "cuda" else each for each in triple.PACKAGES.values()]
+    for wanted in map(Requirement, [*asked, *pinned]):
+        (version,) = here[canonicalize_name(wanted.name)].specifier
+        assert wanted.specifier.contains(version.version), wanted
+
+
+HIDING = """
+import sys
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        hidden = name.partition(".")[0] in ("torch", "torchrec", "fbgemm_gpu", "tensordict", "torchmetrics")
+        return None if hidden else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+from pipeline.cli import main
+sys.exit(main())
+"""
+
+
+def without_torch(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """``nightjar`` on a machine without the packages of ``pipeline.triple``."""
+    return subprocess.run([sys.executable, "-c", HIDING, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "experiment=demo"],
+        ["train", "experiment=demo"],
+        ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=2000"],
+        ["calibrate"],
+    ],
+)
+def test_where_torch_is_missing_one_line_says_what_installs_it(tmp_path: Path, arguments: list[str]) -> None:
+    done = without_torch(*arguments, *([] if arguments == ["calibrate"] else [f"store={tmp_path}"]))
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "not installed: torch" in done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if "pip install" in line]
+    assert triple.INSTALL in line and "make install" in line
+    assert not (tmp_path / "datasets").exists()
+
+
+def test_what_needs_no_torch_works_without_it(tmp_path: Path) -> None:
+    flag = f"store={tmp_path}"
+    for arguments in (
+        ["--help"], ["run", "--help"], ["run", "--cfg", "job"], ["explain", "train.lr"],
+        ["ingest", "data=synthetic", "data.synthetic.rows=2000", "run=a", flag], ["result", "a", flag],
+        ["store", "gc", "--dry-run", flag], ["models", "ls", flag], ["launch", "render", "--help"],
+    ):  # fmt: skip
+        done = without_torch(*arguments)
+        assert done.returncode == 0, (arguments, done.stdout + done.stderr)
+    assert list(tmp_path.glob("datasets/synthetic/*/manifest.json"))
+
+
+def test_the_pins_are_those_that_doctor_expects() -> None:
+    versions = {name: pin.rpartition("==")[2] for name, pin in triple.PACKAGES.items()}
+    minors = {name: minor(version) for name, version in versions.items()}
+    assert TRIPLES[minors["torch"]] == (minors["torchrec"], minors["fbgemm_gpu"])

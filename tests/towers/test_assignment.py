@@ -17,6 +17,14 @@ def dmt(*overrides, hosts=2):
     return compose(["run=x", "partition=dmt", f"hardware.hosts={hosts}", *overrides])
 
 
+def checked(config, features):
+    check_partition(config.partition, config.plan, config.hardware.hosts, features)
+
+
+def made(config, assigned, features):
+    return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
+
+
 @pytest.mark.parametrize(
     ("count", "pins", "groups", "expected"),
     [
@@ -61,18 +69,18 @@ def test_towers_are_divided_among_hosts_or_hosts_among_towers(count, hosts, expe
             2,
             "partition.groups keeps a, b together, but partition.pins sends a to 0, b to 1",
         ),
-        (["plan.sharding_types=[table_row_wise]"], 2, r"plan.sharding_types=\[table_row_wise\] reach over all hosts"),
+        (["plan.sharding_types=[table_row_wise]"], 2, r"plan.sharding_types=\[table_row_wise\] spread over all hosts"),
         (
             ["+plan.tables.b.sharding=table_column_wise"],
             2,
-            "plan.tables.b.sharding is table_column_wise, which reaches over all hosts",
+            "plan.tables.b.sharding is table_column_wise, which spreads over all hosts",
         ),
         (["partition.module=dlrm", "partition.c=0"], 2, "partition.c and partition.p are both 0"),
     ],
 )
 def test_settings_that_cannot_be_are_named_before_anything_runs(overrides, hosts, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        check_partition(dmt(*overrides, hosts=hosts), FEATURES)
+        checked(dmt(*overrides, hosts=hosts), FEATURES)
     assert caught.value.exit_code == 2 and caught.value.hint
 
 
@@ -87,7 +95,7 @@ def test_settings_that_cannot_be_are_named_before_anything_runs(overrides, hosts
 )
 def test_a_feature_belongs_to_exactly_one_tower(assigned, message):
     with pytest.raises(ConfigError, match=message) as caught:
-        towers_of(dmt(), assigned, FEATURES)
+        made(dmt(), assigned, FEATURES)
     assert caught.value.exit_code == 2
 
 
@@ -104,7 +112,7 @@ def test_towers_share_all_their_hosts_or_none_and_use_every_host(hosts, count):
 
 
 def test_peers_are_the_ranks_of_one_place_of_all_tower_hosts():
-    towers = towers_of(dmt("partition.towers=2", hosts=4), [["a", "b"], ["c", "d", "e"]], FEATURES)
+    towers = made(dmt("partition.towers=2", hosts=4), [["a", "b"], ["c", "d", "e"]], FEATURES)
     layout = layout_of(towers, FEATURES, 4, 2)
     assert [layout.tower_ranks(group) for group in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [layout.peers(place) for place in range(4)] == [[0, 4], [1, 5], [2, 6], [3, 7]]
@@ -113,18 +121,18 @@ def test_peers_are_the_ranks_of_one_place_of_all_tower_hosts():
 
 def test_towers_json_is_what_was_written():
     towers = dataclasses.replace(
-        towers_of(dmt(), [["a", "b"], ["c", "d", "e"]], FEATURES), module=TowerModuleSpec(name="dlrm", p=2, dim=4)
+        made(dmt(), [["a", "b"], ["c", "d", "e"]], FEATURES), module=TowerModuleSpec(name="dlrm", p=2, dim=4)
     )
     record = towers.to_json()
     assert record["version"] == 2 and record["partition"] == "dmt"
     assert record["towers"] == [{"features": ["a", "b"], "hosts": [0]}, {"features": ["c", "d", "e"], "hosts": [1]}]
     assert Towers.from_json(record) == towers and not towers.is_flat
-    assert flat_towers(dmt(hosts=3), FEATURES).towers == (Tower(features=tuple(FEATURES), hosts=(0, 1, 2)),)
+    assert flat_towers(3, FEATURES).towers == (Tower(features=tuple(FEATURES), hosts=(0, 1, 2)),)
 
 
 def test_a_united_plan_has_global_ranks():
     rows = dict.fromkeys(FEATURES, 10)
-    towers = towers_of(dmt(), [["a", "c", "e"], ["b", "d"]], FEATURES)
+    towers = made(dmt(), [["a", "c", "e"], ["b", "d"]], FEATURES)
     layout = layout_of(towers, FEATURES, 2, 2)
     plans = [plan_for("table_wise", 2, rows={f: rows[f] for f in group.features}) for group in layout.tower_hosts]
     plans = [dataclasses.replace(p, memory=[{"ddr": 10 * i}, {"ddr": 10 * i + 1}]) for i, p in enumerate(plans)]

@@ -156,7 +156,7 @@ def test_bad_settings_are_exit_2_before_anything_starts(store, tmp_path, capsys,
 def test_groups_and_pins_that_leave_a_tower_empty_name_what_is_free():
     settings = compose([*SMALL, *DMT, "partition.towers=3", "partition.groups=[[a,b,c]]"])
     with pytest.raises(ConfigError, match=r"towers 0, 1, 2 of 3 would get no feature: only a, b, c; d can go there"):
-        check_partition(settings, ["a", "b", "c", "d"])
+        check_partition(settings.partition, settings.plan, settings.hardware.hosts, ["a", "b", "c", "d"])
     pinned = compose([*SMALL, *DMT, "+partition.pins.a=0", "+partition.pins.b=0"])
     with pytest.raises(ConfigError, match="towers 1 of 2 would get no feature: every feature is pinned elsewhere"):
-        check_partition(pinned, ["a", "b"])
+        check_partition(pinned.partition, pinned.plan, pinned.hardware.hosts, ["a", "b"])

@@ -128,7 +128,7 @@ def test_plans_count_the_state_of_rows_and_of_values(registered, optimizer, row,
     config = configure(replace(cpu(1, 2), ssd_gib=10.0))
     config.train.sparse_optimizer = optimizer
     schema, profile = dataset({"a": 1000, "b": 100_000})
-    table = tables_of(config, schema, profile)[1]
+    table = tables_of(config.data, config.model, config.train, schema, profile)[1]
     assert table.row_bytes(8) == 8 * 4 + row + 8 * value and table.bytes == 100_000 * table.row_bytes(16)
     planned = make_plan(config, schema, profile).tables["b"]
     assert (planned.state_bytes, planned.value_state_bytes) == (row, value)

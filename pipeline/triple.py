@@ -1,0 +1,34 @@
+"""torch, torchrec and fbgemm-gpu: pinned together, and installed by a command of their own.
+
+The metadata of torchrec asks for the GPU build of fbgemm-gpu, which overwrites files of the CPU build. So the three and
+the two packages that depend on torch are installed with ``--no-deps``; pyproject.toml names all that they need.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from pipeline.errors import ConfigError
+
+PACKAGES = {
+    "torch": "torch==2.13.0", "torchrec": "torchrec==1.8.0", "fbgemm_gpu": "fbgemm-gpu-cpu==1.8.0",
+    "tensordict": "tensordict==0.15.3", "torchmetrics": "torchmetrics==1.0.3",
+}  # fmt: skip
+INSTALL = f"pip install --no-deps {' '.join(PACKAGES.values())}"
+
+
+def require_triple() -> None:
+    """ConfigError where one of PACKAGES is not installed; imports none of them."""
+    missing = [name for name in PACKAGES if find_spec(name) is None]
+    if missing:
+        raise _not_installed(missing)
+
+
+def missing_triple(error: BaseException) -> ConfigError | None:
+    """What to say of an import that failed because one of PACKAGES is not installed; None for any other ``error``."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    return _not_installed([name]) if name in PACKAGES else None
+
+
+def _not_installed(names: list[str]) -> ConfigError:
+    return ConfigError(f"not installed: {', '.join(names)}", hint=f"{INSTALL} (in a checkout: make install)")
