@@ -56,8 +56,8 @@ def train(
 
     ``checkpoints``: the store's directory for checkpoints; the last one is committed at the end. ``on_interval`` gets a
     record on rank 0 every ``log_every_steps`` steps, ``say`` a line for every event, ``on_point`` every named point
-    that a rank passes. ``plan_key`` is recorded with the checkpoints. ``towers``: the result of the partition stage (None:
-    flat), whose hosts ``plan`` must keep.
+    that a rank passes. ``plan_key`` is recorded with the checkpoints. ``towers``: the result of the partition stage
+    (None: flat), whose hosts ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
     steps; predicted beside measured), and the path of the last checkpoint. "train" has ``resumed``, a step and its
     samples, where the session continues from a checkpoint.

@@ -18,7 +18,7 @@ class Optimizers:
     """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
 
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
-    any), as the dense part does by ``dense``. ``total``: steps planned; the learning rates' schedule ends with the last one.
+    any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
     ``towers``: their modules' gradients differ between the ranks.
     """
 
