@@ -1,4 +1,4 @@
-"""The hook before a lookup of tables on SSD: what a kernel gets are slots, not row numbers."""
+"""The hook before a lookup of tables on SSD, which gives the kernel slots in place of row numbers."""
 
 from __future__ import annotations
 

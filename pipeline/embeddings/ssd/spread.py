@@ -1,4 +1,4 @@
-"""Which disk gets what: the logs of a host's shards and a checkpoint's copies of their rows, spread by their bytes."""
+"""Spreads the logs of a host's shards, and a checkpoint's copies of their rows, over the disks by their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tier is quick with and a kernel, a container or a file system may refuse: said once, and by ``doctor``."""
+"""Features that make the tier fast and that a kernel, a container or a file system may refuse."""
 
 from __future__ import annotations
 
