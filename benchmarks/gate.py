@@ -32,11 +32,11 @@ def main() -> None:
     record = measure(scored, settings)
     ours = time.perf_counter() - began
     plain, change = plainly(scored)
-    low, high = record["change"]["ne"][1:]
+    low, high = record.change.ne[1:]
     interval = change.interval(settings.confidence)
     seconds = plain * settings.replicates
     finish(
-        "gate", seconds / ours, rows=rows, replicates=settings.replicates, slices=len(record["slices"]),
+        "gate", seconds / ours, rows=rows, replicates=settings.replicates, slices=len(record.slices or ()),
         seconds=ours, plain_seconds=seconds, width=(high - low) / (interval.high - interval.low),
     )  # fmt: skip
 

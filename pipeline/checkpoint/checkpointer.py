@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from pipeline.checkpoint.aside import set_aside, spared
-from pipeline.checkpoint.chunks import RowBlock, TableCoding
+from pipeline.checkpoint.chunks import RowBlock
+from pipeline.checkpoint.codings import Codings
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.flight import Flight, Landed, Limits
@@ -26,17 +27,15 @@ from pipeline.checkpoint.index import (
     name_of,
     newest_chain,
     step_of,
-    sweep,
 )
+from pipeline.checkpoint.job import Job
 from pipeline.checkpoint.policy import parents, wants_baseline
-from pipeline.checkpoint.prune import Pruner
-from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
+from pipeline.checkpoint.prune import Pruner, sweep
 from pipeline.checkpoint.ranks import patiently, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import pinned_names
-from pipeline.checkpoint.snapshot import HostBuffers, full_values, take_snapshot
-from pipeline.checkpoint.state import TrainState, flatten_optimizer
-from pipeline.checkpoint.writer import Job
+from pipeline.checkpoint.snapshot import HostBuffers, full_bytes, full_values, take_snapshot
+from pipeline.checkpoint.state import TrainState, dense_part
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
@@ -44,8 +43,6 @@ from pipeline.errors import ArtifactError, DamagedError, PassingError
 from pipeline.records import TableSize
 from pipeline.store import Artifact, Store
 from pipeline.units import MIB
-
-_SAMPLE_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -98,10 +95,9 @@ class Checkpointer:
             self._buffers.prepare(values)
         self._entries: list[Entry] = []
         self._pending: dict[tuple[str, int, int], Tensor] = {}
-        self._codings: dict[str, Coding] = {}
+        self._codings = Codings(self.config, self.model.rows.optimizer)
         self.figures = Figures()
         self.newest: str | None = None
-        self.restores = 0
 
     def _new_pruner(self) -> Pruner:
         return Pruner(self.store, self.directory, self.config.keep_last, self.config.keep_every, self.on_point)
@@ -122,7 +118,7 @@ class Checkpointer:
         entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer), say=say)[0]
         self._entries = [entry_from(entry) for entry in entries]
         self.newest = artifact.path
-        self.restores = int(artifact.summary.get("restores", 0)) + 1
+        self._codings.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
 
     def _without(self, damaged: dict[str, str]) -> list[dict[str, Any]]:
@@ -198,7 +194,7 @@ class Checkpointer:
         compacting = not baseline and chain is not None and longest is not None and len(chain.paths) >= longest
         blocks = self._snapshot(None if baseline else self.model.touched)
         self._mark_saved(baseline or compacting)
-        record, tensors = self._dense(state)
+        tensors, record = dense_part(self.model.dense, self.model.optimizer, state)
         names = () if baseline or chain is None else parents(self.config.policy, chain)
         summary = {
             "step": state.step,
@@ -206,12 +202,12 @@ class Checkpointer:
             "type": BASELINE if baseline else DELTA,
             "parents": list(names),
             "policy": self.config.policy,
-            "restores": self.restores,
-            "bytes_full": self._full_bytes(tensors),
+            "restores": self._codings.restores,
+            "bytes_full": full_bytes(self.model.rows) + sum(value.nbytes for value in tensors.values()),
         }
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
-            blocks=blocks, coding=partial(self._coding, final), dense=tensors, state=record,
+            blocks=blocks, coding=partial(self._codings.of, final=final), dense=tensors, state=record,
             tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=self._compact if compacting else None,
@@ -240,46 +236,6 @@ class Checkpointer:
         self._pending = {key: touched.mask(key).clone() for key in touched.shards()}
         if baseline or self.config.policy == "consecutive":
             touched.clear()
-
-    def _dense(self, state: TrainState) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Copies of the dense parameters, their optimizer and the random state, with the JSON part."""
-        model = self.model
-        tensors = {f"param/{name}": value for name, value in model.dense.items()}
-        record: dict[str, Any] = {"train": state.to_json(), "optimizer": None}
-        if model.optimizer is not None:
-            parts, record["optimizer"] = flatten_optimizer(model.optimizer, model.dense)
-            tensors |= {f"optimizer/{name}": value for name, value in parts.items()}
-        if state.rng is not None:
-            tensors["rng"] = state.rng
-        return record, {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
-
-    def _full_bytes(self, dense: dict[str, Tensor]) -> int:
-        """Bytes of a full float32 checkpoint of the model: weights, the optimizers' state, dense part."""
-        rows = self.model.rows
-        tables = sum(t.rows * (4 * t.dim + rows.optimizer.state_bytes(t.dim)) for t in rows.tables.values())
-        return tables + sum(value.nbytes for value in dense.values())
-
-    def _coding(self, final: bool, block: RowBlock) -> TableCoding:
-        """How a table's rows are stored; range-search parameters are chosen once a table, on a sample of its rows.
-
-        Asked by the writer: choosing takes up to 50 ms a table.
-        """
-        config, optimizer = self.config, self.model.rows.optimizer
-        exact = tuple(column.name for column in optimizer.columns if column.exact)
-        wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
-        if wanted in ("fp32", "fp16"):
-            return TableCoding(wanted, config.state, exact=exact)
-        bits = self._bits() if wanted == "auto" else int(wanted)
-        known = self._codings.get(block.table)
-        if known is None or known.bits != bits:
-            step = max(1, len(block.ids) // _SAMPLE_ROWS)
-            known = self._codings[block.table] = choose_coding(block.weight[::step][:_SAMPLE_ROWS], bits)
-        return TableCoding(known, config.state, hot=config.hot_share, heat=optimizer.heat, exact=exact)
-
-    def _bits(self) -> int:
-        """The paper's rule; more restores than expected raise it to 8."""
-        expected = self.config.expected_restores
-        return 8 if self.restores > expected else bits_for_restores(expected)
 
     def _collect(self, raising: bool, timeout: float | None = None) -> None:
         """Take in how the write in flight ended: count it, or put its rows back and tell."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint import aside
-from pipeline.checkpoint.index import committed, entry_of, needed, step_of
+from pipeline.checkpoint.index import DENSE, committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
 from pipeline.checkpoint.settings import config_changes
 from pipeline.errors import ConfigError
@@ -92,7 +92,6 @@ def show(store: Store, name: str) -> ShownCheckpoint:
     """Everything about one checkpoint: record, position, tables (rows stored, bytes, codings), dense part, settings."""
     from pipeline.checkpoint.reader import read_index, read_state
     from pipeline.checkpoint.verified import read_verified
-    from pipeline.checkpoint.writer import DENSE
 
     artifact = find_checkpoint(store, name)
     index = read_index(store, artifact)
@@ -178,7 +177,6 @@ def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, DenseDi
 def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:
     from pipeline.checkpoint.container import read_tensors
     from pipeline.checkpoint.verified import read_verified
-    from pipeline.checkpoint.writer import DENSE
 
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{artifact.path}/{DENSE}")
     return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}

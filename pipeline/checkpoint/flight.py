@@ -16,8 +16,9 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import OnPoint
 from pipeline.checkpoint.index import Entry, entry_from, entry_of
+from pipeline.checkpoint.job import Job
 from pipeline.checkpoint.ranks import exchange
-from pipeline.checkpoint.writer import Job, Outcome, Writer
+from pipeline.checkpoint.writer import Outcome, Writer
 from pipeline.errors import NightjarError, PassingError
 from pipeline.store import Store
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import DamagedError
-from pipeline.store import MANIFEST, Artifact, Store, removal
+from pipeline.store import MANIFEST, Artifact, Store
 
+INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"  # its files, the rows apart
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
 DELTA = "difference"  # as manifests have recorded it from the first release on
@@ -187,37 +187,3 @@ def needed(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
 def rested_on(artifacts: Iterable[Artifact]) -> dict[str, str]:
     """What checkpoints name as their parents, with or without a manifest: {name: path of one that rests on it}."""
     return {parent: each.path for each in artifacts for parent in each.summary["parents"]}
-
-
-def sweep(store: Store, directory: str, pinned: Iterable[str] = (), aside: Container[str] = ()) -> list[str]:
-    """Remove what writers and pruners that were killed left, checkpoints without a manifest; says in lines what.
-
-    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest. What was set
-    ``aside`` (names) stays without a word.
-    """
-    stay = set(pinned) | set(rested_on(committed(store, directory)))
-    lines = []
-    for name in store.names(directory):
-        path = f"{directory}/{name}"
-        if not name.startswith("step-") or name in aside or store.exists(f"{path}/{MANIFEST}"):
-            continue
-        if name in stay:
-            lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
-        else:
-            removal.remove(store, path)
-            lines.append(f"removed {path}, which has no manifest: it was never committed")
-    return lines
-
-
-def remove(store: Store, directory: str, entries: list[Entry], on_point: OnPoint = ignore) -> None:
-    """Remove checkpoints, the ones that rest on others first; each stops existing before its files go.
-
-    Raises ArtifactError where the store refuses it.
-    """
-    for entry in sorted(entries, key=lambda entry: -entry.step):
-        remove_folder(store, f"{directory}/{entry.name}", on_point)
-
-
-def remove_folder(store: Store, path: str, on_point: OnPoint = ignore) -> None:
-    """Remove the checkpoint at ``path``: it stops existing before its files go. ArtifactError if the store refuses."""
-    removal.remove(store, path, lambda: on_point(FaultPoint.PRUNE))

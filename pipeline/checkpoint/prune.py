@@ -1,14 +1,36 @@
-"""Removing the checkpoints of a running training that retention no longer needs, behind the training."""
+"""Removing what a training no longer needs: remains of killed writers before it starts, old checkpoints behind it."""
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
-from pipeline.checkpoint.fault_points import OnPoint
-from pipeline.checkpoint.index import Entry, kept, remove
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint
+from pipeline.checkpoint.index import Entry, committed, kept, rested_on
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.errors import ArtifactError
-from pipeline.store import Store
+from pipeline.store import MANIFEST, Store
+from pipeline.store.removal import remove
+
+
+def sweep(store: Store, directory: str, pinned: Iterable[str] = (), aside: Container[str] = ()) -> list[str]:
+    """Remove what writers and pruners that were killed left, checkpoints without a manifest; says in lines what.
+
+    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest. What was set
+    ``aside`` (names) stays without a word.
+    """
+    stay = set(pinned) | set(rested_on(committed(store, directory)))
+    lines = []
+    for name in store.names(directory):
+        path = f"{directory}/{name}"
+        if not name.startswith("step-") or name in aside or store.exists(f"{path}/{MANIFEST}"):
+            continue
+        if name in stay:
+            lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
+        else:
+            remove(store, path)
+            lines.append(f"removed {path}, which has no manifest: it was never committed")
+    return lines
 
 
 @dataclass
@@ -38,7 +60,8 @@ class Pruner:
         self._late += [entry for entry in entries if entry.name not in stay]
         going = [entry for entry in self._late if entry.name not in pins]
         try:
-            remove(self.store, self.directory, going, self.on_point)
+            for entry in sorted(going, key=lambda entry: -entry.step):  # the ones that rest on others first
+                remove(self.store, f"{self.directory}/{entry.name}", lambda: self.on_point(FaultPoint.PRUNE))
             self._late = []
         except ArtifactError as error:
             return [name for name in names if name in stay], f"old checkpoints stay until the next one: {error.message}"

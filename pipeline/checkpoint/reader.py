@@ -20,12 +20,11 @@ from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
-from pipeline.checkpoint.index import restore_order
+from pipeline.checkpoint.index import DENSE, INDEX, STATE, restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
 from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
-from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.shards import LocalShard, columns_of
 from pipeline.embeddings.tables import TableSpec

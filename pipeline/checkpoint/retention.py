@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 
 from pipeline.checkpoint import aside
-from pipeline.checkpoint.index import NAME, committed, entry_of, kept, needed, remove_folder, rested_on, step_of
+from pipeline.checkpoint.index import NAME, committed, entry_of, kept, needed, rested_on, step_of
 from pipeline.checkpoint.naming import directories, run_of
 from pipeline.store import MANIFEST, Artifact, Store
 from pipeline.store.references import pins
@@ -83,7 +83,7 @@ def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
         stay |= {name for name in names if step_of(name) < step_of(odd)}
     theirs = aside.in_place(store, directory)
     for name in sorted(set(names) - stay - theirs, key=step_of, reverse=True):
-        remove_folder(store, f"{directory}/{name}")
+        remove(store, f"{directory}/{name}")
     if not store.names(directory) and store.exists(directory):
         remove(store, directory)
     return sorted(stay & set(names))
@@ -151,7 +151,7 @@ def sweep(store: Store, going: list[Removal]) -> None:
     whole = [each.path for each in going if each.kind == WHOLE]
     for path in sorted(whole, key=step_of, reverse=True):
         if store.exists(f"{path}/{MANIFEST}"):
-            remove_folder(store, path)
+            remove(store, path)
     for each in going:
         if each.kind == ASIDE:
             for one in aside.listed(store, each.path.rsplit("/", 2)[0]):

@@ -67,6 +67,11 @@ def full_values(access: RowAccess) -> int:
     return sum(_values(shard, None) for shard in access.local_shards() if shard.owner and shard.scratch() is None)
 
 
+def full_bytes(access: RowAccess) -> int:
+    """Bytes of all tables in float32, on all ranks together, with the optimizer's state."""
+    return sum(t.rows * (4 * t.dim + access.optimizer.state_bytes(t.dim)) for t in access.tables.values())
+
+
 @torch.no_grad()
 def take_snapshot(
     access: RowAccess, touched: TouchedRows | None, buffers: HostBuffers, on_point: OnPoint = ignore

@@ -68,6 +68,20 @@ def flatten_optimizer(
     return tensors, {"class": type(optimizer).__name__, "scalars": scalars, "groups": groups}
 
 
+def dense_part(
+    dense: dict[str, Tensor], optimizer: torch.optim.Optimizer | None, state: TrainState
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Copies in host memory of the dense parameters, their optimizer and the random state, and the JSON part."""
+    tensors = {f"param/{name}": value for name, value in dense.items()}
+    record: dict[str, Any] = {"train": state.to_json(), "optimizer": None}
+    if optimizer is not None:
+        parts, record["optimizer"] = flatten_optimizer(optimizer, dense)
+        tensors |= {f"optimizer/{name}": value for name, value in parts.items()}
+    if state.rng is not None:
+        tensors["rng"] = state.rng
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}, record
+
+
 def load_optimizer(
     optimizer: torch.optim.Optimizer, dense: dict[str, Tensor], tensors: dict[str, Tensor], record: dict[str, Any]
 ) -> None:

@@ -7,11 +7,10 @@ from collections.abc import Callable
 import xxhash
 
 from pipeline.checkpoint.container import read_tensors
-from pipeline.checkpoint.index import BASELINE, readable
+from pipeline.checkpoint.index import BASELINE, DENSE, INDEX, STATE, readable
 from pipeline.checkpoint.parse import parse_state
 from pipeline.checkpoint.reader import read_blocks, read_index
 from pipeline.checkpoint.verified import read_verified
-from pipeline.checkpoint.writer import DENSE, INDEX, STATE
 from pipeline.errors import DamagedError
 from pipeline.records import Damage, Extent
 from pipeline.store import MANIFEST, Artifact, FileEntry, Store

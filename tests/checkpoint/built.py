@@ -7,10 +7,10 @@ import numpy as np
 import torch
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding
+from pipeline.checkpoint.job import Job, write_checkpoint
 from pipeline.checkpoint.quantise import Coding
 from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
-from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.config import Config, DataConfig, SparseFeature, TrainConfig
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec

@@ -7,9 +7,9 @@ import torch
 from pipeline.checkpoint import Target, TrainState, ignore, restore
 from pipeline.checkpoint.chunks import TableCoding
 from pipeline.checkpoint.index import name_of
+from pipeline.checkpoint.job import Job, write_checkpoint
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
 from pipeline.checkpoint.state import flatten_optimizer
-from pipeline.checkpoint.writer import Job, write_checkpoint
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.specs import TABLE_OPTIMIZERS

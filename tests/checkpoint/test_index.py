@@ -9,12 +9,12 @@ from pipeline.checkpoint.index import (
     kept,
     name_of,
     newest_chain,
-    remove,
     restore_order,
-    sweep,
 )
+from pipeline.checkpoint.prune import sweep
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
+from pipeline.store.removal import remove
 
 
 def entry(step: int, *parents: int) -> Entry:
@@ -68,7 +68,7 @@ def test_a_deleted_parent_is_named(tmp_path) -> None:
     store = Store(str(tmp_path))
     write(store, 10)
     write(store, 20, 10)
-    remove(store, "ck", [entry(10)])
+    remove(store, f"ck/{name_of(10)}")
     with pytest.raises(ArtifactError, match="rests on step-00000010, which is missing"):
         restore_order(store, committed(store, "ck")[0])
     assert not (tmp_path / "ck" / name_of(10)).exists()

@@ -13,7 +13,7 @@ from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, committ
 from pipeline.checkpoint.aside import listed, set_aside
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
-from pipeline.checkpoint.index import sweep
+from pipeline.checkpoint.prune import sweep
 from pipeline.checkpoint.reader import OTHER_MODEL
 from pipeline.checkpoint.retention import clear
 from pipeline.config import CheckpointConfig

@@ -6,7 +6,7 @@ import torch
 
 from pipeline.checkpoint import Target, committed, ranks, restore_newest
 from pipeline.checkpoint.aside import in_place, listed, remove, set_aside
-from pipeline.checkpoint.index import sweep
+from pipeline.checkpoint.prune import sweep
 from pipeline.checkpoint.ranks import patiently
 from pipeline.errors import ArtifactError
 from pipeline.store import Store

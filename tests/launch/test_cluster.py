@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from pipeline.checkpoint.container import read_tensors
+from pipeline.checkpoint.index import DENSE
 from pipeline.checkpoint.naming import find_checkpoint
 from pipeline.checkpoint.rows import ChainReader
 from pipeline.checkpoint.verified import read_verified
-from pipeline.checkpoint.writer import DENSE
 from pipeline.compose import compose
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import RefusedError

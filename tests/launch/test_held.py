@@ -4,7 +4,6 @@ import pytest
 
 from pipeline.errors import GateHeldError
 from pipeline.launch.result import Outcome, assemble
-from pipeline.report import summary
 from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact
 
@@ -43,11 +42,3 @@ def test_result_json_has_the_verdict_and_a_model_only_where_one_is_published(ver
     assert found.gate.verdict == verdict and found.gate.reasons == ("NE is 1.2",)
     assert (found.model is not None) is (verdict == "PASS")
     assert found.status == ("done" if verdict == "PASS" else "failed")
-
-
-def test_what_the_gate_warns_of_reaches_the_table_at_the_end_of_a_run() -> None:
-    artifact = published("PASS", [])
-    artifact.summary["gate"]["warnings"] = ["predictions moved"]
-    found = assemble("r", {"publish": Outcome("done", 1.0, artifact.path)}, {"publish": artifact}, None)
-    assert found.gate.warnings == ("predictions moved",)
-    assert "warning: predictions moved" in summary(found)

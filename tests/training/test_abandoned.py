@@ -14,13 +14,13 @@ SETTINGS = [
 ]  # fmt: skip
 RUN = """
 import json, sys, threading, time
-from pipeline.checkpoint import writer
+from pipeline.checkpoint import job
 from pipeline.cli import main
-written = writer._write_dense
+written = job._write_dense
 def slow(*arguments):
     time.sleep(2)  # a slow disk
     return written(*arguments)
-writer._write_dense = slow
+job._write_dense = slow
 store, settings = json.loads(sys.argv[1])
 code = main(["run", f"store={store}", *settings])
 print("code", code, "writing", any(thread.name == "nightjar-checkpoint" for thread in threading.enumerate()))
