@@ -24,13 +24,13 @@ class MemoryMeter:
             return
         with contextlib.suppress(OSError):  # else the peak is that of the process since its start
             Path("/proc/self/clear_refs").write_text("5")
-        self._start = _status("VmRSS") or peak_rss()
+        self._start = status_bytes("VmRSS") or peak_rss()
 
     def peak(self) -> int:
         """Bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
-        return max((_status("VmHWM") or peak_rss()) - self._start, 0)
+        return max((status_bytes("VmHWM") or peak_rss()) - self._start, 0)
 
 
 def give_back_freed() -> None:
@@ -50,8 +50,8 @@ def peak_rss() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _status(key: str) -> int:
-    """The figure ``key`` of this process in bytes, from Linux; 0 elsewhere."""
+def status_bytes(key: str) -> int:
+    """The figure ``key`` of this process in bytes, such as VmRSS now and VmHWM at its largest; 0 where not on Linux."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{key}:"):

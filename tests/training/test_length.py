@@ -174,7 +174,9 @@ def test_fewer_bits_can_be_made_of_all_and_no_more_of_few() -> None:
     fewer = CheckpointConfig(final_quantise="8", state="bf16")
     check_finer(fewer, recorded(), "p")
     check_finer(fewer, {"checkpoint": asdict(fewer)}, "p")
-    with pytest.raises(ConfigError, match=r"checkpoint.final_quantise=8 checkpoint.state=bf16: the bits that this rounded") as e:
+    with pytest.raises(
+        ConfigError, match=r"checkpoint.final_quantise=8 checkpoint.state=bf16: the bits that this"
+    ) as e:
         check_finer(CheckpointConfig(), {"checkpoint": asdict(fewer)}, "p")
     assert e.value.hint.startswith("checkpoint.final_quantise=8 checkpoint.state=bf16; ")
     assert coding_of(CheckpointConfig()) == "fp32-fp32"

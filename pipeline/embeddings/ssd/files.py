@@ -26,9 +26,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_paths(paths: Sequence[str]) -> list[Path]:
     """``hardware.ssd_paths`` as directories; ConfigError for none, and for one that is missing or read-only."""
     if sys.platform != "linux":
-        raise ConfigError(
-            "tier ssd needs Linux", hint="+plan.tables.<table>.tier=ddr for every table"
-        )
+        raise ConfigError("tier ssd needs Linux", hint="+plan.tables.<table>.tier=ddr for every table")
     if not paths:
         raise ConfigError(
             "the plan has tables on tier ssd, but hardware.ssd_paths names no directory and the store is not local",
@@ -46,8 +44,8 @@ def check_paths(paths: Sequence[str]) -> list[Path]:
 class ScratchFile:
     """``size`` bytes, rounded up to pages, on the disk of ``directory``; ``what`` names their use in messages.
 
-    ``direct``: reads and writes take whole pages in page-aligned memory and bypass the page cache, so they use no memory
-    but the caller's. Where the file system refuses that, ``cached`` says why, and they use the page cache. GuardError
+    ``direct``: reads and writes take whole pages in page-aligned memory and bypass the page cache, so they use no
+    memory but the caller's. Where the file system refuses that, ``cached`` says why, and they use the page cache. GuardError
     where there is no room.
     """
 

@@ -49,7 +49,7 @@ class Reads:
 
 
 def place_type(rows: int) -> type[np.signedinteger[Any]]:
-    """The integer type for the place of every record in a log of ``rows`` rows, and for -1 - the number of every slot."""
+    """The integer type for the places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
     return np.int32 if rows * (1 + 2 * _SPARE) <= np.iinfo(np.int32).max else np.int64
 
 

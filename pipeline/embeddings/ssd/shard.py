@@ -130,7 +130,7 @@ class SsdShard:
         self.log.drop(where[where > 0] - 1)
 
     def values(self, rows: I64, where: I64, records: F32) -> Reads | None:
-        """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; returns the reads for the rest."""
+        """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; the rest must be read."""
         unused = where == 0
         if unused.any():
             records[unused] = 0

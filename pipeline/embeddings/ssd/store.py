@@ -133,7 +133,7 @@ class SsdStore:
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Give all rows of ``table`` on this rank their initial values and zero their optimizer state; returns at once."""
+        """Give all rows of ``table`` on this rank their initial values and zero their optimizer state, at once."""
         shard = self._shards.get(table.name)
         if shard is not None:
             self._waiting[table.name].clear()
