@@ -45,8 +45,8 @@ class ScratchFile:
     """``size`` bytes, rounded up to pages, on the disk of ``directory``; ``what`` names their use in messages.
 
     ``direct``: reads and writes take whole pages in page-aligned memory and bypass the page cache, so they use no
-    memory but the caller's. Where the file system refuses that, ``cached`` says why, and they use the page cache. GuardError
-    where there is no room.
+    memory but the caller's. Where the file system refuses that, ``cached`` says why, and they use the page cache.
+    GuardError where there is no room.
     """
 
     def __init__(self, directory: Path, size: int, what: str, direct: bool = False) -> None:
