@@ -3,52 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config, HardwareConfig
 from pipeline.planning.candidates import offers, whole_layout
-from pipeline.planning.choices import TABLE_WISE, Choice, Table, choices, tables_of, tiers_of
-from pipeline.planning.cost import fixed_ms
+from pipeline.planning.choices import TABLE_WISE, Choice, Table
 from pipeline.planning.hardware import (
     MEMORIES,
-    Capacity,
-    capacity,
-    check_hardware,
     fast_memory,
     figures,
-    memories,
     memory_gib,
-    tiers,
 )
 from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
-from pipeline.planning.reservations import dense_bytes, host_bytes
 from pipeline.planning.search import Found, Space, anywhere, best
+from pipeline.planning.setting import Setting, rounds, settle
+from pipeline.planning.shortfall import plan_error
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.engine import Engine
-
-# Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
-SEARCH_PAIRS = 4_096
-HEAVY_SHARE = 0.5
-# The smallest tables stay in the fastest memory, up to this share of it, unless nothing fits then.
-SMALL_SHARE = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is planned: tables and their choices; on every rank reserved bytes, room and fixed ms by phase."""
-
-    config: Config
-    tables: list[Table]
-    offered: dict[str, Choice]
-    reserved: dict[str, int]
-    room: Capacity
-    fixed: dict[str, float]
 
 
 def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_key: str = "") -> Plan:
@@ -64,8 +40,6 @@ def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_k
             found = _search(engine, space)
             if found is not None:
                 return _assemble(setting, space, found, profile_key)
-        from pipeline.planning.shortfall import plan_error
-
         raise plan_error(setting, space, lambda other: sketch(other, schema, profile))
 
 
@@ -77,61 +51,6 @@ def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement
         if placement is not None:
             return placement
     return None
-
-
-def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
-    """Check the user's settings, and work out the choices of each table."""
-    check_hardware(config.hardware)
-    tables = tables_of(config.data, config.model, config.train, schema, profile)
-    heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
-    reserved = dense_bytes(config, schema, profile)
-    return Setting(
-        config=config,
-        tables=tables,
-        offered=choices(config.plan, config.hardware, config.train.batch, tables, heavy),
-        reserved=reserved,
-        room=capacity(config.hardware, config.plan, reserved, host_bytes(config, schema, profile)),
-        fixed=fixed_ms(config, schema),
-    )
-
-
-def rounds(setting: Setting) -> list[dict[str, Choice]]:
-    """The choices for each round of the search: the fastest memory alone first, then with slower ones."""
-    hardware, room = setting.config.hardware, setting.room
-    need = sum(table.bytes for table in setting.tables)
-    choices_by_round, have = [], 0
-    for memory in memories(hardware):
-        have += room.of(memory) * setting.config.world_size
-        last = memory == memories(hardware)[-1]
-        if last or need <= have:
-            allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
-            choices_by_round.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
-    small, fast = _small(setting), tiers(hardware)[:1]
-    if small and len(allowed) > 1:
-        near = {
-            name: _within(choice, fast if name in small else allowed) for name, choice in choices_by_round[-1].items()
-        }
-        choices_by_round.insert(-1, near)
-    return choices_by_round
-
-
-def _small(setting: Setting) -> set[str]:
-    """The smallest tables, which together take so little of the fastest memory that a slower tier gains nothing."""
-    room = setting.room.of(fast_memory(setting.config.hardware)) * setting.config.world_size
-    small, taken = set(), 0
-    for table in sorted(setting.tables, key=lambda t: t.bytes):
-        taken += table.bytes
-        if taken > SMALL_SHARE * room:
-            break
-        small.add(table.name)
-    return small
-
-
-def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
-    """The choice within the ``allowed`` tiers; unchanged if it has none of them, because a pin wins."""
-    kept = tuple(tier for tier in choice.tiers if tier in allowed)
-    sharding = tuple(name for name in choice.sharding if tiers_of(name, kept))
-    return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
 
 
 def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | None, Space]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
 
 from pipeline.config import Config, TablePin
 from pipeline.errors import NightjarError
@@ -13,10 +12,8 @@ from pipeline.planning.choices import COLUMN_STEP, ROW_WISE, impossible
 from pipeline.planning.hardware import MEMORIES, memories, memory_gib
 from pipeline.planning.placement import Placement
 from pipeline.planning.search import Space
+from pipeline.planning.setting import Setting
 from pipeline.units import GIB
-
-if TYPE_CHECKING:
-    from pipeline.planning.planner import Setting
 
 Place = Callable[[Config], Placement | None]
 TRIES = 8

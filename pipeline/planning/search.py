@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.config import HardwareConfig
-from pipeline.planning.assign import EXACT_GAP, Candidate, Piece, Problem, assign
+from pipeline.planning.assign import EXACT_GAP, assign
+from pipeline.planning.assign_model import Candidate, Piece, Problem
 from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
 from pipeline.planning.hardware import Capacity
 from pipeline.planning.placement import Placement

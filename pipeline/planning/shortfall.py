@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.errors import PlanError
@@ -14,9 +13,7 @@ from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories
 from pipeline.planning.placement import Placement
 from pipeline.planning.remedies import remedies
 from pipeline.planning.search import Space, anywhere
-
-if TYPE_CHECKING:
-    from pipeline.planning.planner import Setting
+from pipeline.planning.setting import Setting
 
 # Steps in which the missing bytes are bracketed and then halved: the shortfall is exact to about 2 %.
 GROWTH, STEP = 1.3, 2**20

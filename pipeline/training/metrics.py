@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.evaluation.metrics import normalised_entropy
+from pipeline.evaluation.metrics import entropy_of_rate
 from pipeline.training.distributed import add_up
 from pipeline.training.model import Output
 
@@ -44,7 +44,7 @@ class Sums:
         """Normalised entropy of these rows; None for rows of one class."""
         if not 0 < self.positives < self.rows:
             return None
-        return normalised_entropy(self.mean_loss, self.positives, self.rows - self.positives)
+        return self.mean_loss / entropy_of_rate(self.positives / self.rows, math.log, math.log1p)
 
     @property
     def logit_std(self) -> float:
