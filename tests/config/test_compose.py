@@ -120,9 +120,13 @@ MISTAKES = [
     ("train.lr=${nope}", "train.lr: Interpolation key 'nope' not found", "train.lr="),
     ("data=csv", "data.", ""),
     ("checkpoint.rename.C1=C2", "checkpoint.rename.C1 does not exist here yet", "+checkpoint.rename.C1=C2 adds it"),
-    ("checkpoint.init_tables_only=true", "init_tables_only is set, but checkpoint.init_from is null", "init_from=<run>"),
-    ("checkpoint.allow=[train]", "checkpoint.allow is set, but checkpoint.init_from is null", "checkpoint.init_from=<run>"),
-    ("checkpoint.rename={C1: C2}", "checkpoint.rename is set, but checkpoint.init_from is null", "checkpoint.init_from=<run>"),
+    (
+        "checkpoint.init_tables_only=true",
+        "init_tables_only is set, but checkpoint.init_from is null",
+        "init_from=<run>",
+    ),
+    ("checkpoint.allow=[train]", "allow is set, but checkpoint.init_from is null", "checkpoint.init_from=<run>"),
+    ("checkpoint.rename={C1: C2}", "rename is set, but checkpoint.init_from is null", "checkpoint.init_from=<run>"),
 ]
 
 
