@@ -19,6 +19,7 @@ def run(store, *overrides):
     return nightjar("run", *SMALL, f"store={store}", *overrides)
 
 
+@pytest.mark.slow
 def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):
     module = ["partition.module=dlrm", "partition.c=0", "partition.p=2", "partition.dim=8"]
     done = run(tmp_path, "partition=dmt", "partition.strategy=strided", *module)
