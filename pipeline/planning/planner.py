@@ -1,4 +1,4 @@
-"""From configuration, schema and profile to a complete plan: the story of the plan stage."""
+"""From configuration, schema and profile to a complete plan: the steps of the plan stage."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_k
 
 
 def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement | None:
-    """The assignment's plan alone, None where it finds none: what ways out of an infeasible plan are tried with."""
+    """The assignment's placement alone, or None; remedies of an infeasible plan are tried with it."""
     setting = settle(config, schema, profile)
     for offered in rounds(setting):
         placement = anywhere(open_space(setting, offered)[1])
@@ -54,10 +54,10 @@ def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement
 
 
 def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | None, Space]:
-    """TorchRec's engine over what is ``offered``, and every offer with both costs and its bytes.
+    """TorchRec's engine over the ``offered`` choices, and every offer with both costs and its bytes.
 
-    No engine where each table can only lie whole on the one rank of a CPU: TorchRec has nothing to search there, and
-    loading it would take longer than all the rest.
+    There is no engine on one CPU rank, where every table lies whole: TorchRec has nothing to search, and loading it
+    would take longer than the rest.
     """
     hardware, train = setting.config.hardware, setting.config.train
     if _only_whole(hardware, offered):
@@ -77,7 +77,7 @@ def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool
 
 
 def _search(engine: Engine | None, space: Space) -> Found | None:
-    """TorchRec's planner with its own costs and with ours, then the best of these and of our assignments."""
+    """Run TorchRec's planner with its own costs and with ours, and choose among these and our assignments."""
     if engine is None:
         return best(space, [])
     from pipeline.planning.estimator import OurCosts

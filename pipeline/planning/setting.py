@@ -29,13 +29,13 @@ from pipeline.records import DatasetSchema, Profile
 # Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
 HEAVY_SHARE = 0.5
-# Tables that take this share of the fastest memory all together stay there, unless nothing fits then.
+# The smallest tables stay in the fastest memory, up to this share of it, unless nothing fits then.
 SMALL_SHARE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is planned: tables, what each may get, bytes reserved and ms spent anyhow on every rank."""
+    """What is planned: tables and their choices; on every rank reserved bytes, room and fixed ms by phase."""
 
     config: Config
     tables: list[Table]
@@ -46,7 +46,7 @@ class Setting:
 
 
 def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
-    """Check everything the user may have got wrong, and work out what each table may get."""
+    """Check the user's settings, and work out the choices of each table."""
     check_hardware(config.hardware)
     tables = tables_of(config.data, config.model, config.train, schema, profile)
     heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
@@ -111,37 +111,37 @@ def _worthwhile(hardware: HardwareConfig, batch: int, table: Table, sharding: st
 
 
 def rounds(setting: Setting) -> list[dict[str, Choice]]:
-    """What each search may use, fastest memory alone first: a slower one only where that does not do."""
+    """The choices for each round of the search: the fastest memory alone first, then with slower ones."""
     hardware, room = setting.config.hardware, setting.room
     need = sum(table.bytes for table in setting.tables)
-    found, have = [], 0
+    allowances, have = [], 0
     for memory in memories(hardware):
         have += room.of(memory) * setting.config.world_size
         last = memory == memories(hardware)[-1]
         if last or need <= have:
             allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
-            found.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
+            allowances.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
     small, fast = _small(setting), tiers(hardware)[:1]
     if small and len(allowed) > 1:
-        near = {name: _within(choice, fast if name in small else allowed) for name, choice in found[-1].items()}
-        found.insert(-1, near)
-    return found
+        near = {name: _within(choice, fast if name in small else allowed) for name, choice in allowances[-1].items()}
+        allowances.insert(-1, near)
+    return allowances
 
 
 def _small(setting: Setting) -> set[str]:
-    """The smallest tables, which together take little of the fastest memory: looking for a slower tier is no use."""
+    """The smallest tables, which together take so little of the fastest memory that a slower tier gains nothing."""
     room = setting.room.of(fast_memory(setting.config.hardware)) * setting.config.world_size
-    found, taken = set(), 0
+    small, taken = set(), 0
     for table in sorted(setting.tables, key=lambda t: t.bytes):
         taken += table.bytes
         if taken > SMALL_SHARE * room:
             break
-        found.add(table.name)
-    return found
+        small.add(table.name)
+    return small
 
 
 def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
-    """The choice in ``allowed`` tiers only, unless it has none of them: a pin wins."""
+    """The choice within the ``allowed`` tiers; unchanged if it has none of them, because a pin wins."""
     kept = tuple(tier for tier in choice.tiers if tier in allowed)
     sharding = tuple(name for name in choice.sharding if tiers_of(name, kept))
     return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
