@@ -136,6 +136,7 @@ def test_the_code_of_the_page_is_clean(package: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_added_model_trains_resumes_publishes_and_predicts(package: Path) -> None:
     run(package, "Add a model")
     version = check_resumed_and_published(package, "mlp", ranks=1)
@@ -151,6 +152,7 @@ def test_the_added_optimizer_trains_on_two_ranks_resumes_publishes_and_predicts(
     assert "sparse_optimizer: adagrad" in (version / "config.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_the_added_mapping_ingests_and_trains(package: Path) -> None:
     run(package, "Add an id mapping")
     stages = result(package, "ids")["stages"]
