@@ -12,14 +12,13 @@ from typing import NamedTuple
 
 import pytest
 
-from pipeline.compose import compose
+from pipeline.config.synthetic import SyntheticConfig
 from pipeline.ingest.synthetic import write_tsv
 
 ROOT = Path(__file__).parents[2]
 MOST_FILES = 2
-DATA = ["data.synthetic.rows=4000", "data.synthetic.ids_per_feature=50"]
 SMALL = [
-    *DATA, "model.embedding_dim=4", "train.global_batch=256", "train.guard.collapse=false", "train.threads_per_rank=1",
+    "data.synthetic.rows=4000", "data.synthetic.ids_per_feature=50", "model.embedding_dim=4", "train.global_batch=256", "train.guard.collapse=false", "train.threads_per_rank=1",
     "gate.min_rows=100", "gate.force='a short training'",
 ]  # fmt: skip
 INLINE = ["ingest", "plan", "partition", "train", "evaluate", "publish"]
@@ -82,7 +81,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for path, (kind, text) in walk.files.items():
             assert (folder / path).exists() == (kind == "diff"), path
             (folder / path).write_text(changed((folder / path).read_text(), text) if kind == "diff" else text)
-    write_tsv(compose([*DATA[1:], "data.synthetic.rows=300"]), str(folder / "clicks.tsv"))
+    write_tsv(SyntheticConfig(rows=300, ids_per_feature=50), 1, str(folder / "clicks.tsv"))
     return folder
 
 
