@@ -90,8 +90,8 @@ def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
 
 
 def _models(scored: Scored) -> dict[str, Floats]:
-    found = {"candidate": scored.candidate}
-    return found if scored.incumbent is None else {**found, "incumbent": scored.incumbent}
+    models = {"candidate": scored.candidate}
+    return models if scored.incumbent is None else {**models, "incumbent": scored.incumbent}
 
 
 def _figures(

@@ -15,14 +15,14 @@ BINS = 10
 HISTOGRAM_BINS = 24
 
 
-def population_stability(expected: NDArray[np.floating], found: NDArray[np.floating], bins: int = BINS) -> float:
+def population_stability(expected: NDArray[np.floating], actual: NDArray[np.floating], bins: int = BINS) -> float:
     """PSI: sum of (f - e) * ln(f / e) over bins that hold equal shares of ``expected``; 0.25 is called a major shift.
 
     Half a row is added to every bin, so that an empty one costs much, not infinity.
     """
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
     shares = []
-    for values in (expected, found):
+    for values in (expected, actual):
         counts = np.bincount(np.searchsorted(edges, values, "right"), minlength=len(edges) + 1) + 0.5
         shares.append(counts / counts.sum())
     e, f = shares

@@ -78,8 +78,8 @@ def id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) ->
 
 def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected) -> None:
     """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
-    column, found = feature.column, {series.name: series for series in columns}
-    hashes, ids = found[f"hash:{feature.name}"], found[f"id:{feature.name}"]
+    column, by_name = feature.column, {series.name: series for series in columns}
+    hashes, ids = by_name[f"hash:{feature.name}"], by_name[f"id:{feature.name}"]
     if feature.required:
         missing = hashes.is_null() if not feature.multi else hashes.list.len().fill_null(0) == 0
         rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)

@@ -25,9 +25,9 @@ def lower_edges() -> np.ndarray:
     # Of negative values the bucket's lowest has the largest magnitude.
     edges = np.where(negative, keys | np.uint32(0xFFFF), keys).astype(np.uint32).view(np.float32)
     with np.errstate(invalid="ignore"):
-        found = edges.astype(np.float64)
-    found.flags.writeable = False
-    return found
+        lowest = edges.astype(np.float64)
+    lowest.flags.writeable = False
+    return lowest
 
 
 class Sketch:
@@ -126,9 +126,9 @@ def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(keys) < _FEW:
         distinct, seen = np.unique(keys, return_counts=True)
         return distinct.astype(np.int64), seen
-    found = np.bincount(keys)
-    distinct = np.flatnonzero(found)
-    return distinct, found[distinct]
+    counts = np.bincount(keys)
+    distinct = np.flatnonzero(counts)
+    return distinct, counts[distinct]
 
 
 def _spread(used: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -286,28 +286,28 @@ class _Run:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        found = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
-        for line in found.warnings:
+        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
+        for line in checked.warnings:
             self.progress(f"warning: {line}")
-        if found.held:
-            raise held(found, self.data)
+        if checked.held:
+            raise held(checked, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values())
         quarantine = {
             "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
             "reasons": dict(self.quarantine.kinds.most_common()),
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
         }  # fmt: skip
-        return {"quarantine": quarantine, "checks": found.to_json(), "distribution": now}
+        return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
     def _before(self) -> Before:
         """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
         data, store = self.data, self.draft.store
-        found = store.find(data.mapping_from) if data.mapping_from else None
-        if found is None and self.days:
-            found = days.previous_dataset(store, data.name, self.days[0])
-        if found is None or QUALITY not in found.files:
+        dataset = store.find(data.mapping_from) if data.mapping_from else None
+        if dataset is None and self.days:
+            dataset = days.previous_dataset(store, data.name, self.days[0])
+        if dataset is None or QUALITY not in dataset.files:
             return Before()
-        return Before(found.path, store.read_json(f"{found.path}/{QUALITY}")["distribution"])
+        return Before(dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"])
 
     def _replaced(self) -> dict[str, int]:
         """Rows that went from an id to one that is looked up more, by feature."""
