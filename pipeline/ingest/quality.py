@@ -15,7 +15,7 @@ import polars as pl
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.fit import Fit, Partial
-from pipeline.ingest.ids import flat_hashes
+from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.records import LABEL
@@ -125,10 +125,7 @@ class Alone:
         self.rows += frame.height
         self.positives += int(frame[LABEL].sum())
         for feature in self.spec.sparse:
-            labels = frame[LABEL]
-            if feature.multi:
-                lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1).to_numpy()
-                labels = pl.Series(np.repeat(labels.to_numpy(), lengths))
+            labels = np.repeat(frame[LABEL].to_numpy(), ids_per_row(frame, feature))
             pairs = pl.DataFrame({"hash": flat_hashes(frame, feature), "label": labels})
             self.pieces[feature.name].append(
                 pairs.group_by("hash").agg(pl.len().alias("n"), pl.sum("label").cast(pl.Int64).alias("p"))

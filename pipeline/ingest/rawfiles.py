@@ -103,17 +103,17 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
     for name in _FIRST:
         if info.get(name):
             return str(info[name])
-    known = {key: value for key, value in info.items() if re.sub("[-_]", "", key.lower()) in _MARKS and value}
+    known = {key: value for key, value in info.items() if _plain(key) in _MARKS and value}
     if not known:
         known = {key: value for key, value in _asked(fs, path).items() if value}
     if not known:  # as AbstractFileSystem.ukey and checksum do, but for what is no mark
         plain = (str, int, float, bytes, date)
-        known = {key: value for key, value in info.items() if isinstance(value, plain) and _telling(key)}
+        known = {key: value for key, value in info.items() if isinstance(value, plain) and _plain(key) not in _NO_MARKS}
     return "|".join(f"{key}={known[key]}" for key in sorted(known)) or "None"
 
 
-def _telling(key: str) -> bool:
-    return re.sub("[-_]", "", key.lower()) not in _NO_MARKS
+def _plain(key: str) -> str:
+    return re.sub("[-_]", "", key.lower())
 
 
 def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:

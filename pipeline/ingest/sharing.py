@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.ids import flat_hashes
+from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.records import LABEL, RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_table, no_rows_freed
 
@@ -148,10 +148,7 @@ class _Sample:
             labels.append(frame[LABEL].to_numpy())
             for feature in features:
                 hashes[feature.name].append(flat_hashes(frame, feature).fill_null(0).to_numpy())
-                each = np.ones(frame.height, np.int64)
-                if feature.multi:
-                    each = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1).to_numpy()
-                lengths[feature.name].append(each.astype(np.int64))
+                lengths[feature.name].append(ids_per_row(frame, feature))
             if self.rows >= SAMPLE_ROWS:
                 break
         self.labels = np.concatenate(labels).astype(np.float64) if labels else np.zeros(0)

@@ -43,16 +43,6 @@ class Sketch:
         self.clicks = np.zeros(0, np.int64)
 
     @property
-    def counts(self) -> np.ndarray:
-        """Values of every bucket: int64 [BUCKETS]."""
-        return _spread(self.used, self.rows)
-
-    @property
-    def positives(self) -> np.ndarray:
-        """Values with label 1 of every bucket: int64 [BUCKETS]."""
-        return _spread(self.used, self.clicks)
-
-    @property
     def total(self) -> int:
         """Values in all buckets."""
         return int(self.rows.sum())
@@ -129,12 +119,6 @@ def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     counts = np.bincount(keys)
     distinct = np.flatnonzero(counts)
     return distinct, counts[distinct]
-
-
-def _spread(used: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    every = np.zeros(BUCKETS, np.int64)
-    every[used] = counts
-    return every
 
 
 def bin_of(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:

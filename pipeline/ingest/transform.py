@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded
-from pipeline.ingest.ids import as_lists, flat_hashes, of_bits
+from pipeline.ingest.ids import as_lists, flat_hashes, ids_per_row, of_bits
 from pipeline.ingest.moments import prepared
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
@@ -150,8 +150,7 @@ def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping) -> 
     if not feature.multi:
         return [rows.alias(feature.name)]
     # A row without ids looks up the row of missing values, with weight 1.
-    lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).to_numpy()
-    each = np.maximum(lengths, 1).astype(np.int64)
+    each = ids_per_row(frame, feature)
     weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
     if len(each_way) > 1:
         per_id = rows.list.len().cast(pl.Int64).to_numpy()
