@@ -31,8 +31,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.common import finish
 from benchmarks.ssd_memory import STATE_BYTES, Tables, cache_rows
+from pipeline.calibration.timing import time_disk
 from pipeline.launch.memory import MemoryCgroup
-from pipeline.planning.probes import time_disk
 
 GIB = 2**30
 PROBE_ROWS, PROBE_STEPS = 512, 12

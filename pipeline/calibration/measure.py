@@ -1,4 +1,4 @@
-"""The measurements in order, and how they become a hardware file: kernels, links, whole training steps, the disk."""
+"""The measurements in order (disk, kernels, links, training steps), and how they become hardware figures."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.calibration.ranks import run_ranks
-from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
-from pipeline.config import Config, HardwareConfig
-from pipeline.planning.calibrate import (
+from pipeline.calibration.fit import (
     KernelTime,
     LinkTime,
     StepTime,
@@ -22,6 +19,10 @@ from pipeline.planning.calibrate import (
     fit_steps,
     slower_kernels,
 )
+from pipeline.calibration.ranks import run_ranks
+from pipeline.calibration.timing import time_disk, time_kernels, time_links
+from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
+from pipeline.config import Config, HardwareConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.predict import Prediction, predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
@@ -31,8 +32,8 @@ from pipeline.units import GIB
 
 Say = Callable[[str], None]
 STEPS = 20
-# Tables of a thousand to a million rows as in real models: small ones alone would leave the caches to the dense part.
-# From all overhead to all products to all activations: MLPs small and large, few and many tables, batches of all sizes.
+# Tables of a thousand to a million rows, as in real models: small ones alone would leave the caches to the dense part.
+# Small and large MLPs, few and many tables, all batch sizes: dominated by overhead, by products or by activations.
 TRIALS = tuple(
     Trial(rows=spread_rows(tables), zipf=1.1, dim=dim, bottom=bottom, top=top, batch=batch)
     for tables, dim, bottom, top, batch in (
@@ -46,7 +47,7 @@ TRIALS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """``hardware`` with the fields ``measured`` replaced; ``error``: how far the steps fitted are off, as a share."""
+    """``hardware`` with the fields ``measured`` replaced; ``error``: of the fit to whole steps, a share."""
 
     hardware: HardwareConfig
     measured: tuple[str, ...]
@@ -60,55 +61,50 @@ class Calibration:
 def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
     """Measure this machine as one host of ``config.hardware``; ``disk``: a folder on the disk to read, None: no disk.
 
-    What one machine cannot show stays: capacities, and the links between hosts. Raises ConfigError where the device or
-    the ranks are not here, LaunchError where a rank breaks off, OSError where the disk cannot be read.
+    Capacities and the links between hosts, which one machine cannot show, keep their figures. Raises ConfigError where
+    the device or the ranks are missing, LaunchError where a rank dies, OSError where the disk cannot be read.
     """
     hardware = replace(config.hardware, hosts=1)
     world = hardware.ranks_per_host
     host = replace(config, hardware=hardware)
     say(f"kernels and links on {world} {hardware.device} rank(s) at the same time ...")
-    probed = run_ranks(world, hardware.device, _probe, host, say=say)
-    figures: dict[str, Any] = {} if disk is None else _disk(disk, world, say)
-    kernels = [KernelTime(**_median(times)) for times in zip(*(found["kernels"] for found in probed), strict=True)]
-    figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in probed[0]["links"]])
+    timed = run_ranks(world, hardware.device, _time_rank, host, say=say)
+    figures: dict[str, Any] = {}
+    if disk is not None:
+        say(f"disk of {disk} ...")
+        figures |= {name: value / world for name, value in time_disk(disk).items()}  # a host's ranks share its disk
+    kernels = [KernelTime(**_median(times)) for times in zip(*(rank["kernels"] for rank in timed), strict=True)]
+    figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in timed[0]["links"]])
     hardware = replace(hardware, **figures)
     steps = _steps(replace(host, hardware=hardware), say)
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
-    figures["process_gib"] = max(found["process_bytes"] for found in probed) / GIB
+    figures["process_gib"] = max(rank["process_bytes"] for rank in timed) / GIB
     final = replace(config.hardware, **figures)
     return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final, slowdown))
 
 
-def _disk(disk: Path, world: int, say: Say) -> dict[str, float]:
-    from pipeline.planning.probes import time_disk
-
-    say(f"disk of {disk} ...")
-    return {name: value / world for name, value in time_disk(disk).items()}  # its ranks share a host's disk
-
-
-def _probe(say: Say, config: Config) -> dict[str, Any]:
-    """On one rank: kernel and link times, and its memory before them, as plain data."""
+def _time_rank(say: Say, config: Config) -> dict[str, Any]:
+    """On one rank: its memory before the timings, then kernel and link times, as plain data."""
     import torch.distributed as dist
 
     from pipeline.embeddings.ssd import pss_bytes
-    from pipeline.planning.probes import time_kernels, time_links
     from pipeline.training.distributed import connect
 
-    device = connect(config)
+    device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     process = pss_bytes()
     kernels = [dataclasses.asdict(t) for t in time_kernels(device, dist.barrier)]
     return {"process_bytes": process, "kernels": kernels, "links": [dataclasses.asdict(t) for t in time_links(device)]}
 
 
 def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Of the ranks' records of one shape: what is counted as it is, times by their median."""
+    """One record for the ranks' records of one shape: the first one's counts, and median times."""
     times = ("lookup_ms", "update_ms")
     return {**records[0], **{name: statistics.median(record[name] for record in records) for name in times}}
 
 
 def _steps(config: Config, say: Say) -> list[StepTime]:
-    """Whole steps of every trial, by the real training loop, with what the cost model knows of them already."""
+    """Whole steps of every trial by the training loop, and the part of them that the cost model knows."""
     blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
     jobs, costs, known = [], [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -120,21 +116,21 @@ def _steps(config: Config, say: Say) -> list[StepTime]:
             costs.append(dense_costs(trained, schema))
             known.append(predict(plan, replace(trained, hardware=blind), schema, profile))
         world = config.hardware.ranks_per_host
-        found = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
+        times = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
     return [
         _step_time(ms, part, counted, local_batch(job[0]))
-        for job, counted, ms, part in zip(jobs, costs, found, known, strict=True)
+        for job, counted, ms, part in zip(jobs, costs, times, known, strict=True)
     ]
 
 
 def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     """On one rank: ms of a step of every job."""
-    found = []
+    times = []
     for number, (config, folder, plan) in enumerate(jobs, start=1):
-        found.append(measure_training(say, config, folder, plan)["step_ms"])
+        times.append(measure_training(say, config, folder, plan)["step_ms"])
         what = f"{len(plan.tables)} tables, batch {plan.global_batch}"
-        say(f"training step {number}/{len(jobs)}: {what}: {found[-1]:.1f} ms")
-    return found
+        say(f"training step {number}/{len(jobs)}: {what}: {times[-1]:.1f} ms")
+    return times
 
 
 def _step_time(ms: float, known: Prediction, costs: ModelCosts, batch: int) -> StepTime:
@@ -146,7 +142,7 @@ def _step_time(ms: float, known: Prediction, costs: ModelCosts, batch: int) -> S
 
 
 def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Plan:
-    """A plan that deals whole tables out to the ranks in turn."""
+    """A plan that deals whole tables to the ranks in turn."""
     device, dim = config.hardware.device, config.model.embedding_dim
     tables = {
         column.name: TablePlan(
@@ -164,7 +160,7 @@ def whole_tables(config: Config, schema: DatasetSchema, profile: Profile) -> Pla
 
 
 def _error(steps: Sequence[StepTime], hardware: HardwareConfig, slowdown: float) -> float:
-    """Median of how far the fitted figures are off the steps they were fitted to, as a share."""
+    """The median relative error of the fitted figures for the steps they were fitted to."""
     off = []
     for step in steps:
         dense = step.gflop / hardware.dense_gflop_per_s * 1e3 + step.megabytes / hardware.dense_gb_per_s

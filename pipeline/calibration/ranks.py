@@ -1,4 +1,4 @@
-"""Real ranks on this machine: processes started afresh in one process group, and what they answer."""
+"""Ranks on this machine: new processes in one process group, and their answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POLL_SECONDS = 0.5
 def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments: Any, say: Say = print) -> list[Any]:
     """``function(say, *arguments)`` on each of ``world`` ranks, joined by gloo or NCCL; answers in the order of ranks.
 
-    What rank 0 says reaches ``say`` as it comes. Raises the NightjarError that a rank met, LaunchError where one broke
-    off without a word.
+    Lines of rank 0 reach ``say`` at once. Raises the NightjarError of a rank, or LaunchError where one died without
+    an error.
     """
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -33,7 +33,7 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
             return _collect(ranks, messages, say)
         finally:
             for process in ranks:
-                process.terminate()  # only those that are still there, after a failure of another
+                process.terminate()  # after another's failure
                 process.join()
 
 

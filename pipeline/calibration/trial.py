@@ -1,11 +1,10 @@
-"""A made-up model and its data: what the real training loop is timed with."""
+"""Synthetic models and their data, on which the training loop is timed."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ class Trial:
         return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {widths}"
 
     def config(self, hardware: HardwareConfig, steps: int) -> Config:
-        """What trains it for ``steps`` steps."""
+        """The configuration that trains it for ``steps`` steps."""
         sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}  # hottest rows first
         data = DataConfig(name="trial", format="synthetic", sparse=sparse)
         model = DlrmConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
@@ -53,7 +52,7 @@ def spread_rows(tables: int) -> tuple[int, ...]:
 def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tuple[DatasetSchema, Profile]:
     """Write ``batches`` batches of ``trial``, the hottest rows first, as artifact ``datasets/trial``.
 
-    Returns its schema and the profile that ingestion would have measured.
+    Returns its schema, and the profile that ingestion would measure.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -98,14 +97,14 @@ def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
 def measure_training(say: Callable[[str], None], config: Config, folder: str, plan: Plan) -> dict[str, float]:
     """Train as a rank of a running group: {"step_ms": median, "bytes": peak resident memory above the imports'}.
 
-    Of the intervals before the first checkpoint the first half warms up. ``bytes`` is 0 where the system does not tell
-    (no /proc).
+    The first half of the intervals before the first checkpoint warms up. ``bytes`` is 0 without /proc.
     """
     from pipeline.training.distributed import connect
     from pipeline.training.loop import train
+    from pipeline.training.memory import status_bytes
 
-    connect(config)
-    before = resident("VmRSS")
+    connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
+    before = status_bytes("VmRSS")
     store: Store = Store(folder)
     records: list[dict[str, Any]] = []
     dataset: Artifact = store.get("datasets/trial", "dataset")
@@ -113,16 +112,4 @@ def measure_training(say: Callable[[str], None], config: Config, folder: str, pl
     undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
     times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
     times = times[len(times) // 2 :]
-    return {"step_ms": statistics.median(times) if times else 0.0, "bytes": resident("VmHWM") - before}
-
-
-def resident(field: str) -> int:
-    """Bytes of this process' resident set: VmRSS now, VmHWM at its largest; 0 where the system has no /proc.
-
-    getrusage's maximum would count what the parent held when it started this process.
-    """
-    try:
-        with Path("/proc/self/status").open() as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-    except (OSError, StopIteration):
-        return 0
+    return {"step_ms": statistics.median(times) if times else 0.0, "bytes": status_bytes("VmHWM") - before}

@@ -75,9 +75,9 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
 
 def _calibrate(options: argparse.Namespace) -> int:
     """Measure, write the file, and say what came out."""
+    from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.measure import calibrate
     from pipeline.compose import compose
-    from pipeline.planning.calibrate import hardware_yaml
 
     config = compose(options.overrides, options.config_dir)
     target = target_of(options.out, config.hardware.name)

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline.compose import overrides as complaints
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
-from pipeline.config.checks import check
+from pipeline.config.checks import check, check_mapping_settings
 from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
@@ -121,6 +121,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     check(config)
+    check_mapping_settings(config.data)
     return with_run_name(config)
 
 

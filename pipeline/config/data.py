@@ -222,6 +222,12 @@ class DataConfig:
                 )
 
     @property
+    def max_normed(self) -> frozenset[str]:
+        """The numeric features of transform max_norm, which is a layer of the model."""
+        transforms = {name: feature.transform or self.dense_transform for name, feature in self.dense.items()}
+        return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
+
+    @property
     def _has_file_per_day(self) -> bool:
         return re.search(r"\{day(:[^{}]*)?\}", self.path or "") is not None
 

@@ -19,7 +19,7 @@ def wait_for(config: Config, day: date, minutes: float, say: Callable[[str], Non
     """
     started, said = time.monotonic(), ""
     while True:
-        state = day_state(config, day)
+        state = day_state(config.data, day)
         waited = time.monotonic() - started
         if state.complete:
             if said:

@@ -1,7 +1,7 @@
 """The learning rates over a training: a linear warm-up, then constant or falling to the last planned step.
 
-Both rates, of the dense part and of the tables, are their setting times a factor of the step alone: a resumed run, on
-any number of ranks, goes on with the rates of the uninterrupted one.
+The rates of the dense part and of the tables are their settings times a factor that depends on the step alone, so a
+resumed run on any number of ranks has the rates of the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -22,21 +22,16 @@ def planned_steps(train: TrainConfig, rows: int) -> int:
 
 
 def planned_text(train: TrainConfig, rows: int) -> list[str]:
-    """What a user should know of the steps ahead before they are taken: their number where settings left it open.
-
-    A warning where they are too few to learn from, or where all of them belong to the warm-up.
-    """
-    total, lines = planned_steps(train, rows), []
+    """The line about the planned steps: a warning where they are too few, or where all of them are warm-up."""
+    total = planned_steps(train, rows)
     rising = warmup_steps(train, total)
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
-        lines.append(f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}")
-    elif total <= rising:
-        lines.append(f"warning: {text}; the learning rates never reach their full value: train.warmup_steps=auto")
-    else:
-        lines.append(text)
-    return lines
+        return [f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}"]
+    if total <= rising:
+        return [f"warning: {text}; the learning rates never reach their full value: train.warmup_steps=auto"]
+    return [text]
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:
@@ -47,11 +42,11 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
 
 
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
-    """What both learning rates are multiplied with in ``step`` (from 0) of ``total``.
+    """The factor of both learning rates in ``step`` (from 0) of ``total``.
 
     The warm-up rises to 1 in its last step. In the last ``decay_ratio`` of the steps from there on
     ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
-    to ``min_lr_factor`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
     """
     rising = warmup_steps(train, total)
     peak = max(1, rising) - 1
@@ -59,7 +54,7 @@ def lr_factor(train: TrainConfig, step: int, total: int) -> float:
         return (step + 1) / rising
     if train.schedule == "constant" or total - 1 <= peak:
         return 1.0
-    steps, share = total - 1 - peak, train.decay_ratio
-    done = min(1.0, max(0.0, (step - peak - (1.0 - share) * steps) / (share * steps)))
+    steps, ratio = total - 1 - peak, train.decay_ratio
+    done = min(1.0, max(0.0, (step - peak - (1.0 - ratio) * steps) / (ratio * steps)))
     left = 1.0 - done if train.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
     return train.min_lr_factor + (1.0 - train.min_lr_factor) * left

@@ -26,9 +26,9 @@ def test_missing_file(run_ingest, tmp_path):
     for path in (tmp_path / "no.csv", tmp_path / "*.csv"):
         refused(run_ingest, csv_config(path), "nothing exists at data.path=", "data.path=<file")
         with pytest.raises(DataError, match="nothing exists"):
-            raw_fingerprint(csv_config(path))
+            raw_fingerprint(csv_config(path).data)
     with pytest.raises(DataError, match="cannot be opened"):
-        raw_fingerprint(csv_config("nosuch://bucket/a.csv"))
+        raw_fingerprint(csv_config("nosuch://bucket/a.csv").data)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "label,x,c\n", "label,x,c"])

@@ -20,7 +20,7 @@ def planned_for(tmp_path, **tables):
     config.data = DataConfig(name="d", format="tables", tables=tables, dense_features=2)
     store = Store(str(tmp_path))
     with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
-        artifact = draft.commit(ingest(config, draft, print))
+        artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft, print))
     return artifact, *(store.read_json(f"datasets/d/k/{name}.json") for name in ("schema", "profile"))
 
 
@@ -87,12 +87,12 @@ def test_no_tables_and_bad_names_are_refused(tmp_path):
 
 def test_the_key_covers_what_the_profile_depends_on():
     config = compose(["experiment=dlrmv2"])
-    key = json.dumps([key_config("ingest", config), raw_fingerprint(config)])
+    key = json.dumps([key_config("ingest", config), raw_fingerprint(config.data)])
     config.data.sparse_defaults.rows = 7
     config.seed = 3
-    assert json.dumps([key_config("ingest", config), raw_fingerprint(config)]) == key
+    assert json.dumps([key_config("ingest", config), raw_fingerprint(config.data)]) == key
     config.data.table_defaults = TableDefaults(zipf=0.9)
-    assert json.dumps([key_config("ingest", config), raw_fingerprint(config)]) != key
+    assert json.dumps([key_config("ingest", config), raw_fingerprint(config.data)]) != key
 
 
 def test_logs_do_not_depend_on_table_specs():

@@ -17,7 +17,8 @@ from pipeline.planning import make_plan, render_plan
 from pipeline.planning.choices import tables_of
 from pipeline.planning.hardware import size_text
 from pipeline.planning.loads import Block, asked_of
-from pipeline.planning.planner import open_space, rounds, settle
+from pipeline.planning.planner import open_space
+from pipeline.planning.setting import rounds, settle
 from pipeline.records import PHASES, Plan
 from tests.keys import key_config
 

@@ -112,7 +112,7 @@ def test_a_smaller_exchange_is_smaller_and_close(sent, name):
 
 def test_int8_is_refused_where_embeddings_are_summed_on_their_way():
     plan = plan_for(["row_wise", "table_wise", "row_wise"], 2)
-    with pytest.raises(ConfigError, match="int8, but the row-wise tables b, long are summed") as caught:
+    with pytest.raises(ConfigError, match="int8, but the row-wise tables b, long need sums on the way") as caught:
         flat_codecs("int8", plan)
     assert "plan.sharding_types=" in caught.value.hint
     assert flat_codecs("fp32", plan) is None

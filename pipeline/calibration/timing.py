@@ -1,6 +1,6 @@
-"""What calibration times on this machine: the embedding kernel, collectives between ranks, and a disk's reads.
+"""Timings on this machine: the embedding kernel, collectives between ranks, and a disk's reads.
 
-The ranks of a host measure at the same time, so what they share (memory, cores) is measured as shared.
+The ranks of a host measure at the same time, so that memory and cores are measured as shared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.planning.calibrate import KernelTime, LinkTime
+from pipeline.calibration.fit import KernelTime, LinkTime
 from pipeline.planning.cost import PAGE
 
 if TYPE_CHECKING:
@@ -37,12 +37,12 @@ BLOCK = 1 << 22  # bytes of a sequential read
 
 
 def time_kernels(device: torch.device, meet: Callable[[], None]) -> list[KernelTime]:
-    """The fused lookup and update kernel over KERNEL_SHAPES; ``meet`` is called before each, to start together."""
-    found = []
+    """Time the fused kernel over KERNEL_SHAPES; ``meet`` is called before each, so that ranks start together."""
+    times = []
     for shape in KERNEL_SHAPES:
         meet()
-        found.append(_time_kernel(device, *shape))
-    return found
+        times.append(_time_kernel(device, *shape))
+    return times
 
 
 def _time_kernel(device: torch.device, tables: int, rows: int, columns: int, lookups: int) -> KernelTime:
@@ -68,7 +68,7 @@ def _time_kernel(device: torch.device, tables: int, rows: int, columns: int, loo
 
 
 def _kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
-    """The kernel that TorchRec's fused tables run: row-wise Adagrad inside the backward pass."""
+    """The kernel of TorchRec's fused tables: row-wise Adagrad inside the backward pass."""
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -88,7 +88,7 @@ def _kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds, once all that was started on ``device`` is done."""
+    """Seconds, after all work on ``device`` is done."""
     if device.type == "cuda":
         import torch
 
@@ -97,12 +97,12 @@ def _now(device: torch.device) -> float:
 
 
 def time_links(device: torch.device) -> list[LinkTime]:
-    """All-to-alls of LINK_BYTES between the ranks of the process group, on its own backend; none for one rank."""
+    """Time all-to-alls of LINK_BYTES between the ranks of the process group; [] for one rank."""
     import torch
     import torch.distributed as dist
 
     world = dist.get_world_size()
-    found = []
+    times = []
     for size in LINK_BYTES if world > 1 else ():
         sent = torch.zeros(size // 4 * world, device=device)
         got = torch.empty_like(sent)
@@ -111,15 +111,15 @@ def time_links(device: torch.device) -> list[LinkTime]:
             began = _now(device)
             dist.all_to_all_single(got, sent)
             spent.append(_now(device) - began)
-        found.append(LinkTime(bytes_away=size * (world - 1), ms=1e3 * statistics.median(spent[WARM_UP:])))
-    return found
+        times.append(LinkTime(bytes_away=size * (world - 1), ms=1e3 * statistics.median(spent[WARM_UP:])))
+    return times
 
 
 def time_disk(folder: Path, size: int = 1 << 28, seconds: float = 2.0) -> dict[str, float]:
-    """Random 4 KiB reads a second at depth 32, and GB/s of reading in order, of the disk that holds ``folder``.
+    """Random 4 KiB reads a second at depth 32, and GB/s of sequential reads, of the disk that holds ``folder``.
 
-    Reads go past the page cache (O_DIRECT), or where the file system has no such thing, pages are dropped from it
-    first and none is read twice. A scratch file of ``size`` bytes is written and removed. Raises OSError.
+    Reads bypass the page cache (O_DIRECT); where the file system does not allow that, its pages are dropped first and
+    none is read twice. Writes and removes a scratch file of ``size`` bytes. Raises OSError.
     """
     path = folder / f".nightjar-calibrate-{os.getpid()}"
     try:
@@ -136,7 +136,7 @@ def time_disk(folder: Path, size: int = 1 << 28, seconds: float = 2.0) -> dict[s
 
 
 def _write_scratch(path: Path, size: int) -> None:
-    noise = random.Random(1).randbytes(BLOCK)  # what a disk could compress away would flatter it
+    noise = random.Random(1).randbytes(BLOCK)  # a disk that compresses would look faster with zeros
     with path.open("wb") as file:
         for _ in range(size // BLOCK):
             file.write(noise)
@@ -158,13 +158,13 @@ def _uncached(path: Path) -> Iterator[int]:
 
 
 def _random_reads(file: int, size: int, seconds: float) -> tuple[int, float]:
-    """Pages read in random order, each at most once, by DEPTH threads, and the seconds that took."""
+    """(pages read, seconds) of DEPTH threads that read in random order, each page at most once."""
     pages = list(range(size // PAGE))
     random.Random(2).shuffle(pages)
     end = time.perf_counter() + seconds
 
     def work(first: int) -> int:
-        with mmap.mmap(-1, PAGE) as buffer:  # O_DIRECT wants memory that starts at a page
+        with mmap.mmap(-1, PAGE) as buffer:  # O_DIRECT needs page-aligned memory
             done = 0
             for page in pages[first::DEPTH]:
                 done += os.preadv(file, [buffer], page * PAGE) == PAGE

@@ -1,9 +1,9 @@
-"""From measurements to the figures of ``HardwareConfig``: least squares by the terms of the cost model. No torch."""
+"""From measurements to the figures of ``HardwareConfig``: least squares over the terms of the cost model. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from pipeline.config import HardwareConfig
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, LINE
 
-# Bounds of what is written where a measurement shows nothing of a term: a cost too small to see is no cost.
+# Bounds of the figures of terms that no measurement shows: a cost too small to see is no cost.
 LARGEST_RATE, LEAST_COST = 1e6, 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTime:
-    """Ms of one lookup and one update of ``tables`` tables with ``columns`` columns and ``lookups`` ids each."""
+    """Ms of a lookup and an update of ``tables`` tables, each with ``columns`` columns and ``lookups`` ids."""
 
     tables: int
     columns: int
@@ -37,9 +37,9 @@ class LinkTime:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Ms of a training step: ``known_ms`` of them are the tables' and the exchanges' by the cost model.
+    """Ms of a training step; ``known_ms``: of the tables and the exchanges, by the cost model.
 
-    ``kernels_ms``: of these the lookups' and updates'. ``gflop`` and ``megabytes``: the dense part's, one rank's slice.
+    ``kernels_ms``: the lookups' and updates' part of it. ``gflop``, ``megabytes``: the dense part's on one rank.
     """
 
     ms: float
@@ -50,7 +50,7 @@ class StepTime:
 
 
 def fit_kernels(times: Sequence[KernelTime], device: str) -> dict[str, float]:
-    """Memory bandwidth and the fixed costs of a table and of an id, from the lookup and update kernel."""
+    """Memory bandwidth and the fixed costs of a table and of an id, from times of the lookup and update kernel."""
     design, spent = [], []
     for t in times:
         row = -(-t.columns * FLOAT // LINE) * LINE
@@ -64,7 +64,7 @@ def fit_kernels(times: Sequence[KernelTime], device: str) -> dict[str, float]:
 
 
 def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
-    """Latency and bandwidth of the links within a host; nothing where there was but one rank."""
+    """Latency and bandwidth of the links within a host; {} for one rank."""
     if not times:
         return {}
     latency, megabyte = _fit([[1.0, t.bytes_away / 1e6] for t in times], [t.ms for t in times])
@@ -72,9 +72,9 @@ def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
 
 
 def fit_steps(times: Sequence[StepTime]) -> tuple[dict[str, float], float]:
-    """Rates of the dense part and the overhead of a step, from what whole steps take beyond their known part.
+    """Rates of the dense part and the overhead of a step, from the time that whole steps take beyond their known part.
 
-    Also how many times as long as alone, at least 1, the kernels take in a step, whose dense part empties the caches.
+    Also the factor, at least 1, by which kernels are slower in a step than alone: its dense part empties the caches.
     """
     rest = [max(t.ms - t.known_ms, 0.05 * t.ms) for t in times]
     design = [[t.gflop, t.megabytes, 1.0, t.kernels_ms] for t in times]
@@ -88,7 +88,7 @@ def fit_steps(times: Sequence[StepTime]) -> tuple[dict[str, float], float]:
 
 
 def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, float]:
-    """What ``fit_kernels`` found, for kernels that take ``factor`` times as long."""
+    """The figures of ``fit_kernels`` for kernels that take ``factor`` times as long."""
     return {
         name: value / factor if name.endswith("_gb_per_s") else value * factor
         for name, value in figures.items()
@@ -97,12 +97,12 @@ def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, flo
 
 
 def _fit(design: Sequence[Sequence[float]], spent: Sequence[float]) -> NDArray[np.float64]:
-    """Costs of the terms, none negative, that leave the least squares of relative errors."""
+    """Costs of the terms, none negative, with the least squares of relative errors."""
     from scipy.optimize import nnls
 
     terms, ms = np.asarray(design), np.asarray(spent)
-    found: NDArray[np.float64] = nnls(terms / ms[:, None], np.ones(len(ms)))[0]
-    return found
+    costs: NDArray[np.float64] = nnls(terms / ms[:, None], np.ones(len(ms)))[0]
+    return costs
 
 
 def _rate(ms_per_megabyte: float) -> float:
@@ -111,14 +111,10 @@ def _rate(ms_per_megabyte: float) -> float:
 
 
 def hardware_yaml(hardware: HardwareConfig, measured: Sequence[str], note: str) -> str:
-    """The file of ``conf/hardware`` for ``hardware``; ``measured`` names the fields that are not assumed."""
+    """The text of a file in ``conf/hardware``; ``measured`` names the fields that are not assumed."""
     lines = [f"# {note}"]
-    values = asdict(hardware)
-    for name in (field.name for field in fields(hardware)):
-        value = values[name]
-        text = f"{value:.5g}" if isinstance(value, float) else str(value)
-        # A float stays one for YAML: 5e+04 would be read as a text.
-        if isinstance(value, float):
-            text = repr(float(text))
+    for name, value in asdict(hardware).items():
+        # YAML reads 50000.0 as a number, but 5e+04 as a text.
+        text = repr(float(f"{value:.5g}")) if isinstance(value, float) else str(value)
         lines.append(f"{name}: {text}" + ("  # measured" if name in measured else ""))
     return "\n".join(lines) + "\n"

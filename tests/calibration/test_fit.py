@@ -4,9 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from pipeline.compose import compose
-from pipeline.config import HardwareConfig
-from pipeline.planning.calibrate import (
+from pipeline.calibration.fit import (
     KernelTime,
     LinkTime,
     StepTime,
@@ -16,8 +14,10 @@ from pipeline.planning.calibrate import (
     hardware_yaml,
     slower_kernels,
 )
+from pipeline.calibration.timing import time_disk
+from pipeline.compose import compose
+from pipeline.config import HardwareConfig
 from pipeline.planning.cost import ShardLoad, shard_ms
-from pipeline.planning.probes import time_disk
 from pipeline.specs import TABLE_OPTIMIZERS
 
 TRUE = HardwareConfig(name="true", ddr_gb_per_s=7.0, lookup_ns=6.0, update_ns=25.0, table_overhead_us=12.0)
