@@ -30,7 +30,7 @@ from pipeline.store.retrying import TRIES, passes, retried
 
 FORMAT = 2
 KIND = "checkpoint"
-SLOW = "a store or disk that every rank writes to at the same pace; its rows go into the next checkpoint"
+SLOW = "use a store that all ranks write to at a similar speed; the rows go into the next checkpoint"
 
 
 @dataclass(frozen=True)
