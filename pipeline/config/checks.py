@@ -46,7 +46,7 @@ def check_mapping_settings(data: DataConfig) -> None:
 
 def _check_stages(config: Config) -> None:
     if not config.stages:
-        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(default_stages())}]")
+        raise ConfigError("stages is empty, expected at least one stage", hint=f"stages=[{','.join(default_stages())}]")
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
     for stage in STAGES:
@@ -54,7 +54,7 @@ def _check_stages(config: Config) -> None:
             stage.check(config)
         if stage.distributed and config.world_size > 1 and stage.name in config.launch.inline:
             raise ConfigError(
-                f"launch.inline names {stage.name!r}, but {config.world_size} ranks need processes of their own",
+                f"launch.inline names {stage.name!r}, but its {config.world_size} ranks need their own processes",
                 hint="launch.inline=[ingest,plan,partition]",
             )
 

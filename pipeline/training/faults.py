@@ -24,7 +24,7 @@ class Fault(NamedTuple):
 
 
 class FaultFinder:
-    """Looks at every forward pass of a head; ``first`` returns this rank's first fault.
+    """Looks at every forward pass of the dense part; ``first`` returns this rank's first fault.
 
     ``dense``, ``vectors``: names of the inputs and of the embedding vectors in order; ``rank``: runs ``ranking``.
     On a CPU it reads the loss at once. On an accelerator that would wait for the device, so a pass leaves marks there;

@@ -75,7 +75,7 @@ def train(
         total = planned_steps(config.train, split.rows)
         trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
         if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
-            trainer.head.ranking.start_at(log_odds(rate, split.rows))
+            trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_point)
@@ -181,7 +181,7 @@ class _Run:
         step, steps = self.trainer.steps, self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
         self.trainer.clock.collect()
-        check_finite(sums, step, self.config, self.trainer.head.first_fault)
+        check_finite(sums, step, self.config, self.trainer.dense_part.first_fault)
         sent = self._sent()
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
         self.rows += sums.rows

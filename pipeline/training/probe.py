@@ -96,7 +96,7 @@ def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction
         model(batch.to(device))
         real = batch.weights > 0
         for measure in measures:
-            measure.add(trainer.head.embeddings[real])
+            measure.add(trainer.dense_part.embeddings[real])
 
 
 def _alone(config: Config) -> Config:

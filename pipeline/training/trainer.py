@@ -39,7 +39,8 @@ class Trainer:
         total: int = 0,
     ) -> None:
         sharded = assemble(config, schema, plan, towers, device, trained=True, ssd=ssd)
-        self.model, self.head, self.rows, self._towers = sharded.model, sharded.head, sharded.rows, sharded.towers
+        self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
+        self.dense_part = sharded.dense_part
         self.ssd = ssd
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
@@ -50,7 +51,7 @@ class Trainer:
         self.lr = 0.0
         self._pipeline = self._make_pipeline(device, ahead=config.train.pipeline == "sparse_dist")
         self.clock = PhaseClock(device)
-        watch(self.clock, self.model, self.head.pooled, self.optimizers)
+        watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
 
     def _make_pipeline(self, device: torch.device, *, ahead: bool) -> Any:

@@ -274,8 +274,8 @@ def test_a_success_file_that_comes_later_makes_no_new_delivery(tmp_path):
         ({"day": "2026-01-05..2026-01-01"}, "expected YYYY-MM-DD or a range", "data.day=2026-01-01..2026-01-31"),
         ({"day": "2026-02-30"}, "data.day is '2026-02-30'", "data.day=2026-01-31"),
         ({"day": None}, "has a file for each day, but data.day names none", "data.day=2026-01-31"),
-        ({"path": "logs.csv", "timestamp": None}, "neither data.path holds {day}", "data.day_column=<column>"),
-        ({"split": SplitConfig(by="day")}, "is one day, which cannot be train and test", "a range"),
+        ({"path": "logs.csv", "timestamp": None}, "data.path has no {day}", "data.day_column=<column>"),
+        ({"split": SplitConfig(by="day")}, "is one day, which cannot be split by day", "a range"),
         ({"late": "sometimes"}, "data.late is 'sometimes'", "data.late=quarantine"),
     ],
 )

@@ -144,7 +144,7 @@ def test_garbage_bytes_are_a_data_error(run_ingest, tmp_path):
 def test_a_feature_name_that_cannot_name_a_module_or_file_is_refused_early(run_ingest, tmp_path, name):
     path = tmp_path / "d.csv"
     path.write_text("label,c\n1,a\n0,b\n")
-    with pytest.raises(ConfigError, match="'/' and '.' are not allowed|PyTorch keeps for itself"):
+    with pytest.raises(ConfigError, match="'/' and '.' are not allowed|PyTorch reserves"):
         run_ingest(csv_config(path, sparse={name: SparseFeature(column="c")}))
 
 

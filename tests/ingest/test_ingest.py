@@ -208,6 +208,7 @@ def test_what_does_not_parse_is_quarantined_with_its_line(run_ingest, tmp_path):
     assert {entry["file"] for entry in dataset.quarantine} == {"a.csv"}
 
 
+@pytest.mark.slow
 def test_the_same_log_gives_the_same_bytes_whatever_the_block_size(run_ingest, tmp_path, monkeypatch):
     lines = criteo_lines(3000)
     lines[17] = "broken"

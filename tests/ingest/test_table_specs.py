@@ -64,9 +64,9 @@ def test_one_row_is_a_table_too():
     [
         (TableFigures(rows=0), "data.tables.t.rows is 0"),
         (TableFigures(rows=9, pooling=-1.0), "data.tables.t.pooling is -1"),
-        (TableFigures(rows=9, hot_rows=[1, 3], hot_share=[0.5]), "two lists of one length"),
+        (TableFigures(rows=9, hot_rows=[1, 3], hot_share=[0.5]), "lists of equal length"),
         (TableFigures(rows=9, hot_rows=[3, 1], hot_share=[0.5, 0.6]), "rows rising"),
-        (TableFigures(rows=9, hot_rows=[1, 10], hot_share=[0.5, 1.0]), "at most 9"),
+        (TableFigures(rows=9, hot_rows=[1, 10], hot_share=[0.5, 1.0]), "within 1 to 9"),
         (TableFigures(rows=9, hot_rows=[1, 9], hot_share=[0.5, 0.9]), "shares rising to 1"),
         (TableFigures(rows=9, zipf=1.0, hot_rows=[9], hot_share=[1.0]), "both zipf and a hit curve"),
     ],
