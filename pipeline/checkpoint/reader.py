@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,15 +37,6 @@ OTHER_MODEL = "the data and model settings the checkpoint was written with, or f
 _READERS = 2
 
 
-@dataclass
-class Report:
-    """What a restore did: the checkpoints applied, rows by table, and in words what did not fit or was left out."""
-
-    checkpoints: list[str] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Target:
     """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
@@ -62,27 +53,19 @@ class Target:
 
 
 @torch.no_grad()
-def restore(
-    store: Store,
-    artifact: Artifact,
-    target: Target,
-    report: Report | None = None,
-    say: Callable[[str], None] | None = None,
-) -> TrainState:
+def restore(store: Store, artifact: Artifact, target: Target, say: Callable[[str], None] | None = None) -> TrainState:
     """Read checkpoint ``artifact`` and its chain into ``target``. Collective: every rank reads what its shards need.
 
     The caller sets the random state from ``TrainState.rng``. On all ranks: DamagedError for a missing or corrupt file,
     PassingError where something else failed every time, ArtifactError naming every table and parameter that differs.
     """
     result: list[TrainState] = []
-    report = report or Report()
 
     def read() -> None:
-        for part in (report.checkpoints, report.rows, result):  # of a try that failed
-            part.clear()
+        result.clear()  # of a try that failed
         with reachable(store.url_of(artifact.path)):
             chain = restore_order(store, artifact)
-        _restore_rows(store, chain, target, report)
+        _restore_rows(store, chain, target)
         result.append(restore_dense(store, artifact, target))
 
     try:
@@ -107,11 +90,10 @@ def restore_newest(
     for message in wrong.values():
         say(f"a checkpoint cannot be used: {message}")
     for name in reversed(names):
-        found: list[Artifact] = []
         path = f"{directory}/{name}"
         try:
-            patiently(f"opening {path}", lambda path=path, found=found: found.append(_open(store, path)), say=say)  # type: ignore[misc]
-            return found[-1], restore(store, found[-1], target, say=say)
+            artifact = _open(store, path, say)
+            return artifact, restore(store, artifact, target, say=say)
         except DamagedError as error:
             damaged[name] = error.message
             say(f"checkpoint {path} cannot be used, going back to the one before it: {error.message}")
@@ -124,9 +106,15 @@ def restore_newest(
     return None
 
 
-def _open(store: Store, path: str) -> Artifact:
-    with reachable(store.url_of(path)):
-        return store.get(path, "train")
+def _open(store: Store, path: str, say: Callable[[str], None]) -> Artifact:
+    opened: list[Artifact] = []
+
+    def look() -> None:
+        with reachable(store.url_of(path)):
+            opened.append(store.get(path, "train"))
+
+    patiently(f"opening {path}", look, say=say)
+    return opened[-1]
 
 
 def read_index(store: Store, artifact: Artifact) -> Index:
@@ -154,7 +142,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
             yield block
 
 
-def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: Report) -> None:
+def _restore_rows(store: Store, chain: list[Artifact], target: Target) -> None:
     shards = target.rows.local_shards()
     for shard in shards:
         shard.zero_state()
@@ -171,10 +159,8 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
         for block in read_blocks(store, artifact, wanted):
             for shard in shards:
                 touched = target.touched if artifact is not chain[0] else None
-                count = apply_block(block, shard, states=target.states, touched=touched)
-                report.rows[block.table] = report.rows.get(block.table, 0) + count
+                apply_block(block, shard, states=target.states, touched=touched)
             target.on_point(FaultPoint.RESTORE)
-        report.checkpoints.append(artifact.path)
 
 
 def meets(extent: Extent, shard: LocalShard) -> bool:
@@ -197,15 +183,13 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     if block.table != shard.table:
         return 0
     low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
-    left, right = (
-        max(block.column, shard.column),
-        min(block.column + block.weight.shape[1], shard.column + shard.columns),
-    )
+    left = max(block.column, shard.column)
+    right = min(block.column + block.weight.shape[1], shard.column + shard.columns)
     if low >= high or left >= right:
         return 0
     ids = block.ids[low:high] - shard.row
-    together_ = int(ids[-1] - ids[0]) + 1 == len(ids)
-    places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
+    is_range = int(ids[-1] - ids[0]) + 1 == len(ids)
+    places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if is_range else torch.from_numpy(ids)
     part = slice(left - block.column, right - block.column)
     share = (right - left) / shard.columns
     # Tables that were trained without a state have none to give; a shard without takes none.
@@ -263,16 +247,22 @@ def read_state(store: Store, artifact: Artifact) -> dict[str, Any]:
 
 def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
     """The dense parameters of checkpoint ``artifact`` by name; DamagedError where its file is damaged."""
-    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
-    return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+    return _starting("param/", _dense_tensors(store, artifact))
+
+
+def _dense_tensors(store: Store, artifact: Artifact) -> dict[str, Tensor]:
+    return read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")[0]
+
+
+def _starting(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
-    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
-    record = read_state(store, artifact)
-    stored = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+    tensors, record = _dense_tensors(store, artifact), read_state(store, artifact)
+    stored = _starting("param/", tensors)
     complaints = []
     for name in [*target.dense, *(name for name in stored if name not in target.dense)]:
         now = tuple(target.dense[name].shape) if name in target.dense else None
@@ -286,7 +276,5 @@ def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainStat
     if target.optimizer is not None:
         if record["optimizer"] is None:
             raise ArtifactError(f"checkpoint {where} holds no dense optimizer", hint="force=true")
-        prefix = "optimizer/"
-        parts = {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
-        load_optimizer(target.optimizer, target.dense, parts, record["optimizer"])
+        load_optimizer(target.optimizer, target.dense, _starting("optimizer/", tensors), record["optimizer"])
     return TrainState(**record["train"], rng=tensors.get("rng"))

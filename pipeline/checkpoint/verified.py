@@ -55,12 +55,12 @@ def _read(store: Store, path: str, expected: FileEntry) -> tuple[bytearray, str]
         return data, "is missing from its artifact"
     except OSError as error:  # a sector that cannot be read, or a disk that is about to come back
         raise UnreachableError(f"{where} cannot be read: {error}", hint=_AGAIN) from error
-    found = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
-    if found == expected:
+    read = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
+    if read == expected:
         return data, ""
     store.fs.invalidate_cache(store.full(path))
     return data, (
-        f"is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
+        f"is corrupt: {read.bytes} bytes and checksum {read.checksum}, "
         f"expected {expected.bytes} and {expected.checksum}"
     )
 

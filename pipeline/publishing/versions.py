@@ -27,7 +27,7 @@ def version_path(model: str, version: str) -> str:
 
 def new_version(store: Store, model: str, key: str) -> str:
     """A name for the version made by key ``key``: numbers rise, the key keeps two writers apart."""
-    numbers = [int(found[1]) for name in store.names(model_path(model)) if (found := NAME.fullmatch(name))]
+    numbers = [int(match[1]) for name in store.names(model_path(model)) if (match := NAME.fullmatch(name))]
     return f"v{max(numbers, default=0) + 1:05d}-{key[:8]}"
 
 
@@ -35,9 +35,9 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
     """The newest committed version with artifact key ``key``, if there is one."""
     for name in reversed(store.names(model_path(model))):
         if NAME.fullmatch(name) and name.endswith(key[:8]):
-            found = store.find(version_path(model, name))
-            if found is not None and found.key == key:
-                return found
+            artifact = store.find(version_path(model, name))
+            if artifact is not None and artifact.key == key:
+                return artifact
     return None
 
 

@@ -53,7 +53,7 @@ def remove(
         try:
             _remove(store, entry, used, on_point)
         except LaunchError:
-            left.append(replace(entry, reason="in use by now", noticed=True))
+            left.append(replace(entry, reason="in use", noticed=True))
         else:
             gone.append(entry)
     return gone, left

@@ -36,13 +36,13 @@ class Steady:
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # while it is copied
             raise AttributeError(name)
-        found = getattr(self.inner, name)
+        method = getattr(self.inner, name)
         if name not in _DOING:
-            return found
+            return method
 
         def again(*args: Any, **more: Any) -> Any:
             where = args[0] if args else name
-            attempts = _attempts(found, missing_is_done=name in _REMOVES)
+            attempts = _attempts(method, missing_is_done=name in _REMOVES)
             return retried(lambda: attempts(*args, **more), f"{_DOING[name]} {where}")
 
         return again

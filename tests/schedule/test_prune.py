@@ -206,7 +206,7 @@ def test_a_run_that_is_begun_while_things_go_keeps_what_it_names(tmp_path: Path,
     write_steps(store, run_of(0), read_steps(store, run_of(0)))  # as every launcher begins
     gone, left = remove(store, going, rules.now)
     assert {each.path for each in left} == everything(0)
-    assert {each.reason for each in left} == {"in use by now"}
+    assert {each.reason for each in left} == {"in use"}
     assert {each.path for each in gone} == everything(1) and all(store.exists(path) for path in everything(0))
 
 
@@ -222,7 +222,7 @@ def test_a_run_that_a_launcher_took_meanwhile_stays(store: Store) -> None:
 def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
     with store.locked(path_of("plan", 0)):
         result = gc(store)
-    assert kept(result)[path_of("plan", 0)] == "in use by now" and store.find(path_of("plan", 0)) is not None
+    assert kept(result)[path_of("plan", 0)] == "in use" and store.find(path_of("plan", 0)) is not None
     assert path_of("plan", 0) not in removed(result) and path_of("plan", 0) in removed(gc(store))
 
 
@@ -313,7 +313,7 @@ def test_where_it_is_not_known_what_is_needed_nothing_goes(store: Store, capsys,
 
 def test_a_version_that_serves_but_is_gone_stops_it(store: Store) -> None:
     store.fs.rm_file(store.full("models/clicks/v00004-00000004/manifest.json"))
-    with pytest.raises(ArtifactError, match="names v00004-00000004, which is not there"):
+    with pytest.raises(ArtifactError, match="names v00004-00000004, which does not exist"):
         gc(store)
     assert all(store.exists(path) for path in everything(0))
 
