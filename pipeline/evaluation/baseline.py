@@ -92,8 +92,8 @@ class Baseline:
 
     def _logits(self, batch: RowBlock, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
         places, at, factors = lookups
-        found = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
-        return np.asarray(inputs @ self._dense + found)
+        looked_up = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
+        return np.asarray(inputs @ self._dense + looked_up)
 
     def _step(self, batch: RowBlock) -> None:
         inputs, lookups = self._inputs(batch), self._lookups(batch)

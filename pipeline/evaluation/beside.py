@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from statistics import NormalDist
 
 from pipeline.config import GateConfig
 from pipeline.evaluation.check import WHEN, not_worse, percent, place
-from pipeline.evaluation.power import Power, error_of
+from pipeline.evaluation.power import Power, error_of, quantile_of
 from pipeline.records import Check, Figures, Former, GateRecord, Interval, ModelFigures, Shift
 
 TOO_FEW = "too few rows to tell"
@@ -160,7 +159,7 @@ def _click_rate(now: Interval, former: Former, limit: float, confidence: float) 
 def _by_prediction(theirs: ModelFigures, former: Former, limit: float, confidence: float) -> Check:
     off, before = theirs.calibration_by_prediction, former.calibration_by_prediction
     errors = (theirs.calibration_by_prediction_error, former.calibration_by_prediction_error)
-    chance = _quantile(confidence) * math.hypot(*errors)
+    chance = quantile_of(confidence) * math.hypot(*errors)
     passed = off - before - chance <= limit
     words = (
         f"calibration of the incumbent by prediction is off by {off:.1%} of the clicks, {before:.1%} {WHEN} "
@@ -184,11 +183,7 @@ def _chance(now: Interval, then: float, error_then: float, confidence: float) ->
     """What chance explains of the logarithm of a figure ``now`` over ``then``, each with its error."""
     if now.point <= 0 or then <= 0:
         return 0.0
-    return _quantile(confidence) * math.hypot(error_of(now, confidence) / now.point, error_then / then)
-
-
-def _quantile(confidence: float) -> float:
-    return NormalDist().inv_cdf((1 + confidence) / 2)
+    return quantile_of(confidence) * math.hypot(error_of(now, confidence) / now.point, error_then / then)
 
 
 def _spoilt(passed: bool) -> str:

@@ -179,16 +179,16 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
         other = day + timedelta(days=shift)
         if str(other) in own:
             continue
-        found = day_dataset(store, data.name, str(other))
-        if found is not None and late_name(day) in found.files:
-            yield found, late_name(day)
+        dataset = day_dataset(store, data.name, str(other))
+        if dataset is not None and late_name(day) in dataset.files:
+            yield dataset, late_name(day)
 
 
 def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
     """The dataset of ``day`` (or range) under ``name``: the one committed last; None where there is none."""
     keys = store.names(dataset_path(name, "", day))
-    found = [artifact for key in keys if (artifact := store.find(dataset_path(name, key, day))) is not None]
-    return max(found, key=lambda artifact: artifact.created, default=None)
+    datasets = [artifact for key in keys if (artifact := store.find(dataset_path(name, key, day))) is not None]
+    return max(datasets, key=lambda artifact: artifact.created, default=None)
 
 
 def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
@@ -199,8 +199,8 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
         if re.fullmatch(r"\d{4}-\d\d-\d\d", last) and last < str(day):
             before.append((last, entry))
     for _, entry in sorted(before, reverse=True):
-        if (found := day_dataset(store, name, entry)) is not None:
-            return found
+        if (dataset := day_dataset(store, name, entry)) is not None:
+            return dataset
     return None
 
 
@@ -208,5 +208,5 @@ def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     """The dataset that the one with ``key`` takes the place of: of the same day, from another delivery of its logs."""
     if data.day is None:
         return None
-    found = day_dataset(store, data.name, data.day)
-    return found if found is not None and found.key != key else None
+    dataset = day_dataset(store, data.name, data.day)
+    return dataset if dataset is not None and dataset.key != key else None

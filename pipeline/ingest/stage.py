@@ -21,7 +21,7 @@ from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
-from pipeline.ingest.files import file_sources
+from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
@@ -268,7 +268,8 @@ class _Run:
         for other, count in late.items():
             taken = f": data.day={other} takes them in" if len(self.days) == 1 else f" in {days.late_name(other)}"
             self.progress(f"{count:,} rows of {other} kept for that day{taken}")
-        for name, count in self._replaced().items():
+        replaced = {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
+        for name, count in replaced.items():
             self.progress(
                 f"feature {name!r}: all {self.state.sparse[name].rows:,} rows of its table are taken; {count:,} of the "
                 "coldest went to ids that are looked up more"
@@ -278,7 +279,7 @@ class _Run:
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
-            "rows_replaced": self._replaced(),
+            "rows_replaced": replaced,
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 
@@ -286,33 +287,28 @@ class _Run:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        found = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
-        for line in found.warnings:
+        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
+        for line in checked.warnings:
             self.progress(f"warning: {line}")
-        if found.held:
-            raise held(found, self.data)
+        if checked.held:
+            raise held(checked, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values())
         quarantine = {
             "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
             "reasons": dict(self.quarantine.kinds.most_common()),
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
         }  # fmt: skip
-        return {"quarantine": quarantine, "checks": found.to_json(), "distribution": now}
+        return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
     def _before(self) -> Before:
         """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
         data, store = self.data, self.draft.store
-        found = store.find(data.mapping_from) if data.mapping_from else None
-        if found is None and self.days:
-            found = days.previous_dataset(store, data.name, self.days[0])
-        if found is None or QUALITY not in found.files:
+        dataset = store.find(data.mapping_from) if data.mapping_from else None
+        if dataset is None and self.days:
+            dataset = days.previous_dataset(store, data.name, self.days[0])
+        if dataset is None or QUALITY not in dataset.files:
             return Before()
-        return Before(found.path, store.read_json(f"{found.path}/{QUALITY}")["distribution"])
-
-    def _replaced(self) -> dict[str, int]:
-        """Rows that went from an id to one that is looked up more, by feature."""
-        assert self.state is not None
-        return {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
+        return Before(dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"])
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
         """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""

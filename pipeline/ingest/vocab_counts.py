@@ -94,20 +94,20 @@ class VocabCounts(IdCounts):
 
     def table(self) -> pl.DataFrame:
         """Counts, one row per id, in no particular order: of all ids, or (many on disk) the ``kept`` most frequent."""
-        found = self._all()
-        return self._merged() if found is None else found.table
+        settled = self._all()
+        return self._merged() if settled is None else settled.table
 
     @property
     def distinct(self) -> int:
         """Distinct ids, exactly."""
-        found = self._all()
-        return self._merged().height if found is None else found.distinct
+        settled = self._all()
+        return self._merged().height if settled is None else settled.distinct
 
     @property
     def total(self) -> int:
         """Lookups of all ids."""
-        found = self._all()
-        return int(self._merged()["count"].sum()) if found is None else found.total
+        settled = self._all()
+        return int(self._merged()["count"].sum()) if settled is None else settled.total
 
     @property
     def kind(self) -> str:

@@ -62,7 +62,7 @@ def test_blocks_workers_and_order_change_no_byte(nights, run_ingest, tmp_path, m
     )
     config = config_of(tmp_path)
     whole = run_ingest(config)
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 3000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 3000)
     monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda _: LocalEngine(3))
     cut = run_ingest(dataclasses.replace(config, ingest=dataclasses.replace(config.ingest, block_mib=1)))
     assert cut.checksums == whole.checksums
@@ -77,7 +77,7 @@ def test_blocks_workers_and_order_change_no_byte(nights, run_ingest, tmp_path, m
 def test_ray_makes_the_dataset_that_threads_make(run_ingest, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     write_day(tmp_path, DAY, rows_of(DAY, minutes=range(60)))
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 3000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 3000)
     config = config_of(tmp_path)
     local = run_ingest(dataclasses.replace(config, ingest=dataclasses.replace(config.ingest, block_mib=1)))
     by_ray = run_ingest(

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.ingest import ingest
-from pipeline.ingest.serving import RecordTransform
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.publishing.translate import NotComparableError, translation
 from pipeline.records import LABEL
 from pipeline.store import Store

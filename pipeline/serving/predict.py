@@ -22,7 +22,7 @@ from pipeline.config import DataConfig
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
-from pipeline.ingest.files import FileSource, file_sources
+from pipeline.ingest.file_source import FileSource, file_sources
 from pipeline.ingest.parse import parse
 from pipeline.ingest.rawfiles import Files, find_files, missing_data
 from pipeline.ingest.rejects import Quarantine, Reject
