@@ -114,7 +114,7 @@ class Checkpoints:
             return
         self.saver.save(state, final=True, wait=True)
         if dist.get_rank() == 0:
-            self.say(f"its last checkpoint is written again, as {path}: {coding_of(wanted)}")
+            self.say(f"the last checkpoint is written again as {path}, coded {coding_of(wanted)}")
 
     def _start_from(self, init: Artifact) -> None:
         wanted, model = self.config.checkpoint, self.saver.model
