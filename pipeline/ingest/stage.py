@@ -26,7 +26,7 @@ from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
-from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
+from pipeline.ingest.quality import LEAK_ROWS, Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sources import FrameSource, Source, answering
@@ -287,7 +287,7 @@ class _Run:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
+        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, *self._before())
         for line in checked.warnings:
             self.progress(f"warning: {line}")
         if checked.held:
@@ -300,15 +300,15 @@ class _Run:
         }  # fmt: skip
         return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
-    def _before(self) -> Before:
-        """What the rows are compared with: the dataset whose mappings continue, else that of the newest day before."""
+    def _before(self) -> tuple[str | None, dict[str, Any] | None]:
+        """Path and distribution of the dataset whose mappings continue, else of that of the newest day before."""
         data, store = self.data, self.draft.store
         dataset = store.find(data.mapping_from) if data.mapping_from else None
         if dataset is None and self.days:
             dataset = days.previous_dataset(store, data.name, self.days[0])
         if dataset is None or QUALITY not in dataset.files:
-            return Before()
-        return Before(dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"])
+            return None, None
+        return dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"]
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
         """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
