@@ -1,7 +1,7 @@
-"""What all ranks see alike of a store. What one rank alone finds missing or wrong proves nothing about a checkpoint.
+"""What all ranks see in a store. A file that is missing or wrong for one rank alone is no proof of damage.
 
-Ranks on several hosts have several views: a cache of names and attributes (NFS), or another disk at the same path. So a
-checkpoint is there, and is damaged, where all ranks see it so.
+Hosts may see different things: a cache of names and attributes (NFS), or another disk at the same path. So a checkpoint
+exists, or is damaged, only if all ranks agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reading files that a manifest names: the bytes that were written, or proof that they are lost.
+"""Reading files that a manifest names: returns the bytes that were written, or proves that they are lost.
 
-An error answer is no proof. A file is damaged where two reads agree that it is gone or that its bytes are others;
-anything else that goes wrong may pass.
+An error of the store is no proof. A file is damaged if two reads agree that it is gone or that its bytes are wrong. Any
+other failure may pass.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _locked(
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.schedule.backfill import missed_nights, run_nights
     from pipeline.schedule.dates import ANY_DAY
-    from pipeline.schedule.lock import held
+    from pipeline.schedule.lock import night_lock
     from pipeline.schedule.nightly import Tools
     from pipeline.store import Store
 
@@ -98,7 +98,7 @@ def _locked(
     tools = Tools(run=run_code, say=say)
     doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
     try:
-        with handled(), held(store, model, settings.lease_seconds, doing, say):
+        with handled(), night_lock(store, model, settings.lease_seconds, doing, say):
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up, say) + days
             wait = settings.wait_minutes if catch_up else 0.0

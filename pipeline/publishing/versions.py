@@ -1,4 +1,4 @@
-"""Versions of a model: ``models/<model>/<version>/``, their names, and whether one is there whole."""
+"""Versions of a model: ``models/<model>/<version>/``, their names, and whether a version is complete."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
 
 
 def find_version(store: Store, model: str, version: str) -> Artifact:
-    """The committed ``version`` of ``model``; ArtifactError naming those there are where it is none."""
+    """The committed ``version`` of ``model``; ArtifactError naming the known ones if there is none."""
     artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
     if artifact is None:
         known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"

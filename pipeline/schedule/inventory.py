@@ -84,12 +84,12 @@ class Night:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What lies in a store; ``remains``: files that writers left; ``held``: runs that a launcher holds."""
+    """What lies in a store; ``remains``: files that writers left; ``locked``: runs that a launcher works on."""
 
     folders: tuple[Folder, ...] = ()
     remains: tuple[File, ...] = ()
     nights: tuple[Night, ...] = ()
-    held: frozenset[str] = frozenset()
+    locked: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> list[Folder]:
@@ -103,8 +103,8 @@ class _Content:
     manifest: bool = False
 
 
-def take_stock(store: Store, held: Iterable[str] = ()) -> Inventory:
-    """Everything that pruning decides on, by one listing a part of the store; ``held``: runs that a launcher holds.
+def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
+    """Everything that pruning decides on, by one listing of each part; ``locked``: runs that a launcher works on.
 
     ArtifactError for a night's record that cannot be read: which night is the newest is not known then.
     """
@@ -123,7 +123,7 @@ def take_stock(store: Store, held: Iterable[str] = ()) -> Inventory:
     folders = tuple(_folder(store, path, content) for path, content in sorted(contents.items()))
     runs = [each.name for each in folders if each.kind == RUN]
     nights = tuple(night for run in runs if (night := _night(store, run)) is not None)
-    return Inventory(folders=folders, remains=tuple(remains), nights=nights, held=frozenset(held))
+    return Inventory(folders=folders, remains=tuple(remains), nights=nights, locked=frozenset(locked))
 
 
 def _listed(store: Store, room: str) -> Iterator[tuple[File, bool]]:

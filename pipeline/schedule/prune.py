@@ -13,14 +13,14 @@ from typing import Any
 
 from pipeline.publishing import promotion, versions
 from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, Night, take_stock
-from pipeline.schedule.removal import alone, held_runs, remove
+from pipeline.schedule.removal import alone, locked_runs, remove
 from pipeline.store import MANIFEST, Store, reachable
 from pipeline.store.references import References, of_run, of_versions
 from pipeline.store.removal import Removal
 
 REMAINS = "remains"
 DAY, HOUR = 86_400.0, 3600.0
-HELD_RUN = "a launcher works on it"
+LOCKED_RUN = "a launcher works on it"
 NAMED_BY_VERSION = "a version refers to it"
 NEWEST_NIGHT = "the newest night of its model"
 BASE = "a kept run began from it"
@@ -54,13 +54,13 @@ class Needs:
 def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
     """Runs that stay whatever others refer to: {run: why}.
 
-    Held ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
+    Locked ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
     versions refer to, has.
     """
     stay = {name: NAMED_BY_VERSION for names in named.values() for name in sorted(names.runs)}
     stay |= {run.name: YOUNG for run in stock.runs if rules.is_young(run.since)}
     stay |= dict.fromkeys(_newest_nights(stock.nights), NEWEST_NIGHT)
-    stay |= dict.fromkeys(stock.held, HELD_RUN)
+    stay |= dict.fromkeys(stock.locked, LOCKED_RUN)
     return {run.name: stay[run.name] for run in stock.runs if run.name in stay}
 
 
@@ -108,7 +108,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
     for folder in sorted(stock.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
         why = _why_it_stays(folder, needs, newest, rules)
         if why:
-            noticed = why == HELD_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
+            noticed = why == LOCKED_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
             staying.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, noticed=noticed))
         elif folder.whole:
             days = (rules.now - folder.since) / DAY
@@ -172,7 +172,7 @@ def collect(
             for model in versions.models(store):
                 promotion.incumbent(store, model)  # what it needs is not known where it is not there
             named = of_versions(store)
-            stock = take_stock(store, held_runs(store))
+            stock = take_stock(store, locked_runs(store))
             needs = needs_of(store, stock, named, rules)
         going, staying = may_go(stock, needs, rules)
         if not dry_run:

@@ -1,7 +1,7 @@
 """Who names what in a store: the records that refer to artifacts, runs and checkpoints.
 
-A room that writes records describes each kind of them once, as a ``RecordKind``; ``RECORDS`` lists all kinds. What
-``store gc``, ``ckpt gc``, a training that prunes and ``force=true`` may remove is read from them alone.
+A room that writes records describes each kind of them once, as a ``RecordKind``; ``RECORDS`` lists all kinds. They
+alone decide what ``store gc``, ``ckpt gc``, a training that prunes and ``force=true`` may remove.
 """
 
 from __future__ import annotations

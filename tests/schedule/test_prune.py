@@ -21,7 +21,7 @@ from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
-from pipeline.schedule.lock import held
+from pipeline.schedule.lock import night_lock
 from pipeline.schedule.removal import remove
 from pipeline.store import Store
 from pipeline.store.removal import Removal
@@ -227,7 +227,7 @@ def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
 
 
 def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, capsys) -> None:
-    with held(store, "clicks", 0.6, "night 2026-01-06", lambda line: None):
+    with night_lock(store, "clicks", 0.6, "night 2026-01-06", lambda line: None):
         assert main(["store", "gc", "--store", store.url]) == 8
         said = capsys.readouterr()
         assert "model 'clicks' is being worked on already" in said.err and "(night 2026-01-06)" in said.err
@@ -363,9 +363,9 @@ def test_what_may_go_is_decided_without_a_store() -> None:
     nobody = prune.Needs(runs={}, keys={}, meant={})
     going, staying = prune.may_go(Inventory(folders=(old, run)), nobody, rules)
     assert [each.path for each in going] == ["runs/r", "plans/a"] and staying == []
-    named = prune.Needs(runs={"r": prune.HELD_RUN}, keys={}, meant={"a": prune.NAMED_BY_RUN})
+    named = prune.Needs(runs={"r": prune.LOCKED_RUN}, keys={}, meant={"a": prune.NAMED_BY_RUN})
     going, staying = prune.may_go(Inventory(folders=(old, run)), named, rules)
-    assert going == [] and [each.reason for each in staying] == [prune.HELD_RUN, prune.NAMED_BY_RUN]
+    assert going == [] and [each.reason for each in staying] == [prune.LOCKED_RUN, prune.NAMED_BY_RUN]
 
 
 def test_an_object_store_is_pruned_alike() -> None:
