@@ -54,9 +54,8 @@ def test_it_is_listed_completed_and_checked(site: Path) -> None:
     ):
         assert nightjar(site, "run", "-sc", "query=bash", COMP_LINE=line).stdout.strip() == found
     listed = json.loads(nightjar(site, "doctor", "--json").stdout)
-    assert {f"{BUILT_IN}, factor_mlp (own-model 0.1.0)"} == {
-        each["found"] for each in listed if each["name"] == "model"
-    }
+    models = {each["found"] for each in listed if each["name"] == "model"}
+    assert models == {f"{BUILT_IN}, factor_mlp (own-model 0.1.0)"}
     for overrides, message, hint in (
         (["model=factor_mlp", "model.hiden=3"], "model.hiden is unknown; did you mean model.hidden?", "model.hidden=3"),
         (["model=factor_mlp", "model.hidden=0"], "model.hidden is 0, expected at least 1", "model.hidden=1"),
