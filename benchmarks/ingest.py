@@ -100,7 +100,7 @@ def _nightjar(log: str) -> Work:
 
     def work(out: str, min_count: int, most_rows: int) -> int:
         with Store(out).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = ingest(config, draft, lambda _: None)
+            summary = ingest(config, draft)
             draft.commit(summary)
         return int(summary["rows"])
 

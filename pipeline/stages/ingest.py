@@ -88,7 +88,7 @@ class Ingest(Stage):
 
         artifact: Artifact
         with answering(config, store), self.draft(store, step) as draft:
-            artifact = draft.commit(ingest(config, draft, io.say))
+            artifact = draft.commit(ingest(config, draft))
         return artifact
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:

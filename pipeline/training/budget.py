@@ -7,6 +7,7 @@ says in time which setting was too small, and what there is where none can be ma
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from pipeline.training.memory import give_back_freed
 from pipeline.units import GIB
 
 WARN_SHARE = 0.9
+log = logging.getLogger(__name__)
 
 
 class MemoryBudget:
@@ -31,12 +33,10 @@ class MemoryBudget:
     ``measure``: bytes that this rank takes.
     """
 
-    def __init__(
-        self, config: Config, plan: Plan, say: Callable[[str], None], measure: Callable[[], int] = pss_bytes
-    ) -> None:
+    def __init__(self, config: Config, plan: Plan, measure: Callable[[], int] = pss_bytes) -> None:
         wanted = config.launch.limit_memory
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
-        self._config, self._say, self._measure = config, say, measure
+        self._config, self._measure = config, measure
         self.limit = int(config.hardware.ddr_gib * GIB) * config.hardware.ranks_per_host
         self.peak, self._warned = 0, False
 
@@ -61,7 +61,7 @@ class MemoryBudget:
                 "launch.limit_memory=never",
             )
         if taken > WARN_SHARE * self.limit and not self._warned and dist.get_rank() == 0:
-            self._say(f"memory: training takes {self._of(taken)} after step {step}, and stops where it takes more")
+            log.warning("memory: training takes %s after step %d, and stops where it takes more", self._of(taken), step)
         self._warned |= taken > WARN_SHARE * self.limit
         return {"host_memory_bytes": taken}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from pipeline.store import Store
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -47,13 +49,13 @@ def _paths(config: Config, store: Store) -> list[str]:
     return [str(scratch)]
 
 
-def tell_shortcomings(ssd: SsdStore | None, say: Callable[[str], None]) -> None:
-    """Say once, on rank 0, what the machine of any rank refuses that the tier is quick with. Collective."""
+def log_shortcomings(ssd: SsdStore | None) -> None:
+    """Log once, on rank 0, what the machine of any rank refuses that the tier is quick with. Collective."""
     if ssd is None:
         return
     found = [(what, advice) for refused in exchange(ssd.shortcomings()) for what, advice in refused]
     for what, advice in dict.fromkeys(found) if dist.get_rank() == 0 else ():
-        say(f"{what}; {advice}")
+        log.warning("%s; %s", what, advice)
 
 
 class SsdMeter:

@@ -13,6 +13,7 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.distributed import connect
 from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.logged import listen
 
 GIB = 2**30
 
@@ -25,9 +26,9 @@ def config(hosts, ranks, held="auto"):
 
 def watch(folder, hosts, ranks, taken):
     """What a rank is told while it takes ``taken`` [intervals][rank] GiB."""
-    said, own = [], [row[dist.get_rank()] for row in taken]
+    said, own = listen(), [row[dist.get_rank()] for row in taken]
     plan = on_tier(plan_for("row_wise", hosts * ranks), "ssd")
-    budget = MemoryBudget(config(hosts, ranks), plan, said.append, lambda: int(own[len(records)] * GIB))
+    budget = MemoryBudget(config(hosts, ranks), plan, lambda: int(own[len(records)] * GIB))
     records, error = [], None
     try:
         for step in range(len(taken)):
