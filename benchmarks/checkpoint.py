@@ -90,7 +90,7 @@ class _Bench:
         self.rows = int(given.gib * 2**30 / (4 * (given.dim + 1)) / given.tables) + 1
         self.schema: DatasetSchema = schema_of(given.tables, self.rows)
         config = config_of(given.dim, given.batch)
-        device = connect(config)
+        device = connect(config.hardware, config.train.threads_per_rank)
         _say(f"{given.tables} tables of {self.rows:,} rows x {given.dim}: building ...")
         self.trainer = Trainer(config, self.schema, plan_of(self.schema, config), device)
         ids = ZipfIds(self.rows, given.zipf)

@@ -93,7 +93,7 @@ def _rank(rank: int, folder: str, directory: str, shape: tuple[int, int, int, in
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     tables, rows, dim, batch = shape
     schema, config = schema_of(tables, rows), config_of(dim, batch, ranks=2, threads=1)
-    trainer = Trainer(config, schema, plan_of(schema, config), connect(config))
+    trainer = Trainer(config, schema, plan_of(schema, config), connect(config.hardware, config.train.threads_per_rank))
     store = Store(folder)
     artifact = latest(store, directory)
     if artifact is None:

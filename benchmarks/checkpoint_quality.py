@@ -78,7 +78,7 @@ def _changes(store: Store, dataset: Artifact, restores: Sequence[int], hot: floa
 def _train(store: Store, dataset: Artifact, restores: int, hot: float, seed: int, nudge: float = 0.0) -> float:
     """Test NE of one training with so many restores."""
     config = replace(config_of(), seed=seed)
-    device = connect(config)
+    device = connect(config.hardware, config.train.threads_per_rank)
     split = SplitReader(store, dataset, "train")
     trainer = Trainer(config, split.schema, plan_of(split.schema), device)
     with torch.no_grad():

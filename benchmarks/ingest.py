@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.common import finish
 from benchmarks.ingest_rivals import per_column_numpy, per_column_unique, plain_polars
 from pipeline.compose import compose
-from pipeline.config import Config, DataConfig, HardwareConfig, SyntheticConfig
+from pipeline.config import SyntheticConfig
 from pipeline.store import Store
 
 Work = Callable[[str, int, int], int]  # (folder, min count, most rows of a table) -> rows
@@ -62,8 +62,7 @@ def _generate(path: str, rows: int) -> None:
     from pipeline.ingest.synthetic import write_tsv
 
     synthetic = SyntheticConfig(rows=rows, ids_per_feature=IDS)
-    data = DataConfig(name="bench", format="synthetic", synthetic=synthetic)
-    write_tsv(Config(data=data, hardware=HardwareConfig(name="bench")), path)
+    write_tsv(synthetic, 2026, path)
 
 
 def _rounds(small: str, part: str, rounds: int) -> dict[str, list[dict[str, float]]]:
@@ -100,7 +99,7 @@ def _nightjar(log: str) -> Work:
 
     def work(out: str, min_count: int, most_rows: int) -> int:
         with Store(out).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = ingest(config, draft)
+            summary = ingest(config.data, config.ingest, config.seed, draft)
             draft.commit(summary)
         return int(summary["rows"])
 

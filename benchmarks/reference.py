@@ -92,7 +92,7 @@ class PlainLoop:
                 weight.copy_(ours[table.name])
         dlrm = self.model.module.dlrm
         theirs = [layer for layer in dlrm.modules() if isinstance(layer, nn.Linear)]
-        given = [layer for layer in trainer.head.ranking.modules() if isinstance(layer, nn.Linear)]
+        given = [layer for layer in trainer.dense_part.ranking.modules() if isinstance(layer, nn.Linear)]
         for mine, source in zip(theirs, given, strict=True):
             mine.bias.copy_(source.bias)
             mine.weight.copy_(source.weight)

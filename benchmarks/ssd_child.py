@@ -98,7 +98,7 @@ class _Model:
         self.batch, self._kept = batch, cache_rows
         self.schema: DatasetSchema = schema_of(count, rows)
         config = config_of(dim, batch)
-        device = connect(config)
+        device = connect(config.hardware, config.train.threads_per_rank)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0) if folder else None
         self.trainer = Trainer(config, self.schema, plan, device, ssd=self.ssd)

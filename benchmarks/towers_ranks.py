@@ -48,7 +48,7 @@ class _Variants:
         base.hardware.hosts = hosts
         base.model = replace(base.model, bottom_mlp=mlp, top_mlp=mlp)
         schema = schema_of(tables, rows)
-        device = connect(base)
+        device = connect(base.hardware, base.train.threads_per_rank)
         drawn = list(itertools.islice(batches(schema, batch, dist.get_rank(), ZipfIds(rows, 1.05)), KEPT))
         dense = {}
         for name, variant in variants.items():

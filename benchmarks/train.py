@@ -45,7 +45,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     config = config_of(given.threads)
-    device = connect(config)
+    device = connect(config.hardware, config.train.threads_per_rank)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
         print(f"generating {given.rows * 6 // 5:,} rows ...", flush=True)

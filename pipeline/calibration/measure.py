@@ -92,7 +92,7 @@ def _time_rank(config: Config) -> dict[str, Any]:
     from pipeline.embeddings.ssd import pss_bytes
     from pipeline.training.distributed import connect
 
-    device = connect(config)
+    device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     process = pss_bytes()
     kernels = [dataclasses.asdict(t) for t in time_kernels(device, dist.barrier)]
     return {"process_bytes": process, "kernels": kernels, "links": [dataclasses.asdict(t) for t in time_links(device)]}

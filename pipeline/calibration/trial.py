@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,9 +100,10 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     """
     from pipeline.training.distributed import connect
     from pipeline.training.loop import train
+    from pipeline.training.memory import status_bytes
 
-    connect(config)
-    before = resident("VmRSS")
+    connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
+    before = status_bytes("VmRSS")
     store: Store = Store(folder)
     records: list[dict[str, Any]] = []
     dataset: Artifact = store.get("datasets/trial", "dataset")
@@ -111,16 +111,4 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
     times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
     times = times[len(times) // 2 :]
-    return {"step_ms": statistics.median(times) if times else 0.0, "bytes": resident("VmHWM") - before}
-
-
-def resident(field: str) -> int:
-    """Bytes of this process' resident set: VmRSS now, VmHWM at its largest; 0 where the system has no /proc.
-
-    getrusage's maximum would include the parent's memory when it started this process.
-    """
-    try:
-        with Path("/proc/self/status").open() as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-    except (OSError, StopIteration):
-        return 0
+    return {"step_ms": statistics.median(times) if times else 0.0, "bytes": status_bytes("VmHWM") - before}

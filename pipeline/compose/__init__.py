@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipeline.compose import overrides as complaints
 from pipeline.compose.models import GROUP, check_settings, schema_for, store_models
 from pipeline.config import Config
-from pipeline.config.checks import check
+from pipeline.config.checks import check, check_mapping_settings
 from pipeline.config.renamed import with_first_names, with_new_names
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
@@ -34,7 +34,7 @@ from pipeline.specs import MODELS
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
-# Settings that say where, how and how much is run, not what comes out: they leave the run's name alone.
+# Settings of where and how a run works; they do not change its results, nor its name.
 NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish")
 
 
@@ -44,7 +44,9 @@ def conf_directory() -> Path:
     for candidate in (here.parent / "conf", here / "conf"):
         if (candidate / f"{ROOT}.yaml").is_file():
             return candidate
-    raise ConfigError(f"no conf/{ROOT}.yaml beside the package or inside it", hint="install nightjar again")
+    raise ConfigError(
+        f"conf/{ROOT}.yaml is missing, expected beside the package or inside it", hint="reinstall nightjar"
+    )
 
 
 @contextmanager
@@ -97,8 +99,8 @@ def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> li
 def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
     """Options of every top-level group: the YAML files of ``conf/`` and of added directories, and registered models.
 
-    Read from the directories, because asking Hydra composes the tree once for every group. Empty where the
-    search path holds something else than directories: then only Hydra itself can tell.
+    Read from the directories, because Hydra would compose the tree once for every group. Empty where the search path
+    has something other than directories, which only Hydra can read.
     """
     places = [conf_directory()]
     for override in overrides:
@@ -107,10 +109,10 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
             if any("://" in url and not url.startswith("file://") for url in urls):
                 return {}
             places += [Path(url.removeprefix("file://")) for url in urls]
-    found: dict[str, set[str]] = {GROUP: set(MODELS.names())}
+    options: dict[str, set[str]] = {GROUP: set(MODELS.names())}
     for path in (path for place in places for path in place.glob("*/*.y*ml")):
-        found.setdefault(path.parent.name, set()).add(path.stem)
-    return {name: sorted(options) for name, options in sorted(found.items())}
+        options.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(names) for group, names in sorted(options.items())}
 
 
 def _resolve(tree: DictConfig) -> Config:
@@ -121,6 +123,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     check(config)
+    check_mapping_settings(config.data)
     return with_run_name(config)
 
 
@@ -133,18 +136,18 @@ def with_run_name(config: Config) -> Config:
 
 
 def config_hash(config: Config) -> str:
-    """Hash (64 hex digits) of what a run computes, whatever its name, store, stages and launcher."""
+    """Hash (64 hex digits) of what a run computes; its name, store, stages and launcher do not count."""
     record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
-    del record["train"]["guard"]  # it may stop a run, and its hints must lead back to the same one
+    del record["train"]["guard"]  # it may stop a run, and the fix must continue the same run
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def sweep(arguments: Sequence[str]) -> list[list[str]]:
-    """The jobs of a sweep: one list of overrides for each combination of the swept values, in Hydra's order.
+    """The jobs of a sweep: the overrides of each combination of the swept values, in Hydra's order.
 
-    A given ``run`` gets the job's number appended, so that every job has a run of its own.
+    The job's number is appended to a given ``run``, so that every job has its own.
     """
     parsed = complaints.parse(arguments)
     named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
@@ -156,7 +159,7 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def _choices(override: Override) -> list[str]:
-    """The override's text, once for every value it sweeps over."""
+    """The override's text for each value of its sweep."""
     if not override.is_sweep_override():
         return [override.input_line or ""]
     if not override.is_discrete_sweep():
@@ -178,7 +181,10 @@ def from_yaml(text: str) -> Config:
     try:
         recorded = OmegaConf.to_container(OmegaConf.create(text))
         if not isinstance(recorded, dict):
-            raise ConfigError("the configuration is not a mapping of settings", hint="nightjar run writes it")
+            raise ConfigError(
+                "the configuration is not a mapping of settings",
+                hint="use runs/<run>/config.yaml, which nightjar run writes",
+            )
         tree = OmegaConf.merge(schema_for(recorded), with_new_names(cast(dict[str, Any], recorded)))
         config = OmegaConf.to_object(tree)
     except complaints.config_errors() as error:

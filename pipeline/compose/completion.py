@@ -1,7 +1,7 @@
 """Tab completion for bash: ``eval "$(nightjar run -sc install=bash)"``.
 
-Hydra's own script completes a program's first word only; ours knows the commands, and asks Hydra for
-the groups, options and keys behind ``nightjar run`` and its sister commands.
+Hydra's own script completes only a program's first word. This one knows the commands, and asks Hydra for the groups,
+options and keys after ``nightjar run`` and the other commands that take overrides.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def script(commands: Sequence[str], composing: Sequence[str]) -> str:
 
 
 def uninstall() -> str:
-    """The bash commands that take ``script`` back."""
+    """The bash commands that undo ``script``."""
     return "complete -r nightjar\nunset -f _nightjar_complete\n"
 
 
 def query(line: str) -> list[str]:
-    """What may stand at the end of the command line ``line`` (``nightjar run mod``)."""
+    """The completions of the command line ``line`` (``nightjar run mod``)."""
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
     from pipeline.compose import ROOT, hydra_session
@@ -55,13 +55,13 @@ def query(line: str) -> list[str]:
     words = line.split(None, 2)
     rest = words[2] if len(words) > 2 else ""
     with hydra_session() as (hydra, _):
-        found = BashCompletion(hydra.config_loader)._query(config_name=ROOT, line=rest)
-    ours = [choice for choice in found if not choice.startswith("hydra")]
+        choices = BashCompletion(hydra.config_loader)._query(config_name=ROOT, line=rest)
+    ours = [choice for choice in choices if not choice.startswith("hydra")]
     return sorted({f"{choice[:-1]}=" if _is_list(choice) else choice for choice in ours})
 
 
 def _is_list(choice: str) -> bool:
-    """Whether ``choice`` ends in the dot that Hydra puts behind a list, which is set as a whole."""
+    """Whether ``choice`` is a list, after which Hydra puts a dot although a list is set as a whole."""
     from pipeline.config.paths import field_type
 
     return choice.endswith(".") and typing.get_origin(field_type(choice[:-1])) is list

@@ -1,4 +1,4 @@
-"""Looking at the configuration instead of running it: ``--help``, ``--cfg`` and ``--info``, as Hydra prints them."""
+"""Show the configuration instead of running it: ``--help``, ``--cfg`` and ``--info``, as Hydra prints them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Print what ``options`` (help, cfg, package, resolve, info, config_dir) ask for; returns the exit code 0.
+    """Print what ``options`` (help, cfg, package, resolve, info, config_dir) ask for; the exit code is 0.
 
     Raises ConfigError for a wrong override, as a run would.
     """
@@ -46,7 +46,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
 
 
 def _with_sentences(text: str) -> str:
-    """Hydra's help ``text`` with the first sentence of each setting behind its line of YAML."""
+    """Hydra's help ``text`` with each setting's first sentence after its line of YAML."""
     lines, parents = [], list[tuple[int, str]]()
     for line in text.splitlines(keepends=True):
         key = re.match(r"( *)([\w.-]+):(?= |$)", line)

@@ -1,4 +1,4 @@
-"""Group ``model``: its options are the registered models, and each has a dataclass of its own for its settings."""
+"""Group ``model``: its options are the registered models, each with a dataclass for its settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def settings_class(name: str) -> type[ModelConfig]:
 
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:
-    """The schema of a whole configuration whose ``model`` has the settings of the one that ``recorded`` names."""
+    """The schema of a configuration, with the settings of the model that ``recorded`` names."""
     schema: DictConfig = OmegaConf.structured(Config)
     model = recorded.get(GROUP)
     if isinstance(model, dict) and "name" in model:
@@ -36,9 +36,9 @@ def schema_for(recorded: dict[Any, Any]) -> DictConfig:
 
 
 def check_settings(tree: DictConfig) -> None:
-    """ConfigError where the composed ``tree`` does not hold the settings of the model that ``model.name`` names.
+    """Raise ConfigError where the settings in the composed ``tree`` are not those of the model ``model.name``.
 
-    A file of the user's own that names a model without its settings gets their defaults.
+    A user's file that names a model without its settings gets their defaults.
     """
     name = OmegaConf.select(tree, f"{GROUP}.name", throw_on_missing=True)
     wanted, kind = settings_class(name), OmegaConf.get_type(tree, GROUP) or dict

@@ -1,7 +1,7 @@
-"""Overrides against the schema: one clear complaint for an unknown key, option or a wrong type.
+"""Overrides against the schema: one clear message for an unknown key or option, or a wrong type.
 
-Hydra checks all of this too, but speaks of structs and packages. ``check_overrides`` looks first and
-names the nearest match; ``translate`` turns what Hydra and OmegaConf still raise into a ConfigError.
+Hydra's own messages are about structs and packages. ``check_overrides`` comes first and names the nearest match;
+``translate`` turns the remaining errors of Hydra and OmegaConf into a ConfigError.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
     """The overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
 
-    OmegaConf refuses to add an entry to a typed dictionary, but merges a dictionary into it. So ``rename={a: b}``,
-    which gives entries of a dictionary, is written as ``++rename={a: b}``.
+    OmegaConf does not add an entry to a typed dictionary, but merges a dictionary into it. For the same reason
+    ``rename={a: b}``, which sets entries of a dictionary, becomes ``++rename={a: b}``.
     """
     texts = []
     for override in overrides:
@@ -75,8 +75,8 @@ def refuse_sweeps(overrides: Iterable[Override]) -> None:
         if override.is_sweep_override():
             key, value = override.get_key_element(), _value_text(override)
             raise ConfigError(
-                f"{override.input_line} gives several values, expected one",
-                hint=f"-m {override.input_line} sweeps over them; {key}=[{value}] is one list of them",
+                f"{override.input_line} has several values, expected one",
+                hint=f"-m {override.input_line} sweeps over them; {key}=[{value}] is one list",
             )
 
 
@@ -123,7 +123,7 @@ def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) 
 
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
-    """The ConfigError that says what Hydra's or OmegaConf's ``error`` means for the user."""
+    """The ConfigError for Hydra's or OmegaConf's ``error``."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, MissingMandatoryValue) and cause.full_key:
@@ -135,7 +135,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
     in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
     if in_file:
         about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
-        return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"mend {in_file['file']}.yaml")
+        return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"correct {in_file['file']}.yaml")
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
     if merged and field_type(merged["key"]) is not None:  # a list in a list, of the wrong kind: OmegaConf names no key
         return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
@@ -143,7 +143,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
-    """What ``error`` about setting ``key`` means: it has a new name, does not exist, is not there yet, or is wrong."""
+    """The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type."""
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and key.startswith("model."):
         return _about_model(key, refused[1])
@@ -159,7 +159,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
 
 
 def _missing_entry(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError | None:
-    """The error for an entry of a dictionary that must be added first; None where ``error`` is another one."""
+    """The error for an entry of a dictionary that must be added first; None for any other ``error``."""
     if given is None:
         if "not in struct" not in str(error).lower():
             return None
@@ -171,7 +171,7 @@ def _missing_entry(key: str, kind: Any, error: OmegaConfBaseException, given: Ov
 
 
 def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:
-    """The error for a value of another type than ``kind``; ``given``: the override that has it, None for a file."""
+    """The error for a value that is not of type ``kind``; ``given``: its override, None for a file."""
     text = _value_text(given) if given else ""
     plain = given is not None and not _is_mapping(given)
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
@@ -186,7 +186,7 @@ def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Overr
 
 
 def _about_model(key: str, owner: str) -> ConfigError:
-    """A setting that the chosen model, whose dataclass is called ``owner``, does not have."""
+    """A setting that the chosen model, with the dataclass called ``owner``, does not have."""
     spec = next((spec for spec in MODELS if spec.config.__name__ == owner), None)
     if spec is None:
         line = f"defaults: [{MODELS.names()[0]}, _self_]"
@@ -202,20 +202,20 @@ def _about_model(key: str, owner: str) -> ConfigError:
 
 
 def _about_group(key: str, value: str) -> ConfigError:
-    """A group of settings that is given one plain value: its first setting is the one most likely meant."""
+    """A plain value for a group of settings; the hint sets the group's first setting."""
     names = children(key)
     return ConfigError(
-        f"{key} is {value!r}, expected one of its own settings: {', '.join(f'{key}.{name}' for name in names)}",
+        f"{key} is {value!r}, expected one of its settings: {', '.join(f'{key}.{name}' for name in names)}",
         hint=f"{key}.{names[0]}={value}",
     )
 
 
 def _about_pin(key: str, value: str) -> ConfigError:
-    """A table's wish that is a plain word: which of its keys the word belongs to."""
+    """A plain word for a table's pin; the hint uses the key that the word belongs to."""
     names = [field.name for field in fields(TablePin)]
     name = "tier" if value in TIERS else "sharding"
     return ConfigError(
-        f"{key} is {repr(value) if value else 'a plain value'}, expected keys of its own: {', '.join(names)}",
+        f"{key} is {repr(value) if value else 'a plain value'}, expected one of its keys: {', '.join(names)}",
         hint=f"+{key}.{name}={value or 'row_wise'}",
     )
 
@@ -235,7 +235,7 @@ def _values(override: Override) -> list[Any]:
 
 
 def _value_text(override: Override) -> str:
-    """What stands after the first ``=``, as typed."""
+    """The text after the first ``=``, as typed."""
     return (override.input_line or "").partition("=")[2]
 
 

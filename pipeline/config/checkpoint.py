@@ -106,6 +106,6 @@ class CheckpointConfig:
         for name in ("init_tables_only", "allow", "rename"):
             if self.init_from is None and getattr(self, name):
                 raise ConfigError(
-                    f"{path}.{name} is set, but nothing to start from: {path}.init_from is null",
+                    f"{path}.{name} is set, but {path}.init_from is null, so there is no checkpoint to start from",
                     hint=f"{path}.init_from=<run>",
                 )

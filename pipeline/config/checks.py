@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.config import Config
+from pipeline.config import Config, DataConfig
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.renamed import RENAMED
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.specs import STAGES, TABLE_OPTIMIZERS, default_stages
+from pipeline.specs import ID_MAPPINGS, STAGES, TABLE_OPTIMIZERS, default_stages, mapping_of
 
 
 def check(config: Config) -> None:
@@ -23,9 +23,30 @@ def check(config: Config) -> None:
         check_kubernetes(config)
 
 
+def check_mapping_settings(data: DataConfig) -> None:
+    """Raise ConfigError for the first feature that sets what its id mapping does not use.
+
+    Asked of what is composed, not of what is recorded: stores hold such settings from before they were refused.
+    """
+    users = {setting: mapping.name for mapping in reversed(list(ID_MAPPINGS)) for setting in mapping.settings}
+    for name, feature in data.sparse.items():
+        mapping = mapping_of(feature.mapping, data.sparse_defaults.mapping, feature.bins)
+        unused = [each for each in users if getattr(feature, each) is not None and each not in mapping.settings]
+        if not unused:
+            continue
+        path = f"data.sparse.{name}"
+        subject = "a feature with bins" if feature.bins else f"mapping {mapping.name}"
+        other = "" if feature.bins else f", or {path}.mapping={users[unused[0]]}"
+        raise ConfigError(
+            f"{path} sets {' and '.join(f'{each}={getattr(feature, each)}' for each in unused)}, but {subject} does "
+            f"not use {'it' if len(unused) == 1 else 'them'}",
+            hint=f"{' '.join(f'{path}.{each}=null' for each in unused)}{other}",
+        )
+
+
 def _check_stages(config: Config) -> None:
     if not config.stages:
-        raise ConfigError("stages is empty: nothing would run", hint=f"stages=[{','.join(default_stages())}]")
+        raise ConfigError("stages is empty, expected at least one stage", hint=f"stages=[{','.join(default_stages())}]")
     if not config.store.strip():
         raise ConfigError("store is empty, expected a folder or an fsspec URL", hint="store=./store")
     for stage in STAGES:
@@ -33,7 +54,7 @@ def _check_stages(config: Config) -> None:
             stage.check(config)
         if stage.distributed and config.world_size > 1 and stage.name in config.launch.inline:
             raise ConfigError(
-                f"launch.inline names {stage.name!r}, but {config.world_size} ranks need processes of their own",
+                f"launch.inline names {stage.name!r}, but its {config.world_size} ranks need their own processes",
                 hint="launch.inline=[ingest,plan,partition]",
             )
 

@@ -186,7 +186,8 @@ class DataConfig:
             return
         if self.format != "synthetic" and not self.path:
             raise ConfigError(
-                f"{path}.path is not set: no click logs to read", hint=f"{path}.path=<file, directory or glob>"
+                f"{path}.path is not set, so there are no click logs to read",
+                hint=f"{path}.path=<file, directory or glob>",
             )
         self._check_features(path)
         self._check_day(path)
@@ -196,14 +197,14 @@ class DataConfig:
         for name in self.tables:
             if set(name) & set("/."):
                 raise ConfigError(
-                    f"{path}.tables has a table called {name!r}, expected no '/' and no '.' in it",
-                    hint=f"{path}.tables.{re.sub('[/.]', '_', name)} in its place",
+                    f"{path}.tables has a table called {name!r}, expected a name without '/' and '.'",
+                    hint=f"call it {path}.tables.{re.sub('[/.]', '_', name)}",
                 )
 
     def _check_features(self, path: str) -> None:
         if not self.sparse:
             raise ConfigError(
-                f"{path}.sparse is empty: at least one categorical feature is needed",
+                f"{path}.sparse is empty, expected at least one categorical feature",
                 hint=f"'+{path}.sparse.<column>={{}}'",
             )
         if shared := sorted(set(self.dense) & set(self.sparse)):
@@ -216,10 +217,16 @@ class DataConfig:
                 other = name.replace(".", "_") + ("_id" if name in TAKEN_NAMES else "")
                 column = feature.column or name
                 raise ConfigError(
-                    f"a feature of {path}.sparse is called {name!r}, which PyTorch keeps for itself, expected another "
+                    f"a feature of {path}.sparse is called {name!r}, a name that PyTorch reserves, expected another "
                     "name",
                     hint=f"~{path}.sparse.{name} +{path}.sparse.{other}={{column: {column}}}",
                 )
+
+    @property
+    def max_normed(self) -> frozenset[str]:
+        """The numeric features of transform max_norm, which is a layer of the model."""
+        transforms = {name: feature.transform or self.dense_transform for name, feature in self.dense.items()}
+        return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
 
     @property
     def _has_file_per_day(self) -> bool:
@@ -243,15 +250,15 @@ class DataConfig:
             )
         if self.day is not None and not self._knows_days:
             raise ConfigError(
-                f"{path}.day is {self.day}, but neither {path}.path holds {{day}} nor does {path}.day_column or "
-                f"{path}.timestamp name a column that tells a row's day",
+                f"{path}.day is {self.day}, but {path}.path has no {{day}}, and neither {path}.day_column nor "
+                f"{path}.timestamp names a column with the day",
                 hint=f"'{path}.path=\"logs/{{day}}/*.tsv\"', or {path}.day_column=<column>",
             )
 
     def _check_split(self, path: str) -> None:
         if self.split.by == "day" and self.day is not None and ".." not in self.day:
             raise ConfigError(
-                f"{path}.split.by is 'day', but {path}.day={self.day} is one day, which cannot be train and test",
+                f"{path}.split.by is 'day', but {path}.day={self.day} is one day, which cannot be split by day",
                 hint=f"{path}.split.by=hash, or a range: {path}.day=2026-01-01..2026-01-08",
             )
         if self.split.by == "day" and not self._knows_days:
@@ -266,6 +273,6 @@ class DataConfig:
             )
         if self.split.by == "hours" and self.format != "synthetic" and self.timestamp is None:
             raise ConfigError(
-                f"{path}.split.by is 'hours', but {path}.timestamp names no column that tells a row's hour",
+                f"{path}.split.by is 'hours', but {path}.timestamp names no column with the hour",
                 hint=f"{path}.timestamp=<column> or {path}.split.by=hash",
             )

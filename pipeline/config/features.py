@@ -63,9 +63,7 @@ class DenseFeature:
     def check(self, path: str) -> None:
         """The two numbers of ``clip`` must rise."""
         if self.clip and (len(self.clip) != 2 or not self.clip[0] < self.clip[1]):
-            raise ConfigError(
-                f"{path}.clip is {self.clip}, expected two numbers that rise", hint=f"{path}.clip=[0,1000]"
-            )
+            raise ConfigError(f"{path}.clip is {self.clip}, expected two rising numbers", hint=f"{path}.clip=[0,1000]")
 
 
 @dataclass(kw_only=True)
@@ -147,7 +145,7 @@ class SparseFeature:
         """An id comes from a cross, from bins or from a field with separators, not from two of them."""
         if sum((bool(self.cross), self.bins is not None, self.separator is not None)) > 1:
             raise ConfigError(
-                f"{path} has more than one of cross, bins and separator, expected one of them",
+                f"{path} has more than one of cross, bins and separator, expected only one",
                 hint=f"{path}.cross=[] or {path}.bins=null",
             )
 
@@ -196,9 +194,9 @@ class TableFigures:
         ended = not rows or rows[-1] < self.rows or shares[-1:] == [1.0]
         if len(rows) != len(shares) or not rising or not inside or not ended:
             raise ConfigError(
-                f"{path} has hot_rows {rows} and hot_share {shares}, expected two lists of one length, rows rising "
-                f"from 1 to at most {self.rows}, shares rising to 1, which all {self.rows} rows have",
+                f"{path} has hot_rows {rows} and hot_share {shares}, expected lists of equal length, rows rising "
+                f"within 1 to {self.rows}, and shares rising to 1 for all {self.rows} rows",
                 hint=f"{path}.hot_rows=[{max(self.rows // 10, 1)},{self.rows}] {path}.hot_share=[0.8,1.0]",
             )
         if rows and self.zipf is not None:
-            raise ConfigError(f"{path} has both zipf and a hit curve, expected one of them", hint=f"{path}.zipf=null")
+            raise ConfigError(f"{path} has both zipf and a hit curve, expected only one", hint=f"{path}.zipf=null")

@@ -18,7 +18,7 @@ class GateConfig:
     """
 
     force: str | None = setting(
-        None, doc="The model is published in spite of the gate, for this reason, which is recorded; null: it is not."
+        None, doc="The model is published despite the gate, for this reason, which is recorded; null: it is not."
     )
     max_ne: float | None = setting(1.0, low=0.0, doc="NE must not exceed this; 1 is always predicting the base rate.")
     min_auc: float | None = setting(0.5, low=0.0, high=1.0, doc="AUC must reach this.")
@@ -96,6 +96,6 @@ class GateConfig:
         """Whoever forces the gate gives a reason."""
         if self.force is not None and len(self.force.strip()) < _SHORTEST_REASON:
             raise ConfigError(
-                f"{path}.force is {self.force!r}, expected the reason for publishing in spite of the gate, in words",
+                f"{path}.force is {self.force!r}, expected a reason, in words, for publishing despite the gate",
                 hint=f"{path}.force='the traffic of the new app is known to be different'",
             )

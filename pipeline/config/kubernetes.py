@@ -31,15 +31,15 @@ def check_kubernetes(config: Config) -> None:
     pods = config.launch.pods
     if not DIGEST.fullmatch(pods.image):
         raise ConfigError(
-            f"launch.pods.image is {pods.image!r}, expected an image by its digest, so that every pod of a run, and "
-            "of its next attempt, runs the same code",
+            f"launch.pods.image is {pods.image!r}, expected an image by digest, so that every pod of "
+            "every attempt runs the same code",
             hint="launch.pods.image=<registry>/<name>@sha256:<64 hex digits>; skopeo inspect or docker push shows it",
         )
     _check_names(config)
     if len(config.schedule.name) > 52:
         raise ConfigError(
             f"schedule.name has {len(config.schedule.name)} characters, expected at most 52, "
-            "for the cluster appends 11 to it",
+            "because the cluster appends 11",
             hint=f"schedule.name={config.schedule.name[:40]}",
         )
     if problem := _cron_problem(config.schedule.cron):
@@ -121,25 +121,25 @@ def _check_pods(pods: PodConfig) -> None:
             raise ConfigError(
                 f"launch.pods.resources.{stage} asks for {resources.cpu:g} cores, {resources.memory_gib:g} GiB of "
                 f"memory with {resources.shm_gib:g} GiB of /dev/shm in it and {resources.disk_gib:g} GiB of disk, "
-                "expected more than none, and more memory than /dev/shm",
+                "expected more than 0 of each, and more memory than /dev/shm",
                 hint=f"launch.pods.resources.{stage}={{cpu:2,memory_gib:8,shm_gib:1,disk_gib:20}}",
             )
     for name in (*pods.env, *pods.secret_env):
         if not VARIABLE.fullmatch(name):
             raise ConfigError(
-                f"{name!r} cannot be the name of a variable, expected letters, digits and '_'",
+                f"{name!r} is no name of a variable, expected letters, digits and '_'",
                 hint=f"launch.pods.env={{{re.sub(r'[^A-Za-z0-9_]', '_', name)}:..}}",
             )
     for name in pods.env:
         if SECRETIVE.search(name):
             raise ConfigError(
-                f"launch.pods.env sets {name}, whose value would lie readable in manifests and in the run's records",
+                f"launch.pods.env sets {name}, whose value manifests and the run's records would show",
                 hint=f"~launch.pods.env.{name} launch.pods.secret_env={{{name}:<secret>/<key>}}",
             )
     for name, reference in pods.secret_env.items():
         if not SECRET_KEY.fullmatch(reference):
             raise ConfigError(
-                f"launch.pods.secret_env.{name} is not <secret>/<key>, the name of a secret and of a key in it",
+                f"launch.pods.secret_env.{name} is not <secret>/<key>, a secret's name and a key in it",
                 hint=f"launch.pods.secret_env.{name}=<secret>/<key>",
             )
     for toleration in pods.tolerations:
@@ -159,7 +159,7 @@ def _check_places(config: Config) -> None:
             continue
         if not any(f"{place.removeprefix('file://')}/".startswith(volume) for volume in volumes):
             raise ConfigError(
-                f"{path} is {place!r}, a folder of this machine that pods do not see",
+                f"{path} is {place!r}, a folder of this machine, which pods do not see",
                 hint=f"{path}=s3://.., or a folder on a volume: "
                 f"launch.pods.volumes={{store:{{claim:<claim>,path:/mnt/nightjar}}}} {path}=/mnt/nightjar/..",
             )

@@ -114,7 +114,7 @@ class TrainConfig:
         if isinstance(self.global_batch, int):
             return self.global_batch
         raise ConfigError(
-            f"train.global_batch is {self.global_batch}, but the number of train rows is not known here",
+            f"train.global_batch is {self.global_batch}, but the number of train rows is unknown before ingestion",
             hint="train.global_batch=4096",
         )
 
@@ -125,7 +125,7 @@ class TrainConfig:
         elif self.max_steps is not None and isinstance(self.warmup_steps, int) and self.max_steps <= self.warmup_steps:
             raise ConfigError(
                 f"{path}.schedule is {self.schedule}, but training ends after {path}.max_steps={self.max_steps} steps, "
-                f"within its {path}.warmup_steps={self.warmup_steps}: the learning rates would never fall",
+                f"within its {path}.warmup_steps={self.warmup_steps}, so the learning rates never fall",
                 hint=f"{path}.warmup_steps={AUTO}, or {path}.schedule=constant",
             )
 
@@ -135,7 +135,7 @@ class TrainConfig:
                 f"{path}.min_lr_factor is {self.min_lr_factor:g}, but {path}.schedule=constant never falls to it",
                 hint=f"{path}.schedule=cosine",
             )
-        # 0.5 is the default, 1.0 was: neither shows that somebody wants rates to fall.
+        # 0.5 is the default and 1.0 was: neither shows that the user wants the rates to fall.
         if self.decay_ratio not in (0.5, 1.0):
             raise ConfigError(
                 f"{path}.decay_ratio is {self.decay_ratio:g}, but {path}.schedule=constant never falls",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -20,16 +21,11 @@ def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:
     """
     ranks = dist.get_world_size(table_group(dmp))
     for kernel in kernels(dmp):
-        # What reaches a fused kernel is the mean already; a replica has its own rank's gradient.
-        kernel.module.register_forward_hook(_Clip(limit if kernel.fused else limit * ranks))
+        # The gradient that reaches a fused kernel is the mean already; a replica has the gradient of its own rank.
+        kernel.module.register_forward_hook(partial(_clip, limit if kernel.fused else limit * ranks))
 
 
-class _Clip:
+def _clip(limit: float, module: Any, args: tuple[Any, ...], output: Tensor) -> None:
     """The hook: clamps the gradient of a kernel's output before the kernel sees it."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def __call__(self, module: Any, args: tuple[Any, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            output.register_hook(lambda gradient: gradient.clamp(-self._limit, self._limit))
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient.clamp(-limit, limit))

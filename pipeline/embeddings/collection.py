@@ -18,9 +18,10 @@ from pipeline.records import DatasetSchema
 def build_collection(
     schema: DatasetSchema, dim: int, device: torch.device, *, weighted: bool | None = None
 ) -> EmbeddingBagCollection:
-    """One float32 sum-pooled table per sparse feature, of the feature's name; weighted (None) if any feature is.
+    """One float32 sum-pooled table for each sparse feature, named after it.
 
-    ``device`` may be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it.
+    ``device`` may be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it. ``weighted``:
+    lookups carry weights (None: where any feature has them).
     """
     tables = [
         EmbeddingBagConfig(
@@ -39,7 +40,7 @@ def build_collection(
 
 
 class _Reorder(torch.autograd.Function):
-    """index_select along dim 1 whose backward is the inverse selection; PyTorch's own one scatters."""
+    """index_select along dim 1 whose backward pass selects by the inverse order; PyTorch's own backward scatters."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
@@ -52,8 +53,8 @@ class _Reorder(torch.autograd.Function):
 
 
 @lru_cache(maxsize=16)
-def _order(found: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    place = {name: i for i, name in enumerate(found)}
+def _order(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    place = {name: i for i, name in enumerate(given)}
     order = torch.tensor([place[name] for name in wanted], device=device)
     return order, torch.argsort(order)
 
@@ -69,9 +70,9 @@ def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     return reordered(stacked, pooled.keys(), features)
 
 
-def reordered(stacked: Tensor, found: Sequence[str], wanted: Sequence[str]) -> Tensor:
-    """``stacked`` [B, F, D], whose vectors have the names ``found``, in the order ``wanted``."""
-    found, wanted = tuple(found), tuple(wanted)
-    if found == wanted:
+def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:
+    """``stacked`` [B, F, D], whose vectors are in the order of the names ``given``, in the order ``wanted``."""
+    given, wanted = tuple(given), tuple(wanted)
+    if given == wanted:
         return stacked
-    return cast(Tensor, _Reorder.apply(stacked, *_order(found, wanted, stacked.device)))
+    return cast(Tensor, _Reorder.apply(stacked, *_order(given, wanted, stacked.device)))

@@ -16,9 +16,9 @@ from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
 
 
 def fuse_optimizer(collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
-    """Let every table of ``collection`` learn by ``optimizer`` inside the backward pass, once it is sharded.
+    """Have ``optimizer`` train every table of ``collection`` inside the backward pass, once it is sharded.
 
-    Its rate is 0 until ``set_sparse_lr``.
+    The learning rate is 0 until ``set_sparse_lr``.
     """
     kind, settings = optimizer.fused()
     _apply_optimizer_in_backward(kind, collection.parameters(), optimizer_kwargs={"lr": 0.0, **settings})
@@ -28,8 +28,8 @@ class ReplicaOptimizer(torch.optim.Optimizer):
     """``optimizer`` over the data-parallel tables of ``modules``, by the same formula as in a fused kernel.
 
     Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
-    ``step`` costs O(rows * dim) and must be called after each backward pass. The state lies on the kernel, where
-    ``kernel_states`` finds it; ``state_dict`` holds none. ``steps``: taken so far.
+    ``step`` costs O(rows * dim) and must be called after each backward pass. The kernel keeps the state, where
+    ``kernel_states`` finds it; ``state_dict`` has none. ``steps``: the number of steps taken.
     """
 
     def __init__(self, modules: Sequence[Any], optimizer: TableOptimizer) -> None:
@@ -62,8 +62,8 @@ def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
 
     The training loop calls its ``zero_grad`` and ``step`` beside those of the dense part.
     """
-    found: ReplicaOptimizer | None = getattr(dmp, "replicas", None)
-    return found
+    replicas: ReplicaOptimizer | None = getattr(dmp, "replicas", None)
+    return replicas
 
 
 def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[dict[str, Tensor]]:
@@ -79,7 +79,7 @@ def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[dict[s
 
 
 def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
-    """Say how many steps the tables have taken, which some optimizers correct a bias by. Call it after a restore."""
+    """Set how many steps the tables have taken, by which some optimizers correct a bias. Call it after a restore."""
     for kernel in kernels(dmp):
         if kernel.fused:
             kernel.module.set_optimizer_step(steps)
@@ -91,8 +91,8 @@ def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:
     """Set the learning rate of all tables, fused or not, from the next backward pass on.
 
-    Writing ``param_groups`` of the fused optimizer alone reaches the kernel only at its next
-    ``zero_grad`` or ``step``; writing the kernel alone is undone there. So both are written.
+    The fused optimizer copies the rate in its ``param_groups`` to the kernel at its next ``zero_grad`` or ``step``, so
+    a rate set on one of the two alone comes late or is lost.
     """
     for group in dmp.fused_optimizer.param_groups:
         group["lr"] = lr

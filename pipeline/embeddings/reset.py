@@ -1,4 +1,4 @@
-"""Rows that begin anew: where a row now belongs to another id, nothing of the former one may stay."""
+"""Rows that start anew: a row that now belongs to another id keeps nothing that the former id learnt."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _AT_ONCE = 1 << 18
 
 @torch.no_grad()
 def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> None:
-    """Give the global ``rows`` (int64 [n], each once) of ``table`` that are local the initial values of a training with
-    ``seed``, and zero their optimizer state. Replicas are written on this rank alone: call it on every rank.
+    """Give the global ``rows`` (int64 [n], each once) of ``table`` their initial values and zero their optimizer state.
+
+    Writes the rows of this rank's shards and replicas alone: call it on every rank. ``seed``: of the training.
     """
     spec = access.tables[table]
     for shard in access.local_shards():

@@ -1,8 +1,8 @@
-"""Initial values of scattered rows, given when a row is first used: a table of any size starts at once.
+"""Initial values of scattered rows, computed when a row is first used, so that a table of any size starts at once.
 
-The values are those of ``initial_rows``, whose generator is counter-based: the numbers of any row can be had without
-those before it. NumPy has no call for scattered counters, so Philox4x64-10 (Salmon et al., "Parallel Random Numbers:
-As Easy as 1, 2, 3", SC'11, section 3.3) is computed here for all wanted rows at once.
+The values are those of ``initial_rows``, whose generator is counter-based: it gives the numbers of any row without
+those of the rows before it. NumPy has no call for scattered counters, so this module computes Philox4x64-10 (Salmon et
+al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC'11, section 3.3) for all wanted rows at once.
 """
 
 from __future__ import annotations

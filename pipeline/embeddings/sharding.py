@@ -70,7 +70,7 @@ def _check_table(name: str, table: TablePlan, plan: Plan, ranks_here: Sequence[i
     )
     if cells != table.rows * table.dim or not inside:
         raise PlanError(
-            f"the shards of table {name!r} hold {cells} values, expected all {table.rows} x {table.dim} of it "
+            f"the shards of table {name!r} hold {cells} values, expected all {table.rows} x {table.dim} "
             f"on ranks {ranks_here[0]} to {ranks_here[-1]}",
             hint=_REPLAN,
         )
@@ -107,7 +107,7 @@ def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
 
 
 def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> ParameterSharding:
-    """Placements name global ranks, ``ranks`` places in the group."""
+    """TorchRec's form of ``table``: its placements name global ranks, its ``ranks`` count within ``ranks_here``."""
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return ParameterSharding(
             sharding_type=table.sharding, compute_kernel="dense", ranks=list(range(len(ranks_here))), sharding_spec=None
@@ -116,15 +116,14 @@ def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int])
         ShardMetadata(
             shard_offsets=[shard.row, shard.column],
             shard_sizes=[shard.rows, shard.columns],
-            placement=f"rank:{shard.rank}/cpu"
-            if plan.device == "cpu"
-            else f"rank:{shard.rank}/{plan.device}:{shard.rank % plan.ranks_per_host}",
+            placement=f"rank:{shard.rank}/{plan.device}"
+            + ("" if plan.device == "cpu" else f":{shard.rank % plan.ranks_per_host}"),
         )
         for shard in table.shards
     ]
     return ParameterSharding(
         sharding_type=table.sharding,
-        # A CPU run takes every UVM kernel for plain host memory; saying so keeps the tables in one kernel.
+        # On a CPU every UVM kernel is plain host memory; the name "fused" lets the tables share one kernel.
         compute_kernel="fused" if plan.device == "cpu" else table.kernel,
         ranks=[ranks_here.index(shard.rank) for shard in table.shards],
         sharding_spec=EnumerableShardingSpec(shards),
@@ -134,10 +133,11 @@ def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int])
 
 
 def to_sharding_plan(plan: Plan, module_path: str, ranks: Sequence[int] | None = None) -> ShardingPlan:
-    """TorchRec's form of ``plan`` for the collection at ``module_path``; all sharding types.
+    """TorchRec's form of ``plan`` for the collection at ``module_path``, for every sharding type.
 
     ``ranks``: the global ranks that share the tables, ascending (None: all). On CPU every table but the data-parallel
-    ones gets the fused kernel. PlanError for shards that do not cover their table, and for kernels the device has not.
+    ones gets the fused kernel. PlanError for shards that do not cover their table, and for kernels that the device
+    lacks.
     """
     here = ranks or range(plan.world_size)
     module_plan = EmbeddingModuleShardingPlan()
@@ -151,7 +151,7 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
     if plan.world_size != dist.get_world_size():
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, but {dist.get_world_size()} are running",
-            hint=f"hardware.hosts and hardware.ranks_per_host must give {dist.get_world_size()}; then nightjar plan",
+            hint=f"hardware.hosts=1 hardware.ranks_per_host={dist.get_world_size()}, and nightjar plan",
         )
     if plan.device != device.type:
         raise PlanError(
@@ -161,12 +161,12 @@ def _check_model(model: nn.Module, plan: Plan, module_path: str, device: torch.d
     collection = model.get_submodule(module_path)
     if not isinstance(collection, EmbeddingBagCollection):
         raise TypeError(f"{module_path} is a {type(collection).__name__}, expected an EmbeddingBagCollection")
-    found = {c.name: (c.num_embeddings, c.embedding_dim) for c in collection.embedding_bag_configs()}
+    built = {c.name: (c.num_embeddings, c.embedding_dim) for c in collection.embedding_bag_configs()}
     planned = {name: (table.rows, table.dim) for name, table in plan.tables.items()}
-    for name in [*found, *planned]:
-        if found.get(name) != planned.get(name):
+    for name in [*built, *planned]:
+        if built.get(name) != planned.get(name):
             raise PlanError(
-                f"table {name!r} is (rows, dim) {planned.get(name)} in the plan, but {found.get(name)} in the model",
+                f"table {name!r} is (rows, dim) {planned.get(name)} in the plan, but {built.get(name)} in the model",
                 hint=_REPLAN,
             )
     return collection
@@ -182,15 +182,13 @@ def shard_model(
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
 ) -> DistributedModelParallel:
-    """Shard the collection at ``module_path`` of ``model`` as ``plan`` says; the rest becomes data-parallel (DDP).
+    """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
-    ``optimizer``: of all tables; its rate is 0 until ``set_sparse_lr``.
-    ``among``: the ranks the collection's tables lie on, where ``plan`` holds these tables alone; ``codecs``: by
-    TorchRec's name of a collective, what makes its embeddings smaller on their way.
-    TorchRec fills the shards anew on CPU: call ``RowAccess(dmp).initialise(seed)`` or restore after. Collective. On one
-    rank DDP is left out.
-    ``ssd``: the files of the plan's tables on tier ssd; must stay open as long as the model.
-    PlanError where plan, model and world do not match.
+    One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
+    ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
+    collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
+    name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
+    PlanError where plan, model and ranks do not match; ConfigError where the device has no kernel of ``optimizer``.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
@@ -199,7 +197,7 @@ def shard_model(
     fuse_optimizer(collection, optimizer)
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
-        # A net under the reader's check of row numbers: the kernels' default answers a wrong row number with row 0.
+        # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
         fused_params={"bounds_check_mode": BoundsCheckMode.FATAL},
         qcomm_codecs_registry=codecs,
     )
@@ -225,7 +223,7 @@ def shard_model(
 
 
 def _env(among: TableRanks) -> ShardingEnv:
-    """TorchRec's environment of a sub-group; its own constructor makes a device mesh of the world's first ranks."""
+    """TorchRec's environment of a sub-group; its own constructor makes a device mesh of the first global ranks."""
     env = ShardingEnv(len(among.ranks), among.ranks.index(dist.get_rank()))
     env.process_group = among.group
     return env
@@ -243,11 +241,11 @@ class _GroupCollection(ShardedEmbeddingBagCollection):
     """
 
     def reset_parameters(self) -> None:
-        """Nothing: values are whatever the kernels were made with until rows are written."""
+        """Keep the values that the kernels were made with."""
 
 
 class _GroupSharder(EmbeddingBagCollectionSharder):
-    """Makes ``_GroupCollection``s."""
+    """A sharder that makes ``_GroupCollection``s."""
 
     def shard(
         self,
@@ -257,7 +255,7 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
         device: torch.device | None = None,
         module_fqn: str | None = None,
     ) -> ShardedEmbeddingBagCollection:
-        """As TorchRec's, of the other class."""
+        """The sharded form of ``module``, as TorchRec makes it."""
         return _GroupCollection(
             module=module,
             table_name_to_parameter_sharding=params,
@@ -273,7 +271,7 @@ class _WorldWrapper(DefaultDataParallelWrapper):
     """DDP over all ranks, whatever group the tables have."""
 
     def wrap(self, dmp: DistributedModelParallel, env: ShardingEnv, device: torch.device) -> None:
-        """Wrap what is neither sharded nor left out, with the world's group in place of ``env``'s."""
-        world = ShardingEnv(dist.get_world_size(), dist.get_rank())
-        world.process_group = dist.group.WORLD
-        super().wrap(dmp, world, device)
+        """Wrap what is neither sharded nor left out, over all ranks in place of those of ``env``."""
+        all_ranks = ShardingEnv(dist.get_world_size(), dist.get_rank())
+        all_ranks.process_group = dist.group.WORLD
+        super().wrap(dmp, all_ranks, device)

@@ -49,9 +49,9 @@ class LocalShard:
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
-        """Overwrite columns from ``column`` on of the rows at ``places``, each once, and the states that are given.
+        """Overwrite the columns from ``column`` on of the rows at ``places``, each once, and the given states.
 
-        ``add``: add to the states of rows instead; those of values belong to their columns.
+        ``add``: add to the states of whole rows, [n], instead of overwriting them.
         """
         part = slice(column, column + weight.shape[1])
         self.weight[places, part] = weight.to(self.weight)
@@ -72,11 +72,11 @@ class LocalShard:
 
     @property
     def device(self) -> torch.device:
-        """Where the rows are when they are looked up."""
+        """Where lookups read the rows."""
         return self.weight.device
 
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the states of so many rows by name: (rows,) or (rows, columns)."""
+        """Shapes of the states of ``rows`` rows by name: (rows,) or (rows, columns)."""
         return {name: (rows, *values.shape[1:]) for name, values in self.state.items()}
 
     def zero_state(self) -> None:
@@ -86,7 +86,7 @@ class LocalShard:
 
 
 def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]:
-    """``state`` by name, [n] or [n, k], of some ``columns`` alone: what belongs to a whole row stays."""
+    """``state`` by name, [n] or [n, k], cut to ``columns``; a state of whole rows [n] stays as it is."""
     return {name: values[:, columns] if values.dim() > 1 else values for name, values in state.items()}
 
 
@@ -98,11 +98,11 @@ def _copy(source: Tensor, places: Places, into: Tensor) -> None:
 
 
 class ShardStore(Protocol):
-    """Where the shards of some ``tables`` lie that no kernel holds."""
+    """The shards of tables that no kernel keeps whole: those on tier ssd."""
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The tables of which this rank holds rows there."""
+        """Those of which this rank has rows."""
         ...
 
     def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:

@@ -1,4 +1,4 @@
-"""Walking the tables of a sharded model: TorchRec keeps its kernels in plain lists that ``modules()`` does not see."""
+"""Walks over the tables of a sharded model: TorchRec keeps kernels in plain lists, which ``modules()`` does not see."""
 
 from __future__ import annotations
 

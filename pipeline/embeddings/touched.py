@@ -1,9 +1,8 @@
 """Which rows training has touched since they were last saved (Check-N-Run, NSDI'22, section 3.2).
 
-Every row of this rank's shards has a byte, set in the forward lookup; the ids are those the kernel itself looks
-up, after TorchRec's input exchange, so every sharding is covered. Replicas of a data-parallel table see only their
-own rank's ids while the averaged gradient changes the rows of all, so their marks are united over the ranks when
-they are read.
+Every row of this rank's shards has a byte, which a forward lookup sets. A kernel's own ids are marked, after TorchRec's
+input exchange, so every sharding is covered. The averaged gradient changes a replica's rows that other ranks looked up,
+so the marks of replicas are united over the ranks before they are read.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ShardKey = tuple[str, int, int]
 
 
 def shard_key(shard: LocalShard) -> ShardKey:
-    """What names a shard on its rank: table, first row, first column."""
+    """The key of a shard on its rank: table, first row, first column."""
     return shard.table, shard.row, shard.column
 
 
@@ -40,7 +39,7 @@ class _Marks:
 class TouchedRows:
     """Marks the rows of a sharded model that lookups in training mode touch.
 
-    Use ``mask`` at a step boundary, ``clear`` once what it named is safely copied. ``detach`` ends the marking.
+    Read ``mask`` at a step boundary and call ``clear`` once the marked rows are copied.
     """
 
     def __init__(self, dmp: DistributedModelParallel) -> None:
@@ -81,7 +80,7 @@ class TouchedRows:
             marks.all.zero_()
 
     def fill(self) -> None:
-        """Mark every row, as after a change that went around the lookups (a restore into other rows, a reset)."""
+        """Mark every row, as after a change without lookups (a restore into other rows, a reset)."""
         for marks in self._marks:
             marks.all.fill_(1)
 
@@ -118,7 +117,7 @@ class _Marker:
             self._mark_at_once(indices, offsets)
 
     def _mark_at_once(self, indices: Tensor, offsets: Tensor) -> None:
-        """On a device: every place of a lookup gets the first mark of its table, and the host waits for nothing."""
+        """On a device: adds the first mark of its table to every id, so that the host waits for nothing."""
         features = len(self._views)
         if (ids := offsets.numel() - 1) < features:
             return

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.metrics import ByClass, entropy_of_rates, sigmoid
+from pipeline.evaluation.metrics import ByClass, entropy_of_rate, sigmoid
 from pipeline.records import Interval
 
 FIGURES = ("ne", "auc", "calibration")
@@ -95,7 +95,7 @@ def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.fl
     rows, clicks, loss, predicted, above, below = totals.T
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
-            "ne": loss / rows / entropy_of_rates(clicks / rows),
+            "ne": loss / rows / entropy_of_rate(clicks / rows, np.log, np.log1p),
             "auc": above / clicks + below / (rows - clicks) - auc,
             "calibration": predicted / clicks,
         }

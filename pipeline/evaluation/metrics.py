@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +21,7 @@ BLOCK_ROWS = 1 << 20
 # float32 cannot tell a probability closer to one than this from certainty.
 NEAREST_TO_ONE = 1.0 - 2.0**-25
 NEAREST_TO_ZERO = float(np.finfo(np.float32).tiny)
+Rate = TypeVar("Rate", float, NDArray[np.float64])
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,17 @@ def evaluate(labels: ArrayLike, logits: ArrayLike, true_probability: ArrayLike |
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
     scores = split_by_class(clicked, values)
-    classes, loss = (len(scores.clicked), len(scores.other)), mean_log_loss(scores)
+    entropy, loss = base_entropy(len(scores.clicked), len(scores.other)), mean_log_loss(scores)
     figures: dict[str, float] = {
         "samples": scores.rows,
-        "ne": normalised_entropy(loss, *classes),
+        "ne": loss / entropy,
         "auc": exact_auc(scores),
         "logloss": loss,
         "calibration": calibration(scores),
     }
     if true_probability is not None:
         truth = split_by_class(clicked, _check_probabilities(true_probability, len(clicked)))
-        figures["bayes_ne"] = normalised_entropy(_mean_loss_of_probabilities(truth), *classes)
+        figures["bayes_ne"] = _mean_loss_of_probabilities(truth) / entropy
     return figures
 
 
@@ -164,21 +165,18 @@ def grouped_auc(counts: NDArray[Any], clicks: NDArray[Any]) -> float:
     return float((clicks * (below + 0.5 * others)).sum() / total)
 
 
-def normalised_entropy(mean_loss: float, clicked: float, other: float) -> float:
-    """NE: ``mean_loss`` (nats per row) over the entropy of the rows' base rate; both counts are above 0."""
-    return mean_loss / base_entropy(clicked, other)
+def base_entropy(clicked: int, other: int) -> float:
+    """Entropy (nats) of the share of clicked rows: the log loss of always predicting that share.
 
-
-def base_entropy(clicked: float, other: float) -> float:
-    """Entropy (nats) of the share of clicked rows: the log loss of always predicting that share."""
+    Not ``entropy_of_rate(clicked / rows)``: it rounds otherwise, and both have given the last bits of recorded figures.
+    """
     rows = clicked + other
     return -(clicked * math.log(clicked / rows) + other * math.log(other / rows)) / rows
 
 
-def entropy_of_rates(rates: NDArray[np.float64]) -> NDArray[np.float64]:
-    """``base_entropy`` of many base rates at once; NaN for rates of 0 and 1."""
-    entropy: NDArray[np.float64] = -(rates * np.log(rates) + (1 - rates) * np.log1p(-rates))
-    return entropy
+def entropy_of_rate(rate: Rate, log: Callable[[Rate], Rate], log1p: Callable[[Rate], Rate]) -> Rate:
+    """``base_entropy`` of a base rate, or of an array of them: with the logarithms of ``math`` or of NumPy."""
+    return -(rate * log(rate) + (1 - rate) * log1p(-rate))
 
 
 def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:

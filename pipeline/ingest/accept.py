@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import date
 
-from pipeline.config import Config
+from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest import days
 from pipeline.ingest.fit import Fit
@@ -13,14 +13,14 @@ from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.times import test_hours_from
 
 
-def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None, quarantined: int) -> None:
+def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int) -> None:
     """Raise DataError unless there is something to train on; ``quarantined``: rows of ``day``."""
-    where = config.data.path or "the synthetic log"
+    where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
-    if day is not None and quarantined + sum(rows.values()) < config.data.watermark.min_rows:
+    if day is not None and quarantined + sum(rows.values()) < data.watermark.min_rows:
         found = sum(rows.values()) + quarantined
         raise days.incomplete(
-            day, [f"{where} holds {found:,} rows of it, expected at least {config.data.watermark.min_rows:,}"]
+            day, [f"{where} holds {found:,} rows of it, expected at least {data.watermark.min_rows:,}"]
         )
     if not sum(rows.values()):
         if not quarantined:
@@ -29,48 +29,48 @@ def check_day(fit: Fit, quarantine: Quarantine, config: Config, day: date | None
         raise DataError(
             f"none of the {quarantined:,} rows of {where} could be used; most common reason ({count:,} rows): "
             f"{kind}; for example {quarantine.examples[kind]}",
-            hint=mend(kind, config),
+            hint=mend(kind, data),
         )
-    _check_share(quarantine, config, quarantined, quarantined + sum(rows.values()))
+    _check_share(quarantine, data, quarantined, quarantined + sum(rows.values()))
     if fit.test:
         return
     if not rows["train"]:
-        raise _no_train_rows(fit, config)
-    if config.data.split.by == "hours" and fit.test is None and not rows["test"]:
+        raise _no_train_rows(fit, data)
+    if data.split.by == "hours" and fit.test is None and not rows["test"]:
         raise DataError(
-            f"none of the {rows['train']:,} rows of {day} falls into the test split, which is {_hours(config)}",
+            f"none of the {rows['train']:,} rows of {day} falls into the test split, which is {_hours(data)}",
             hint="data.split.test_hours=<more>, or data.split.by=hash",
         )
     if clicks in (0, rows["train"]):
         raise DataError(
-            f"the {rows['train']:,} train rows have one class only: every {config.data.label.column} is "
-            f"{config.data.label.positive if clicks else config.data.label.negative!r}",
+            f"the {rows['train']:,} train rows have one class only: every {data.label.column} is "
+            f"{data.label.positive if clicks else data.label.negative!r}",
             hint="data.label.positive=<value that counts as a click>, or logs that hold both",
         )
 
 
-def _no_train_rows(fit: Fit, config: Config) -> DataError:
-    split = config.data.split
+def _no_train_rows(fit: Fit, data: DataConfig) -> DataError:
+    split = data.split
     why, hint = {
         "hash": ("", "data.split.test_share=0.2, or more rows"),
         "day": (f" (there are {len(fit.days)} days, the last {split.test_days} test)", "data.split.by=hash"),
-        "hours": (f" ({_hours(config)})", "data.split.test_hours=<fewer>, or data.split.by=hash"),
+        "hours": (f" ({_hours(data)})", "data.split.test_hours=<fewer>, or data.split.by=hash"),
     }[split.by]
     return DataError(
         f"all {fit.rows['test']:,} rows fall into the test split, expected some train rows{why}", hint=hint
     )
 
 
-def _hours(config: Config) -> str:
+def _hours(data: DataConfig) -> str:
     """The test rows of a split by hours, in words."""
-    hours = config.data.split.test_hours
+    hours = data.split.test_hours
     what = "hour" if hours == 1 else f"{hours} hours"
     return f"the last {what} of the day, from {test_hours_from(hours)}:00 as data.timestamp tells"
 
 
-def _check_share(quarantine: Quarantine, config: Config, quarantined: int, rows: int) -> None:
+def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, rows: int) -> None:
     """Raise DataError where too many ``rows`` went to quarantine, naming the columns and the most common reason."""
-    limit = config.data.max_quarantine_share
+    limit = data.max_quarantine_share
     if quarantined <= limit * rows:
         return
     kind, count = quarantine.kinds.most_common(1)[0]
@@ -79,32 +79,32 @@ def _check_share(quarantine: Quarantine, config: Config, quarantined: int, rows:
         f"{quarantined:,} of {rows:,} rows ({quarantined / rows:.1%}) are quarantined, expected at most {limit:.1%} "
         f"(data.max_quarantine_share); most are wrong in {columns}; most common reason ({count:,} rows): {kind}; for "
         f"example {quarantine.examples[kind]}",
-        hint=f"{mend(kind, config)}; or data.max_quarantine_share={min(quarantined / rows + 0.01, 1.0):.2f}",
+        hint=f"{mend(kind, data)}; or data.max_quarantine_share={min(quarantined / rows + 0.01, 1.0):.2f}",
     )
 
 
-def held(found: Verdict, config: Config) -> DataError:
+def held(found: Verdict, data: DataConfig) -> DataError:
     """The error for logs that ``data.checks`` hold."""
     more = f"; and {len(found.held) - 5} more" if len(found.held) > 5 else ""
     against = f", compared with {found.against}" if found.against else ""
-    groups = {name: "dense" if name in config.data.dense else "sparse" for name in found.leaks}
-    leaking = config.data.checks.leak == "hold" and found.leaks
+    groups = {name: "dense" if name in data.dense else "sparse" for name in found.leaks}
+    leaking = data.checks.leak == "hold" and found.leaks
     hints = [f"~data.{group}.{name}" for name, group in groups.items()] if leaking else []
-    figures = sorted({drift.what for drift in beyond(found.drift, config.data.checks.hold)})
+    figures = sorted({drift.what for drift in beyond(found.drift, data.checks.hold)})
     lifted = " ".join(f"data.checks.hold.{figure}=null" for figure in figures)
     hints.append("data.checks.leak=warn" if leaking else f"{lifted}, once the reason is known")
     return DataError(
-        f"the checks hold the logs of {config.data.day or config.data.path or 'the synthetic log'}: "
+        f"the checks hold the logs of {data.day or data.path or 'the synthetic log'}: "
         f"{'; '.join(found.held[:5])}{more}{against}",
         hint=", or ".join(hints),
     )
 
 
-def mend(kind: str, config: Config) -> str:
+def mend(kind: str, data: DataConfig) -> str:
     """The override that most likely mends a log of which no row parses for reason ``kind``."""
     if kind == "wrong number of fields":
         return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
-    if kind.startswith(f"{config.data.label.column} is neither"):
+    if kind.startswith(f"{data.label.column} is neither"):
         return "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
     if "; data.sparse." in kind:  # a list: its kind says how it is read
         return kind.partition("; ")[2].partition(" makes")[0]

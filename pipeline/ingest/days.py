@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, timedelta
 
 import pyarrow.parquet as pq
 
-from pipeline.config import Config, DataConfig
+from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
@@ -84,13 +84,13 @@ class DayState:
         return not self.missing
 
 
-def day_state(config: Config, day: date, now: float | None = None) -> DayState:
+def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState:
     """Whether the logs of ``day`` are complete by ``data.watermark``, or what they lack; ``now``: seconds since 1970.
 
     Rows are counted in files of the day alone, and no further than asked for; of logs with a day column, ingestion
     counts them itself.
     """
-    data, path = config.data, path_of(config.data, day)
+    path = path_of(data, day)
     if data.format == "synthetic":
         return DayState(day, "synthetic")
     try:
@@ -137,10 +137,10 @@ def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
     return rows
 
 
-def require_complete(config: Config, now: float | None = None) -> None:
+def require_complete(data: DataConfig, now: float | None = None) -> None:
     """Raise DataError naming what the first incomplete day of ``data.day`` lacks."""
-    for day in days_of(config.data.day):
-        state = day_state(config, day, now)
+    for day in days_of(data.day):
+        state = day_state(data, day, now)
         if not state.complete:
             raise incomplete(day, state.missing)
 
@@ -154,15 +154,14 @@ def incomplete(day: date, missing: list[str]) -> DataError:
     )
 
 
-def day_fingerprint(config: Config, store: Store | None) -> str:
+def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
-    data = config.data
     if not has_pattern(data):
         return fingerprint(data.path or "")
     marks = []
     for day in days_of(data.day):
         marks.append(fingerprint(path_of(data, day)))
-        marks += [artifact.files[name].checksum for artifact, name in late_files(config, store, day)]
+        marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
     return "-".join(marks) if all(marks) else ""
 
 
@@ -171,16 +170,16 @@ def late_name(day: date) -> str:
     return f"late/{day}.parquet"
 
 
-def late_files(config: Config, store: Store | None, day: date) -> Iterator[tuple[Artifact, str]]:
+def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tuple[Artifact, str]]:
     """Datasets of the days around ``day`` that keep rows of it, with the file's name, in the order of their days."""
-    if store is None or config.data.late != "own_day":
+    if store is None or data.late != "own_day":
         return
-    own = {str(other) for other in days_of(config.data.day)}
-    for shift in range(-config.data.late_days, config.data.late_days + 1):
+    own = {str(other) for other in days_of(data.day)}
+    for shift in range(-data.late_days, data.late_days + 1):
         other = day + timedelta(days=shift)
         if str(other) in own:
             continue
-        found = day_dataset(store, config.data.name, str(other))
+        found = day_dataset(store, data.name, str(other))
         if found is not None and late_name(day) in found.files:
             yield found, late_name(day)
 
@@ -205,9 +204,9 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
     return None
 
 
-def replaced(store: Store, config: Config, key: str) -> Artifact | None:
+def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     """The dataset that the one with ``key`` takes the place of: of the same day, from another delivery of its logs."""
-    if config.data.day is None:
+    if data.day is None:
         return None
-    found = day_dataset(store, config.data.name, config.data.day)
+    found = day_dataset(store, data.name, data.day)
     return found if found is not None and found.key != key else None

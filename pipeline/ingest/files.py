@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 
-from pipeline.config import Config, DataConfig
+from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.rawfiles import COMPRESSED, Files
 from pipeline.ingest.sources import Block, RawBlock, TextBlock, decompressed, readable
@@ -107,11 +107,11 @@ class FileSource:
                         yield text, source.tell()
 
 
-def file_sources(config: Config, spec: DataSpec, files: Files) -> list[FileSource]:
-    """Every file of a log, in order."""
-    size = config.ingest.block_mib * BLOCK_UNIT
+def file_sources(data: DataConfig, spec: DataSpec, files: Files, block_mib: int) -> list[FileSource]:
+    """Every file of a log, in order, to be read in blocks of ``block_mib``."""
+    size = block_mib * BLOCK_UNIT
     named = zip(files.paths, files.labels, files.places, strict=True)
-    return [FileSource(files.fs, path, label, config.data, spec, size, place=place) for path, label, place in named]
+    return [FileSource(files.fs, path, label, data, spec, size, place=place) for path, label, place in named]
 
 
 def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:

@@ -13,7 +13,6 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from pipeline.config import Config
 from pipeline.errors import DataError, NightjarError, UnreachableError
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.text import Layout, read_lines
@@ -68,20 +67,23 @@ Block = RawBlock | TextBlock
 
 
 @contextmanager
-def answering(config: Config, store: Store | None) -> Iterator[None]:
-    """Turn what clients of a remote file system raise, after their own retries, into an UnreachableError."""
+def answering(path: str | None, store: Store | None) -> Iterator[None]:
+    """Turn what clients of remote file systems raise after their retries into an UnreachableError.
+
+    ``path``: of the logs; ``store``: where datasets are read or written, None where none is.
+    """
     try:
         yield
     except (NightjarError, FileNotFoundError, PermissionError):
         raise
     except Exception as error:
-        remote = _is_remote(config.data.path or "") or (store is not None and not store.is_local)
+        remote = _is_remote(path or "") or (store is not None and not store.is_local)
         client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
         if not (remote and client):
             raise
         place = f" or {store.url}" if store is not None else ""
         raise UnreachableError(
-            f"{config.data.path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
+            f"{path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
             hint="the same command again once it does; nothing half-written was kept",
         ) from error
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import polars as pl
 
-from pipeline.config import Config, DataConfig
+from pipeline.config import DataConfig, IngestConfig
 from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, held
@@ -43,58 +43,60 @@ OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the
 log = logging.getLogger(__name__)
 
 
-def raw_fingerprint(config: Config, store: Store | None = None) -> str:
+def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     """Fingerprint of the input data; DataError if nothing exists at ``data.path``.
 
     ``store``: where the late rows lie that datasets of other days keep for ``data.day``.
     """
-    if config.data.format == "synthetic":
+    if data.format == "synthetic":
         return synthetic.VERSION
-    if config.data.format == "tables":
+    if data.format == "tables":
         return table_specs.VERSION
-    path = config.data.path or ""
+    path = data.path or ""
     try:
-        with answering(config, store):
-            mark = days.day_fingerprint(config, store)
+        with answering(data.path, store):
+            mark = days.day_fingerprint(data, store)
     except (ValueError, ImportError) as error:
         raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
     if not mark:
-        if days.has_pattern(config.data):
-            days.require_complete(config)
+        if days.has_pattern(data):
+            days.require_complete(data)
         raise missing_data(path)
     return mark
 
 
-def ingest(config: Config, draft: Draft) -> dict[str, Any]:
-    """Write the dataset of ``config.data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
+def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) -> dict[str, Any]:
+    """Write the dataset of ``data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
+
+    ``seed``: of synthetic logs and of mappings whose fit is random.
 
     Raises DataError for input that is missing, incomplete, empty or not what the schema says, ConfigError for a schema
     that contradicts itself.
     """
-    if config.data.format == "tables":
-        return table_specs.write(config.data, draft)
+    if data.format == "tables":
+        return table_specs.write(data, draft)
     started = time.monotonic()
-    spec = data_spec(config.data)
-    with answering(config, None):
-        days.require_complete(config)
-    with answering(config, draft.store), ExitStack() as stack:
-        run = _Run(config, draft, spec, stack)
-        named: list[date | None] = [*days.days_of(config.data.day)]
+    spec = data_spec(data)
+    with answering(data.path, None):
+        days.require_complete(data)
+    with answering(data.path, draft.store), ExitStack() as stack:
+        run = _Run(data, settings, seed, draft, spec, stack)
+        named: list[date | None] = [*days.days_of(data.day)]
         for day in named or [None]:
             run.add(day)
-    with answering(config, draft.store):
+    with answering(data.path, draft.store):
         summary = run.finish()
-        _check_unchanged(config, draft)
+        _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
 
 
-def _check_unchanged(config: Config, draft: Draft) -> None:
+def _check_unchanged(data: DataConfig, draft: Draft) -> None:
     """Raise DataError where the logs are others by now than those that the dataset's key was made of."""
     raw = draft.config.get("raw")
-    if raw is None or raw == raw_fingerprint(config, draft.store):
+    if raw is None or raw == raw_fingerprint(data, draft.store):
         return
     raise DataError(
-        f"the logs of {config.data.day or config.data.path} changed while they were read",
+        f"the logs of {data.day or data.path} changed while they were read",
         hint="the same command again once they are all delivered: data.watermark.success=_SUCCESS waits for that",
     )
 
@@ -102,37 +104,38 @@ def _check_unchanged(config: Config, draft: Draft) -> None:
 class _Run:
     """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
 
-    def __init__(self, config: Config, draft: Draft, spec: DataSpec, stack: ExitStack) -> None:
-        self.config, self.draft, self.spec = config, draft, spec
-        self.days = days.days_of(config.data.day)
+    def __init__(
+        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack
+    ) -> None:
+        self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
+        self.days = days.days_of(data.day)
         if self.days and self._is_test(self.days[0]):
             raise DataError(
-                f"all {len(self.days)} days of data.day={config.data.day} are test days, expected train days before",
+                f"all {len(self.days)} days of data.day={data.day} are test days, expected train days before",
                 hint="data.split.test_days=1, or a longer data.day",
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
         self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, config.ingest))
-            for split in ("train", "test", RAW, UNSEEN)
+            split: stack.enter_context(PartWriter(draft, split, settings)) for split in ("train", "test", RAW, UNSEEN)
         }
-        self.state = self._carried(config.data.mapping_from) if config.data.mapping_from else None
+        self.state = self._carried(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
         self.bytes = 0
         self.dropped = 0
         self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}  # by their day and the one they came with
         self.by_place: list[str] = []
-        self.replaces = days.replaced(draft.store, config, draft.key)
+        self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
             why = "was delivered again" if again else "is made with other settings"
-            log.info("%s %s: this dataset takes the place of %s", config.data.day, why, self.replaces.path)
+            log.info("%s %s: this dataset takes the place of %s", data.day, why, self.replaces.path)
 
     def _carried(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
         if store.find(path) is None:
-            near = days.previous_dataset(store, self.config.data.name, self.days[0]) if self.days else None
+            near = days.previous_dataset(store, self.data.name, self.days[0]) if self.days else None
             raise ArtifactError(
                 f"data.mapping_from={path} is no dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
@@ -145,13 +148,13 @@ class _Run:
         first = days.day_number(self.days[0]) if self.days else 0
         shown = f"{day}: " if len(self.days) > 1 else ""
         quarantined = self.quarantine.rows
-        with engine_of(self.config.ingest) as engine:
+        with engine_of(self.settings) as engine:
             fit = self._first_pass(engine, day, f"{shown}pass 1 of 2")
-            check_day(fit, self.quarantine, self.config, day, self.quarantine.rows - quarantined)
+            check_day(fit, self.quarantine, self.data, day, self.quarantine.rows - quarantined)
             if not fit.test:
                 self._look_again(engine, fit)
                 fitting = FittingDay(
-                    day=number, first_day=first, features=self.spec.sparse, seed=self.config.seed,
+                    day=number, first_day=first, features=self.spec.sparse, seed=self.seed,
                     sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
                 self.state = fitted_state(self.spec, fit.train, self.state, fitting)
@@ -163,7 +166,7 @@ class _Run:
 
     def _is_test(self, day: date | None) -> bool | None:
         """Whether all rows of ``day`` are test rows, or none; None where that depends on the row."""
-        split = self.config.data.split
+        split = self.data.split
         if day is None or split.by == "hash":
             return None
         if split.by == "hours":
@@ -172,7 +175,7 @@ class _Run:
 
     def _first_pass(self, engine: Engine, day: date | None, what: str) -> Fit:
         """Count the logs of ``day``; twice, where only then it is known that the split has to go by place."""
-        job = CountJob(self.spec, day_rule(self.config.data, day, self.days), self._is_test(day))
+        job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
         sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(what)
         for counted in engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
@@ -205,15 +208,19 @@ class _Run:
 
     def _sources(self, day: date | None) -> list[Source]:
         """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
-        data = self.config.data
+        data = self.data
         if data.format == "synthetic":
             require_columns(self.spec, [*synthetic.COLUMNS, DAY, TIME], "the synthetic log", header=False)
-            return [synthetic.SyntheticSource(self.config, day)]
+            return [
+                synthetic.SyntheticSource(
+                    data.synthetic, self.seed, day, self.settings.block_mib, data.split.by == "hours"
+                )
+            ]
         files = find_files(days.path_of(data, day))
         self.bytes += files.bytes
-        sources: list[Source] = [*file_sources(self.config, self.spec, files)]
+        sources: list[Source] = [*file_sources(data, self.spec, files, self.settings.block_mib)]
         if day is not None:
-            for artifact, name in days.late_files(self.config, self.draft.store, day):
+            for artifact, name in days.late_files(data, self.draft.store, day):
                 with self.draft.store.open(f"{artifact.path}/{name}") as source:
                     rows = pl.read_parquet(source.read()).select(list(self.spec.columns))
                 sources.append(FrameSource(rows, f"late rows in {artifact.path}", OTHER_DAYS))
@@ -241,7 +248,7 @@ class _Run:
     def finish(self) -> dict[str, Any]:
         """Write everything but the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
-        config, draft, rows = self.config, self.draft, self.total.rows
+        data, settings, draft, rows = self.data, self.settings, self.draft, self.total.rows
         self.total.train.settle(
             {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
         )
@@ -249,11 +256,11 @@ class _Run:
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
         quality = self._quality()
-        carried_on = bool(self.days) or config.data.mapping_from is not None
-        write_state(draft, self.spec, self.state, config.ingest.compression, carried_on=carried_on)
+        carried_on = bool(self.days) or data.mapping_from is not None
+        write_state(draft, self.spec, self.state, settings.compression, carried_on=carried_on)
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
         for day, frame in sorted(kept.items()):
-            write_frame(draft, days.late_name(days.day_of(day)), frame, config.ingest.compression)
+            write_frame(draft, days.late_name(days.day_of(day)), frame, settings.compression)
         draft.write_json("schema.json", dataset_schema(self.spec, self.state, rows, files, groups).to_json())
         draft.write_json(QUALITY, quality)
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
@@ -279,11 +286,11 @@ class _Run:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        found = verdict(self.spec, self.total, self.alone, self.config.data.checks, now, self._before())
+        found = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
         for line in found.warnings:
             log.warning("%s", line)
         if found.held:
-            raise held(found, self.config)
+            raise held(found, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values())
         quarantine = {
             "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
@@ -294,7 +301,7 @@ class _Run:
 
     def _before(self) -> Before:
         """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
-        data, store = self.config.data, self.draft.store
+        data, store = self.data, self.draft.store
         found = store.find(data.mapping_from) if data.mapping_from else None
         if found is None and self.days:
             found = days.previous_dataset(store, data.name, self.days[0])
@@ -313,7 +320,7 @@ class _Run:
             return {}
         freed = {name: fitted.freed.height for name, fitted in self.state.sparse.items() if fitted.freed is not None}
         return {
-            "day": self.config.data.day, "rows_late": late, "rows_other_days": self.dropped,
+            "day": self.data.day, "rows_late": late, "rows_other_days": self.dropped,
             "rows_freed": {name: count for name, count in freed.items() if count},
             "replaces": self.replaces.path if self.replaces is not None else None,
         }  # fmt: skip

@@ -9,6 +9,7 @@ into blocks. It holds strings, as a log does, and takes the same path as a real 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -17,13 +18,14 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.config import Config, SyntheticConfig
+from pipeline.config import SyntheticConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.sources import RawBlock, WholePart
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
 from pipeline.ingest.times import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth
 from pipeline.records import TRUE_PROBABILITY
+from pipeline.units import MIB
 
 VERSION = "synthetic-1"
 COLUMNS = CRITEO_COLUMNS
@@ -156,32 +158,24 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
         yield _frame(truth, chunk, label, probability, first_day)
 
 
-def blocks(config: Config, day: date | None = None) -> Iterator[RawBlock]:
-    """The synthetic log (of ``day``) as the raw blocks of one file."""
-    per_block = max(1, (config.ingest.block_mib << 20) // (_ROW_BYTES * CHUNK_ROWS))
-    held: list[pl.DataFrame] = []
-    line = 1
-    unread = () if config.data.split.by == "hours" else (TIME,)
-    for frame in chunks(config.data.synthetic, config.seed, day):
-        held.append(frame.drop(unread))
-        if len(held) == per_block:
-            yield _block(held, line)
-            line += sum(part.height for part in held)
-            held = []
-    if held:
-        yield _block(held, line)
-
-
 @dataclass(frozen=True)
 class SyntheticSource(WholePart):
-    """The synthetic log (of ``day``) as a source of blocks."""
+    """The synthetic log (of ``day``) as one file, in blocks of ``block_mib``; ``hours``: with the time of each row."""
 
-    config: Config
+    config: SyntheticConfig
+    seed: int
     day: date | None
+    block_mib: int
+    hours: bool = False
 
     def blocks(self) -> Iterator[RawBlock]:
         """The log in the order in which it is drawn."""
-        yield from blocks(self.config, self.day)
+        per_block = max(1, self.block_mib * MIB // (_ROW_BYTES * CHUNK_ROWS))
+        drawn = chunks(self.config, self.seed, self.day)
+        line = 1
+        while held := list(itertools.islice(drawn, per_block)):
+            yield _block([frame.drop(() if self.hours else (TIME,)) for frame in held], line)
+            line += sum(part.height for part in held)
 
 
 def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
@@ -193,14 +187,14 @@ def _block(held: list[pl.DataFrame], line: int) -> RawBlock:
     )  # fmt: skip
 
 
-def write_tsv(config: Config, url: str, day: date | None = None) -> int:
+def write_tsv(config: SyntheticConfig, seed: int, url: str, day: date | None = None) -> int:
     """Write the raw synthetic log to ``url`` (any fsspec URL; .gz and .zst compress) as a Criteo TSV; returns its rows.
 
     The day and the true probability are not in that format and are left out.
     """
     rows = 0
     with fsspec.open(url, "wb", compression="infer") as sink:
-        for frame in chunks(config.data.synthetic, config.seed, day):
+        for frame in chunks(config, seed, day):
             text = frame.select(COLUMNS).write_csv(separator="\t", include_header=False, quote_style="never")
             sink.write(text.encode())
             rows += frame.height

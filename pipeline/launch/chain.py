@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -36,7 +36,8 @@ from pipeline.launch.steps import write_steps
 from pipeline.records import Result, Shrunk
 from pipeline.records.step import Step, run_directory
 from pipeline.specs import STAGES
-from pipeline.store import MANIFEST, Artifact, Store
+from pipeline.store import Artifact, Store
+from pipeline.store.removal import remove
 from pipeline.store.retrying import explained
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
@@ -215,21 +216,14 @@ class Chain:
             if former is not None:
                 former.stop(seconds_to_end(step.name, self.config))
         if self.discard is None:
-            self._remove((step.path, *step.scratch))
+            for path in (step.path, *step.scratch):
+                remove(self.store, path)
             return step
         fresh = self.discard(step)
         if fresh != step:
             self.all[step.name] = fresh
             write_steps(self.store, str(self.config.run), list(self.all.values()))
         return fresh
-
-    def _remove(self, paths: Iterable[str]) -> None:
-        """Remove artifacts, each manifest first: what is half removed must not look whole."""
-        for path in paths:
-            if self.store.exists(f"{path}/{MANIFEST}"):
-                self.store.fs.rm_file(self.store.full(f"{path}/{MANIFEST}"))
-            if self.store.exists(path):
-                self.store.fs.rm(self.store.full(path), recursive=True)
 
     def _inline(self, step: Step) -> Artifact:
         with deadline(step.name, self.config.launch.deadline_minutes):
@@ -264,7 +258,8 @@ class Chain:
         self.all = {made.name: made for made in self.remake(config)}
         if forced:
             made = [self.all[each.name] for each in self.selected]
-            self._remove(each.path for each in made if each.path != former[each.name].path)
+            for path in [each.path for each in made if each.path != former[each.name].path]:
+                remove(self.store, path)
         for name in takewhile(lambda name: name != step.name, self.all):
             try:
                 self._run_step(self.all[name])

@@ -17,9 +17,9 @@ SPECS = (DLRM,)
 
 
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
-    """The model that ``config``, which has been checked, names, for ``inputs``; ConfigError where there is none.
+    """The model that ``config`` (checked) names, for ``inputs``; ConfigError for an unknown name.
 
-    Its initial weights depend on ``inputs.seed`` alone. The global random state of the CPU is not moved.
+    Its initial weights depend on ``inputs.seed`` alone. The CPU's global random state stays as it is.
     """
     import torch
 

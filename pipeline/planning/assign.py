@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipeline.planning.assign_exact import exact_columns, solve_exact
-from pipeline.planning.assign_model import Model, State, model_of
+from pipeline.planning.assign_model import Model, Problem, State, model_of
 from pipeline.planning.assign_refine import refine
 from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
 from pipeline.planning.assign_search import improve, place
@@ -23,31 +23,6 @@ RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
 EXACT_NODES, NODE_COLUMNS = 1_000, 250_000  # nodes of such a program at most, and nodes x columns of a larger one
 EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
 ROUNDS = 8  # bisections of the ms between the bound and the best assignment known
-
-
-@dataclass(frozen=True, kw_only=True)
-class Piece:
-    """One shard: what it costs its rank (ms) and holds there (bytes by tier)."""
-
-    ms: float
-    bytes: tuple[int, int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One way to hold a table. ``places``: alternatives, the ranks of the pieces in order; None: any ranks."""
-
-    pieces: tuple[Piece, ...]
-    places: tuple[tuple[int, ...], ...] | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Problem:
-    """Candidates by table; of every rank its capacity (bytes by tier) and what it does besides the tables (ms)."""
-
-    candidates: dict[str, tuple[Candidate, ...]]
-    capacity: tuple[tuple[int, int, int], ...]
-    base_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

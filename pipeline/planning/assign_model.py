@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from pipeline.planning.assign import Candidate, Problem
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """One shard: what it costs its rank (ms) and holds there (bytes by tier)."""
+
+    ms: float
+    bytes: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One way to hold a table. ``places``: alternatives, the ranks of the pieces in order; None: any ranks."""
+
+    pieces: tuple[Piece, ...]
+    places: tuple[tuple[int, ...], ...] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """Candidates by table; of every rank its capacity (bytes by tier) and what it does besides the tables (ms)."""
+
+    candidates: dict[str, tuple[Candidate, ...]]
+    capacity: tuple[tuple[int, int, int], ...]
+    base_ms: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

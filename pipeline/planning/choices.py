@@ -10,9 +10,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig, ModelConfig, PlanConfig, TrainConfig
-from pipeline.config.values import check_values
-from pipeline.errors import ArtifactError, ConfigError
+from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.errors import ArtifactError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
@@ -104,33 +103,6 @@ def _ranked(data: DataConfig, table: str) -> bool:
     return feature is not None and ID_MAPPINGS.get(feature.mapping or data.sparse_defaults.mapping).ranked
 
 
-def choices(
-    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[Table], heavy: float
-) -> dict[str, Choice]:
-    """What the planner may try for every table, for a global ``batch`` of samples.
-
-    Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, which keeps
-    1,000 tables on 128 ranks searchable; 0 offers every type. Raises ConfigError for an unknown type, an unknown pinned
-    table or a pin that cannot run.
-    """
-    from pipeline.planning.pins import check_pins, pinned
-
-    check_values(plan, "plan")
-    check_pins(plan, {table.name for table in tables})
-    total_bytes = sum(table.bytes for table in tables)
-    total_lookups = sum(table.pooling for table in tables)
-    offered = {}
-    for table in tables:
-        share = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
-        pin = plan.tables.get(table.name)
-        if pin is not None and pin.sharding:
-            offered[table.name] = pinned(hardware, table, pin, None)
-            continue
-        free = _free(plan.sharding_types, hardware, batch, table, share >= heavy)
-        offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
-    return offered
-
-
 def nearest(name: str, among: Iterable[str]) -> str:
     """The one of ``among`` that is most like ``name``."""
     candidates = sorted(among)
@@ -147,20 +119,6 @@ def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:
     if sharding == DATA_PARALLEL:
         return tuple(tier for tier in offered if tier == ("hbm" if "hbm" in offered else "ddr"))
     return tuple(tier for tier in offered if tier != "ssd" or sharding in SSD_TYPES)
-
-
-def _free(wanted: list[str], hardware: HardwareConfig, batch: int, table: Table, heavy: bool) -> Choice:
-    why = {name: impossible(hardware, table, name, MIN_COLUMNS) for name in SHARDING_TYPES if name in wanted}
-    possible = [name for name, problem in why.items() if not problem]
-    if not possible:
-        raise ConfigError(
-            f"plan.sharding_types=[{','.join(wanted)}] leaves nothing for table {table.name!r}: {why[wanted[0]]}",
-            hint=f"plan.sharding_types=[{','.join(dict.fromkeys([TABLE_WISE, *wanted]))}]",
-        )
-    worthwhile = [name for name in possible if _worthwhile(hardware, batch, table, name, heavy)] or possible
-    if hardware.world_size == 1 and TABLE_WISE in possible:
-        worthwhile = [TABLE_WISE]
-    return Choice(sharding=tuple(worthwhile), tiers=table_tiers(hardware, table), columns=MIN_COLUMNS)
 
 
 def impossible(hardware: HardwareConfig, table: Table, sharding: str, columns: int) -> str:
@@ -183,13 +141,3 @@ def impossible(hardware: HardwareConfig, table: Table, sharding: str, columns: i
 def empty_ranks(rows: int, ranks: int) -> bool:
     """TorchRec gives every rank ceil(rows / ranks) rows while they last: the last ranks may get none."""
     return -(-rows // ranks) * (ranks - 1) >= rows
-
-
-def _worthwhile(hardware: HardwareConfig, batch: int, table: Table, sharding: str, heavy: bool) -> bool:
-    if sharding == DATA_PARALLEL:
-        # A replica costs an all-reduce of the whole table each step, and a dense optimizer's sweep over it; below
-        # one rank's batch of rows that is less than the lookups' own all-to-all.
-        return hardware.world_size > 1 and table.rows <= batch // hardware.world_size
-    if sharding == TABLE_ROW_WISE and hardware.ranks_per_host == 1:
-        return False  # a host of one rank: table_wise by another name
-    return heavy or sharding not in SPLIT_TYPES

@@ -1,4 +1,4 @@
-"""The cost models' place in the planner: TorchRec's estimators, run once for each shard size, and ours."""
+"""Both cost models as TorchRec estimators: TorchRec's, run once for each shard size, and ours."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from pipeline.planning.candidates import Offer
 
 
 class OncePerSize(ShardEstimator):
-    """TorchRec's perf estimate, which depends on a shard's size alone: 128 equal row shards are estimated once.
+    """TorchRec's perf estimate, computed once for equal shards: it depends on a shard's size alone.
 
-    Without it, enumerating 150 row-wise tables on 128 ranks takes 20 s on one core. Equal shards share
-    one immutable-by-use ``Perf``, which also makes copies of plans cheap.
+    Without it, enumerating 150 row-wise tables on 128 ranks takes 20 s on one core. Equal shards share one ``Perf``,
+    which nothing changes; that also makes copies of plans cheap.
     """
 
     def __init__(self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None) -> None:
@@ -69,7 +69,7 @@ class OurCosts(ShardEstimator):
 
 
 def estimators(topology: Topology, constraints: dict[str, ParameterConstraints]) -> list[ShardEstimator]:
-    """What fills in TorchRec's perf (ms) and storage (bytes) of every option."""
+    """The estimators of TorchRec's perf (ms) and storage (bytes)."""
     return [OncePerSize(topology, constraints), EmbeddingStorageEstimator(topology, constraints)]
 
 

@@ -1,4 +1,4 @@
-"""Hit rates of LFU and LRU caches and distinct rows of a batch, from how often each row is read."""
+"""Hit rates of LFU and LRU caches, and distinct rows of a batch, from access frequencies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EXACT_RANKS = 1000  # ranks whose Zipf mass is summed one by one; beyond, the mi
 KNOTS_PER_DECADE = 8
 BINS = 16  # log-spaced popularity bins of a segment
 STEEPEST = 64.0  # power-law exponent that stands for "drops at once"
-SURE_COUNT = 10.0  # lookups of a row from which its rank in the sample is taken for its true rank
+SURE_COUNT = 10.0  # a row with this many lookups has its true rank in the sample
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,12 +32,12 @@ class HitCurve:
     def from_profile(profile: FeatureProfile, *, lookups: float = 0.0) -> HitCurve:
         """Curve of a feature's measured access histogram.
 
-        ``lookups``: how many lookups the histogram was measured over (train rows x ``pooling``). A sample flatters its
-        own tail, for rows that were lucky in it are called hot; with ``lookups`` that is corrected, with 0 it is not.
+        ``lookups``: of the histogram (train rows x ``pooling``). A sample overrates its own tail, because it calls rows
+        hot that were lucky; ``lookups`` above 0 correct that.
         """
         knots = np.concatenate([[0.0], np.asarray(profile.hot_rows, np.float64)])
         served = np.concatenate([[0.0], np.asarray(profile.hot_share, np.float64)])
-        if served[-1] <= 0:  # a log without lookups: nothing is known, so nothing is hot
+        if served[-1] <= 0:  # a log without lookups: no row is hotter than another
             return HitCurve.zipf(int(knots[-1]), 0.0)
         served = served / served[-1]
         if lookups > 0:

@@ -1,4 +1,4 @@
-"""A complete answer, one offer and its ranks for every table, and what it is worth in both cost models. No torch."""
+"""A complete placement, one offer and its ranks for every table, rated by both cost models. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.records import PHASES
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Placement:
-    """``offers`` and the ``ranks`` of their shards, by table; ``fixed``: ms by phase that every rank spends anyhow."""
+    """``offers`` and the ``ranks`` of their shards, by table; ``fixed``: ms by phase that every rank spends."""
 
     offers: Mapping[str, Offer]
     ranks: Mapping[str, tuple[int, ...]]
@@ -31,12 +31,12 @@ class Placement:
 
     @cached_property
     def step_ms(self) -> float:
-        """Our model's step: that of the slowest rank, overlap taken off."""
+        """Our model's step: the slowest rank's, overlap excluded."""
         return max(step_ms(phases) for phases in self.phases)
 
     @property
     def waits(self) -> bool:
-        """Whether the slowest rank waits for what goes on beside its step: the exchange of ids, rows from SSD."""
+        """Whether the slowest rank waits for work that overlaps with its step: the exchange of ids, rows from SSD."""
         return self.step_ms > max(sum(ms for name, ms in p.items() if name != BESIDE) for p in self.phases)
 
     @cached_property

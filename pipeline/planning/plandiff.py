@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.planning.hardware import MEMORIES
 from pipeline.planning.report import table_ranks
 from pipeline.planning.stored import StoredPlan
-from pipeline.planning.text_bars import TIERS
 from pipeline.records import ShardPlan, TablePlan
 
 PINS = "plan.tables."
 
 
 def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
-    """The difference as plain data, as ``nightjar plan-diff --json`` prints it. Pairs are [first, second].
+    """The differences as plain data, as ``nightjar plan-diff --json`` prints them. Pairs are [first, second].
 
-    ``tables``: those that moved (another tier, sharding, rank or cache), most bytes first; ``kinds``: from and to
-    without the numbers of ranks and cached rows, alike for tables that moved alike; ``bytes_moved`` counts
-    weights and optimizer state that must get to a rank and tier that did not hold them. ``changes``: hardware
-    figures, settings, world and profile; ``own``: a table's rows, dim, pooling and pins.
+    ``tables``: those with another tier, sharding, rank or cache, most moved bytes first; ``kinds``: from and to without
+    rank numbers and cached rows, equal for tables that moved alike; ``bytes_moved``: weights and optimizer state on a
+    rank and tier that did not hold them before. ``changes``: hardware figures, settings and profile; ``own``: a table's
+    rows, dim, pooling and pins.
     """
     a, b = first.plan, second.plan
     shared = [name for name in a.tables if name in b.tables]
@@ -38,12 +38,12 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
         "bytes_moved": sum(table["bytes_moved"] for table in moved.values()),
         "step_ms": [a.predicted_step_ms, b.predicted_step_ms],
         "phases": _phases(first, second),
-        "memory": {tier: _memory(first, second, tier) for tier in TIERS if _memory(first, second, tier)},
+        "memory": {tier: _memory(first, second, tier) for tier in MEMORIES if _memory(first, second, tier)},
     }
 
 
 def moved_bytes(old: TablePlan, new: TablePlan) -> int:
-    """Bytes of ``new`` that lie on a rank and tier where ``old`` did not have them; fp32 with state."""
+    """Bytes of ``new``, fp32 with state, on a rank and tier that did not hold them in ``old``."""
     before: dict[int, list[ShardPlan]] = {}
     for shard in old.shards:
         before.setdefault(shard.rank, []).append(shard)
@@ -69,7 +69,7 @@ def _side(stored: StoredPlan) -> dict[str, Any]:
 
 
 def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
-    """Inputs of the whole plan that differ, by dotted path; figures of the plan itself where settings are unknown."""
+    """Inputs of the whole plan that differ, by dotted path; only the plan's own figures where settings are unknown."""
     sides = [_inputs(stored, with_settings=bool(first.settings and second.settings)) for stored in (first, second)]
     paths = dict.fromkeys([*sides[0], *sides[1]])
     return {path: [side.get(path) for side in sides] for path in paths if sides[0].get(path) != sides[1].get(path)}
@@ -77,18 +77,18 @@ def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
 
 def _inputs(stored: StoredPlan, with_settings: bool) -> dict[str, Any]:
     plan = stored.plan
-    found: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         "hardware.name": plan.hardware, "hardware.device": plan.device, "hardware.ranks_per_host": plan.ranks_per_host,
         "hardware.hosts": plan.world_size // max(plan.ranks_per_host, 1), "global_batch": plan.global_batch,
         "profile": plan.profile_key[:12] or None,
     }  # fmt: skip
-    found |= {f"hardware.{name}": value for name, value in plan.figures.items()}
+    inputs |= {f"hardware.{name}": value for name, value in plan.figures.items()}
     settings = stored.settings if with_settings else {}
-    return found | {path: value for path, value in settings.items() if not path.startswith(PINS) or _is_pin(value)}
+    return inputs | {path: value for path, value in settings.items() if not path.startswith(PINS) or _is_pin(value)}
 
 
 def _is_pin(value: Any) -> bool:
-    """A pin's field that is empty wishes nothing: the same as none."""
+    """Whether a pin's field asks for something; an empty one does not."""
     return value not in ("", [], None)
 
 
@@ -96,13 +96,13 @@ def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, li
     """What changed of one table's own inputs: rows, dim, pooling, pins."""
     old, new = first.plan.tables[name], second.plan.tables[name]
     pairs = {key: [getattr(old, key), getattr(new, key)] for key in ("rows", "dim", "pooling")}
-    found = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+    own = {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
     pins = {path: pair for path, pair in changes.items() if f"{path}.".startswith(f"{PINS}{name}.")}
-    return found | pins
+    return own | pins
 
 
 def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, Any]:
-    """One table: what of its place changed, at which price, and why."""
+    """One table: how its place changed, at what cost, and why."""
     old, new = first.plan.tables[name], second.plan.tables[name]
     places: dict[str, list[Any]] = {
         "tier": [old.tier, new.tier],
@@ -127,23 +127,23 @@ def _place(table: TablePlan) -> str:
 
 
 def _kind(table: TablePlan) -> str:
-    """The place without its numbers: what tables that moved alike have in common."""
+    """The place without its numbers, equal for tables that moved alike."""
     ranks = len(table_ranks(table))
     where = "one rank" if ranks == 1 else f"{ranks} ranks"
     return f"{table.tier} {table.sharding} on {where}{', cached' if table.cache_rows else ''}"
 
 
 def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[str]:
-    """The changed inputs that bear on a table: its own first, else those of the whole plan."""
+    """The changed inputs that explain a table's move: its own, else those of the whole plan."""
     if own:
-        return [f"{key} {_said(old)} -> {_said(new)}" for key, (old, new) in own.items()]
+        return [f"{key} {_text(old)} -> {_text(new)}" for key, (old, new) in own.items()]
     shared = [path for path in changes if not path.startswith(PINS)]
     if shared:
-        return [f"{path} {_said(changes[path][0])} -> {_said(changes[path][1])}" for path in shared]
+        return [f"{path} {_text(changes[path][0])} -> {_text(changes[path][1])}" for path in shared]
     return ["other tables changed, and this one made room or took it"]
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     if value is None:
         return "not set"
     if isinstance(value, list):

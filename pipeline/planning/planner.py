@@ -1,54 +1,30 @@
-"""From configuration, schema and profile to a complete plan: the story of the plan stage."""
+"""From configuration, schema and profile to a complete plan: the steps of the plan stage."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config, HardwareConfig
 from pipeline.planning.candidates import offers, whole_layout
-from pipeline.planning.choices import TABLE_WISE, Choice, Table, choices, tables_of, tiers_of
-from pipeline.planning.cost import fixed_ms
+from pipeline.planning.choices import TABLE_WISE, Choice, Table
 from pipeline.planning.hardware import (
     MEMORIES,
-    Capacity,
-    capacity,
-    check_hardware,
     fast_memory,
     figures,
-    memories,
     memory_gib,
-    tiers,
 )
 from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
-from pipeline.planning.reservations import dense_bytes, host_bytes
 from pipeline.planning.search import Found, Space, anywhere, best
+from pipeline.planning.setting import Setting, rounds, settle
+from pipeline.planning.shortfall import plan_error
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.engine import Engine
-
-# Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
-SEARCH_PAIRS = 4_096
-HEAVY_SHARE = 0.5
-# Tables that take this share of the fastest memory all together stay there, unless nothing fits then.
-SMALL_SHARE = 0.02
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setting:
-    """What is planned: tables, what each may get, bytes reserved and ms spent anyhow on every rank."""
-
-    config: Config
-    tables: list[Table]
-    offered: dict[str, Choice]
-    reserved: dict[str, int]
-    room: Capacity
-    fixed: dict[str, float]
 
 
 def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_key: str = "") -> Plan:
@@ -64,13 +40,11 @@ def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_k
             found = _search(engine, space)
             if found is not None:
                 return _assemble(setting, space, found, profile_key)
-        from pipeline.planning.shortfall import plan_error
-
         raise plan_error(setting, space, lambda other: sketch(other, schema, profile))
 
 
 def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement | None:
-    """The assignment's plan alone, None where it finds none: what ways out of an infeasible plan are tried with."""
+    """The assignment's placement alone, or None; remedies of an infeasible plan are tried with it."""
     setting = settle(config, schema, profile)
     for offered in rounds(setting):
         placement = anywhere(open_space(setting, offered)[1])
@@ -79,64 +53,11 @@ def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement
     return None
 
 
-def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
-    """Check everything the user may have got wrong, and work out what each table may get."""
-    check_hardware(config.hardware)
-    tables = tables_of(config.data, config.model, config.train, schema, profile)
-    heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
-    reserved = dense_bytes(config, schema, profile)
-    return Setting(
-        config=config,
-        tables=tables,
-        offered=choices(config.plan, config.hardware, config.train.batch, tables, heavy),
-        reserved=reserved,
-        room=capacity(config.hardware, config.plan, reserved, host_bytes(config, schema, profile)),
-        fixed=fixed_ms(config, schema),
-    )
-
-
-def rounds(setting: Setting) -> list[dict[str, Choice]]:
-    """What each search may use, fastest memory alone first: a slower one only where that does not do."""
-    hardware, room = setting.config.hardware, setting.room
-    need = sum(table.bytes for table in setting.tables)
-    found, have = [], 0
-    for memory in memories(hardware):
-        have += room.of(memory) * setting.config.world_size
-        last = memory == memories(hardware)[-1]
-        if last or need <= have:
-            allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
-            found.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
-    small, fast = _small(setting), tiers(hardware)[:1]
-    if small and len(allowed) > 1:
-        near = {name: _within(choice, fast if name in small else allowed) for name, choice in found[-1].items()}
-        found.insert(-1, near)
-    return found
-
-
-def _small(setting: Setting) -> set[str]:
-    """The smallest tables, which together take little of the fastest memory: looking for a slower tier is no use."""
-    room = setting.room.of(fast_memory(setting.config.hardware)) * setting.config.world_size
-    found, taken = set(), 0
-    for table in sorted(setting.tables, key=lambda t: t.bytes):
-        taken += table.bytes
-        if taken > SMALL_SHARE * room:
-            break
-        found.add(table.name)
-    return found
-
-
-def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
-    """The choice in ``allowed`` tiers only, unless it has none of them: a pin wins."""
-    kept = tuple(tier for tier in choice.tiers if tier in allowed)
-    sharding = tuple(name for name in choice.sharding if tiers_of(name, kept))
-    return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
-
-
 def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | None, Space]:
-    """TorchRec's engine over what is ``offered``, and every offer with both costs and its bytes.
+    """TorchRec's engine over the ``offered`` choices, and every offer with both costs and its bytes.
 
-    No engine where each table can only lie whole on the one rank of a CPU: TorchRec has nothing to search there, and
-    loading it would take longer than all the rest.
+    There is no engine on one CPU rank, where every table lies whole: TorchRec has nothing to search, and loading it
+    would take longer than the rest.
     """
     hardware, train = setting.config.hardware, setting.config.train
     if _only_whole(hardware, offered):
@@ -156,7 +77,7 @@ def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool
 
 
 def _search(engine: Engine | None, space: Space) -> Found | None:
-    """TorchRec's planner with its own costs and with ours, then the best of these and of our assignments."""
+    """Run TorchRec's planner with its own costs and with ours, and choose among these and our assignments."""
     if engine is None:
         return best(space, [])
     from pipeline.planning.estimator import OurCosts

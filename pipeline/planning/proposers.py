@@ -1,4 +1,4 @@
-"""Proposers of our own beside TorchRec's: a short ladder that scales to 1,000 tables, and a bound on long ones."""
+"""Proposers beside TorchRec's own: a short ladder that scales to 1,000 tables, and a limit for long ones."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Bounded(Proposer):
 
 
 class LadderProposer(Proposer):
-    """The k largest tables take their least memory a rank, the others their fastest option, for k = 0, 1, 2, 4, ...
+    """The k largest tables take the least memory a rank, the others their fastest option, for k = 0, 1, 2, 4, ...
 
-    Least memory comes in the ways of ``spreads``, the others start from every type or from unsplit
-    tables. The last rungs are the spreads themselves, so a plan is found wherever one of them fits.
+    ``spreads`` gives the options of least memory; the others start from every type or from unsplit tables. The last
+    rungs are the spreads themselves, so a plan is found wherever one of them fits.
     """
 
     def __init__(self, room: Storage) -> None:
@@ -65,7 +65,7 @@ class LadderProposer(Proposer):
         perf_rating: float | None = None,
         storage_constraint: Topology | None = None,
     ) -> None:
-        """The ladder is fixed; feedback only climbs it."""
+        """Climb to the next rung, whatever the feedback."""
         self._next += 1
 
 
@@ -87,14 +87,13 @@ def ladders(by_table: dict[str, list[ShardingOption]], room: Storage) -> list[li
 
 
 def spreads(by_table: dict[str, list[ShardingOption]], room: Storage) -> list[dict[str, ShardingOption]]:
-    """Ways to use little memory, two for each kernel (fused, UVM with a cache, UVM; any kernel where a table lacks it).
+    """Options of little memory, two sets for each kernel (fused, UVM with a cache, UVM; any where a table lacks it).
 
-    First the least in all, but tables whose shard would fill half of one rank's ``room`` as thin as they go:
-    a row-wise table keeps a whole batch's output on every rank, which many tables cannot afford. Then
-    every table as thin as it goes: the most even.
+    The first takes the least memory in all, but splits tables whose shard would fill half of a rank's ``room``: a
+    row-wise table keeps a whole batch's output on every rank, too much for many tables. The second splits every table.
     """
     kernels = sorted({o.compute_kernel for options in by_table.values() for o in options} - {"dense"})
-    found = []
+    ways = []
     for kernel in kernels or ["dense"]:
         same = {
             name: [o for o in options if o.compute_kernel == kernel] or options for name, options in by_table.items()
@@ -102,8 +101,8 @@ def spreads(by_table: dict[str, list[ShardingOption]], room: Storage) -> list[di
         thin = {name: min(o, key=lambda x: (largest_shard(x), slowest_shard(x))) for name, o in same.items()}
         least = {name: min(o, key=lambda x: (_total(x), slowest_shard(x))) for name, o in same.items()}
         mixed = {name: least[name] if _fits_half(least[name], room) else thin[name] for name in by_table}
-        found += [mixed, thin] if mixed != thin else [thin]
-    return found
+        ways += [mixed, thin] if mixed != thin else [thin]
+    return ways
 
 
 def slowest_shard(option: ShardingOption) -> float:

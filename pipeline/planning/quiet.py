@@ -1,4 +1,4 @@
-"""Keeps the planner's and the solver's own warnings and lines off the user's screen."""
+"""Keep the output of TorchRec's planner and of the solver off the user's screen."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """No Python warning and no log record leaves the block: what matters comes back as a result or an error."""
+    """Suppress Python warnings and log records in the block; what matters is a result or an error."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -26,7 +26,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def quiet_native() -> Iterator[None]:
-    """Nothing that native code prints leaves the block: HiGHS has lines that no option of it stops."""
+    """Suppress what native code prints in the block: no option of HiGHS stops all of its lines."""
     flush = ctypes.CDLL(None).fflush  # native output waits in a buffer of the C library's
     sys.stdout.flush()
     flush(None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from pipeline.planning.hardware import size_text
+from pipeline.config import TIERS
+from pipeline.planning.hardware import MEMORIES, size_text
 from pipeline.planning.text_bars import memory_lines, phase_lines
 from pipeline.records import Plan, TablePlan
 from pipeline.units import GIB
@@ -13,19 +15,18 @@ from pipeline.units import GIB
 SHOWN_TABLES = 40
 SHOWN_CACHES = 12
 SHOWN_REASONS = 8
-# Heading, and width of the column; the first column takes what is left of the line.
+# Heading and width of each column; the first column, the name, takes the rest of the line.
 COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))
 CACHE_COLUMNS = (("cached rows", 14), ("of the table", 12), ("hits", 7))
 TIER_COLUMNS = (("tables", 6), ("GiB", 10), ("kernel", 17), ("sharding", 33))
 LEFT = ("tier", "sharding", "kernel")
 SHORT = {"hbm_cached": "hbm+cache", "table_column_wise": "table_col_wise"}
-TIER_ORDER = ("hbm", "hbm_cached", "ddr", "ssd")
 
 
 def plan_summary(plan: Plan) -> dict:
     """``result.json``'s ``plan`` part: predicted bytes by tier over all ranks, step ms, and each table's place."""
     return {
-        "tiers": {f"{tier}_bytes": sum(rank[tier] for rank in plan.memory) for tier in ("hbm", "ddr", "ssd")},
+        "tiers": {f"{tier}_bytes": sum(rank[tier] for rank in plan.memory) for tier in MEMORIES},
         "predicted_step_ms": plan.predicted_step_ms,
         "tables": {
             name: {"tier": table.tier, "sharding": table.sharding, "ranks": table_ranks(table)}
@@ -93,11 +94,11 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def _tier_lines(plan: Plan, width: int) -> list[str]:
-    """By tier: tables, bytes, kernels and how they are sharded; what a plan of 1,000 tables comes to."""
+    """Tables, bytes, kernels and sharding types by tier, which sum up a plan of 1,000 tables."""
     if len(plan.tables) < 2:
         return []
     lines = [_line("tier", [heading for heading, _ in TIER_COLUMNS], width, TIER_COLUMNS), "-" * width]
-    known = [*TIER_ORDER, *sorted({table.tier for table in plan.tables.values()} - set(TIER_ORDER))]
+    known = [*TIERS, *sorted({table.tier for table in plan.tables.values()} - set(TIERS))]
     for tier in known:
         tables = [table for table in plan.tables.values() if table.tier == tier]
         for index, kernel in enumerate(_frequent(table.kernel for table in tables)):
@@ -111,14 +112,11 @@ def _tier_lines(plan: Plan, width: int) -> list[str]:
 
 def _frequent(values: Iterable[str]) -> dict[str, int]:
     """How often each value occurs, the most frequent first."""
-    found: dict[str, int] = {}
-    for value in values:
-        found[value] = found.get(value, 0) + 1
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+    return dict(sorted(Counter(values).items(), key=lambda item: (-item[1], item[0])))
 
 
 def _cache_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    """The tables whose hot rows a faster memory keeps, and the share of lookups it is predicted to serve."""
+    """The tables with a cache in a faster memory, and the share of lookups that it should serve."""
     cached = [(name, table) for name, table in ordered if table.cache_rows]
     if not cached:
         return []
@@ -134,7 +132,7 @@ def _cache_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[s
 
 
 def _reason_lines(ordered: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    """Why the largest tables went where they went; equal reasons are said once."""
+    """Why the largest tables are where they are; equal reasons are written once."""
     names: dict[str, list[str]] = {}
     for name, table in ordered[:SHOWN_REASONS]:
         if table.reason:
@@ -154,7 +152,7 @@ def _closing(plan: Plan) -> list[str]:
     on_ssd = sum(table.bytes for table in plan.tables.values() if table.tier == "ssd")
     if on_ssd:
         lines.append(f"SSD: {size_text(on_ssd)} for a checkpoint's copy of the rows there, beside the rows")
-    if plan.phases:  # a plan of version 1 knows neither phases nor gap
+    if plan.phases:  # a plan of version 1 has neither phases nor gap
         gap = f"at most {plan.gap:.2%} above the best there is" if plan.gap > 5e-5 else "proven to be the best"
         lines.append(f"tiers: {gap}, by the cost model")
     part = "step" if plan.phases else "embedding step"

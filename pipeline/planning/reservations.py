@@ -1,4 +1,4 @@
-"""What a rank needs in memory beside its tables, by purpose: the reservations of a plan, bytes. No torch."""
+"""The memory that a rank needs beside its tables, by purpose: a plan's reservations, in bytes. No torch."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 from pipeline.units import GIB
 
-# Thread stacks, allocator arenas, compiled kernels and decoder buffers that appear once training runs. Measured on CPU.
+# Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
 RUNTIME = 64 << 20
-# Where the ids of a row begin that has several.
+# The offset at which the ids of a sample with several ids begin.
 OFFSET = 8
-# What a rank that talks to others has besides: pairs and buffers of three process groups, arenas of their threads.
+# Pairs, buffers and threads' arenas of three process groups, where there are other ranks.
 RUNTIME_LINKED = 48 << 20
-# float32 values for each parameter beside its optimizer's state: itself, gradient, reduced copy, half of one for bf16.
+# float32 values of a parameter beside optimizer state: the value, its gradient, a reduced copy, half of one for bf16.
 PER_PARAMETER = 3.5
-# float32 values for each activation: kept for the backward pass, and its gradient or a temporary copy.
+# float32 values of an activation: the one kept for the backward pass, and its gradient or a temporary copy.
 PER_ACTIVATION = 2.0
-# Batches of a rank at a time beside the prefetched ones: being built, exchanged, worked on.
+# Batches of a rank beside the prefetched ones: one being built, one exchanged, one trained.
 BATCHES_IN_WORK = 3
 
 
 def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict[str, int]:
-    """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU that of ``host_bytes`` is among them.
+    """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU they include ``host_bytes``.
 
-    ``staging`` is the copy of a rank's rows that a checkpoint takes, for tables spread evenly: no more than
-    half of the DDR can be tables and their copy. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
+    ``staging`` is a checkpoint's copy of the rank's rows, for tables spread evenly; on a CPU it takes at most half of
+    the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
     batch, world = local_batch(config), config.world_size
     costs = dense_costs(config, schema)
     pooled = batch * len(schema.sparse) * config.model.embedding_dim * FLOAT
     # The most that any dense optimizer takes: a plan does not depend on train.dense_optimizer.
     per_parameter = PER_PARAMETER + max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
-    found = {
+    reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),
         "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, profile)),
@@ -43,33 +43,33 @@ def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict
     }
     if config.hardware.device == "cpu":
         host = host_bytes(config, schema, profile)
-        found["inputs"] += host["inputs"]
-        found["process"] = host["process"]
-        rest = config.hardware.ddr_gib * GIB - sum(found.values())
-        found["staging"] = int(min(host["staging"], max(rest, 0) / 2))
-    return found
+        reserved["inputs"] += host["inputs"]
+        reserved["process"] = host["process"]
+        rest = config.hardware.ddr_gib * GIB - sum(reserved.values())
+        reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))
+    return reserved
 
 
 def host_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
     ingest, train = config.ingest, config.train
     window = min(train.shuffle_window_groups * ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
-    # One window is cut into batches while the next is decoded; a rank's own part of the first is copied out.
+    # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
     windows = (2 + 1 / config.world_size) * window * _row_bytes(schema, profile)
     batches = int(train.prefetch_batches * local_batch(config) * _row_bytes(schema, profile))
     dim, optimizer = config.model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
     tables = sum(column.rows for column in schema.sparse) * staged_row(dim * FLOAT + optimizer.state_bytes(dim))
-    process = int(config.hardware.process_gib * GIB)  # interpreter and libraries, which training does not take
+    process = int(config.hardware.process_gib * GIB)  # interpreter and libraries
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // config.world_size}
 
 
 def staged_row(size: int) -> int:
-    """Bytes a checkpoint stages of a row: its ``size`` with the optimizer's state, row number; its touched mark."""
+    """Bytes that a checkpoint stages for a row: its ``size`` with optimizer state, its number and its touched mark."""
     return size + 8 + 1
 
 
 def _row_bytes(schema: DatasetSchema, profile: Profile) -> float:
-    """Bytes of one sample in the mean: label, dense values, one id a feature; of one with several all, with weights."""
+    """Mean bytes of a sample: label, dense values, and every feature's ids with their weights."""
     size = float(FLOAT * (1 + len(schema.dense)))
     for column in schema.sparse:
         each = FLOAT * (2 if column.weighted else 1)

@@ -1,4 +1,4 @@
-"""A plan taken over from another night, where nothing it rests on has changed: tables stay where they are."""
+"""Plan reuse: the plan of an earlier night, where nothing it depends on has changed, so that tables stay in place."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_CHANGE = 0.1  # of a table's lookups per sample
 def reused_plan(
     store: Store, former: str, covered: Mapping[str, Any], schema: DatasetSchema, profile: Profile, profile_key: str
 ) -> tuple[Plan | None, str]:
-    """The plan of the artifact at path ``former`` for this dataset, and in words why; None where it must be made anew.
+    """The plan of the artifact at path ``former``, or None where a new one is needed, and the reason in words.
 
-    ``covered``: what the plan's key covers of the configuration now. The same are: those settings, every table's rows,
-    and its lookups per sample within 10 %.
+    A plan is reused where the settings that its key covers (now: ``covered``) and every table's rows are the same, and
+    its lookups per sample differ by at most 10 %.
     """
     artifact = store.find(former)
     if artifact is None:
@@ -29,7 +29,7 @@ def reused_plan(
         plan = read(Plan, store, f"{former}/plan.json")
     except ArtifactError as error:
         return None, error.message
-    # A plan made with train.global_batch=auto covers that word; the plan itself holds the number.
+    # The settings of an older plan may say train.global_batch=auto; the plan itself has the number.
     then = {**artifact.config, "train": {**artifact.config.get("train", {}), "global_batch": plan.global_batch}}
     change = _setting(then, covered) or _table(plan, schema, profile)
     if change:
@@ -45,8 +45,8 @@ def _setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 def _difference(then: Any, now: Any, path: str) -> str:
     if isinstance(then, dict) and isinstance(now, dict):
-        found = (_difference(then.get(name), now.get(name), f"{path}.{name}") for name in {**then, **now})
-        return next(filter(None, found), "")
+        differences = (_difference(then.get(name), now.get(name), f"{path}.{name}") for name in {**then, **now})
+        return next(filter(None, differences), "")
     return "" if then == now else f"{path[1:]} was {then}, is {now}"
 
 

@@ -1,6 +1,6 @@
-"""The search: our assignment for both cost models, TorchRec's own searches with both, and the choice between.
+"""The search: our assignment and TorchRec's own searches, each with both cost models, and the choice among them.
 
-The rule: best in our model among the plans that neither model rates worse than what TorchRec's planner finds.
+The best plan in our model wins, among those that neither model rates worse than the one TorchRec's planner finds.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pipeline.config import HardwareConfig
-from pipeline.planning.assign import EXACT_GAP, Candidate, Piece, Problem, assign
+from pipeline.planning.assign import EXACT_GAP, assign
+from pipeline.planning.assign_model import Candidate, Piece, Problem
 from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
 from pipeline.planning.hardware import Capacity
 from pipeline.planning.placement import Placement
 
-# Of a step counts its phases' sum or what goes on beside it, whichever is longer. The assignment minimises
-# (1 - w) x the sum + w x the other, which bounds the step from below for every w; the other is short as a rule.
+# A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
+# (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 BESIDE_SHARES = (1e-5, 0.5, 0.99)
-# A plan's cost in TorchRec's model may exceed the best plan known there by this much, where it knows no cache.
+# Where no table has a cache, a plan's cost in TorchRec's model may exceed the best one known there by this factor.
 STOCK_SLACK = 1.08
-# How far above its bound the assignment of a large problem may stay: for our model, and for TorchRec's.
+# The assignment of a large problem may end this far above its bound: in our model, and in TorchRec's.
 TOLERANCE, STOCK_TOLERANCE = 0.01, 0.03
 ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The plan taken, how far from the best it may be (share), and a remark where the rule could not be kept."""
+    """The chosen placement, how far it may be from the best (a share), and a remark where no bound is known."""
 
     placement: Placement
     gap: float
@@ -37,7 +38,7 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """All offers of all tables, what every rank may hold, and the ms by phase that it spends anyhow."""
+    """All offers of all tables, the room of every rank, and the ms by phase that it spends in any case."""
 
     hardware: HardwareConfig
     offers: Mapping[str, list[Offer]]
@@ -45,7 +46,7 @@ class Space:
     fixed: Mapping[str, float]
 
     def placement(self, offers: Mapping[str, Offer], ranks: Mapping[str, tuple[int, ...]]) -> Placement:
-        """A plan in this space."""
+        """A placement in this space."""
         return Placement(offers=offers, ranks=ranks, world_size=self.hardware.world_size, fixed=self.fixed)
 
     def problem(self, weights: Weights) -> Problem:
@@ -67,7 +68,7 @@ class Space:
         return Candidate(pieces=pieces, places=places(self.hardware, offer.layout))
 
     def from_torchrec(self, plan: Sequence[Chosen]) -> Placement:
-        """TorchRec's plan in our terms; its cached tables keep the share of rows that its model assumes."""
+        """TorchRec's plan in our terms; a cached table gets the cache size nearest to its model's."""
         taken, ranks = {}, {}
         for chosen in plan:
             same = [
@@ -82,7 +83,7 @@ class Space:
 
 
 class Weights(NamedTuple):
-    """What a shard's cost is made of: our step, our work beside it, TorchRec's total."""
+    """Weights of a shard's costs: our step, our overlapping work, TorchRec's total."""
 
     step: float
     beside: float
@@ -90,66 +91,63 @@ class Weights(NamedTuple):
 
 
 def anywhere(space: Space) -> Placement | None:
-    """The assignment's plan, None where it finds none: the quick answer to whether the tables fit."""
-    found = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf, math.inf)
-    return found[0] if found else None
+    """The assignment's placement, or None: the quick answer to whether the tables fit."""
+    assigned = _assigned(space, Weights(0.5, 0.5, 0.0), math.inf, math.inf)
+    return assigned[0] if assigned else None
 
 
 def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
-    """The plan to take; ``torchrec``: what its searches found, its stock one first. None where nothing fits."""
+    """The placement to take, None where nothing fits; ``torchrec``: its searches' placements, its default one first."""
     known = [plan for plan in torchrec if plan.fits(space.room.each)]
     ours = _ours(space)
+    if not ours and not known:
+        return None
     if not ours:
-        return _without_bound(known)
+        remark = "found by TorchRec's search alone: no bound is known"
+        return Found(placement=min(known, key=_step), gap=1.0, remark=remark)
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if known:
         stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
         plans += [*known, *([stock[0]] if stock else [])]
-    placement, remark = _choose(plans, known)
-    return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1), remark=remark)
+    placement = _choose(plans, known)
+    return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
 
 
 def _ours(space: Space) -> list[tuple[Placement, float]]:
-    """Plans for our model alone, each with a bound that no plan's step can be below.
+    """Placements for our model alone, each with a lower bound of any placement's step.
 
-    Where the first one's steps do not wait for what goes on beside them, it is as good as the others could be.
+    If the first one's steps do not wait for overlapping work, the others cannot be better.
     """
-    found: list[tuple[Placement, float]] = []
+    assigned: list[tuple[Placement, float]] = []
     for share in BESIDE_SHARES:
-        plan = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE, EXACT_GAP)
-        if plan is None:
+        placed = _assigned(space, Weights(1 - share, share, 0.0), TOLERANCE, EXACT_GAP)
+        if placed is None:
             break
-        found.append(plan)
-        if not found[0][0].waits:
+        assigned.append(placed)
+        if not assigned[0][0].waits:
             break
-    return found
+    return assigned
 
 
 def _assigned(space: Space, weights: Weights, tolerance: float, whole: float) -> tuple[Placement, float] | None:
-    found = assign(space.problem(weights), tolerance=tolerance, whole=whole)
-    if found is None:
+    assignment = assign(space.problem(weights), tolerance=tolerance, whole=whole)
+    if assignment is None:
         return None
-    offers = {name: space.offers[name][index] for name, index in found.chosen.items()}
-    return space.placement(offers, found.ranks), found.bound
+    offers = {name: space.offers[name][index] for name, index in assignment.chosen.items()}
+    return space.placement(offers, assignment.ranks), assignment.bound
 
 
-def _without_bound(known: Sequence[Placement]) -> Found | None:
+def _choose(plans: list[Placement], known: Sequence[Placement]) -> Placement:
+    """The best in our model among those that neither model rates worse than TorchRec's plan."""
     if not known:
-        return None
-    return Found(placement=min(known, key=_step), gap=1.0, remark="found by TorchRec's search alone: no bound is known")
-
-
-def _choose(plans: list[Placement], known: Sequence[Placement]) -> tuple[Placement, str]:
-    """Best in ours among those that are no worse than TorchRec's in either model, and near the best in its own."""
-    if not known:
-        return min(plans, key=_step), ""
+        return min(plans, key=_step)
     default = known[0]
     fair = [p for p in plans if p.stock_ms <= default.stock_ms * ROUNDING and p.step_ms <= default.step_ms * ROUNDING]
-    # Where all is in plain memory, TorchRec's model misses little: stay near the best it knows. Else it knows no hits.
+    # Without caches TorchRec's model misses little, so stay near its best; with caches it does not see the hits.
     near = STOCK_SLACK * min(plan.stock_ms for plan in plans)
     close = [p for p in fair if p.stock_ms <= near and all(not offer.cache_rows for offer in p.offers.values())]
-    return min(close or fair, key=_step), ""
+    return min(close or fair, key=_step)
 
 
 def _step(plan: Placement) -> float:

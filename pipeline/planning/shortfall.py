@@ -1,11 +1,10 @@
-"""Why nothing fits: what is short, by how much in which memory, and the cheapest ways out, each tried."""
+"""Why nothing fits: what is short, by how much and in which memory, and the cheapest remedies, each tried."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.errors import PlanError
@@ -14,20 +13,18 @@ from pipeline.planning.hardware import MEMORIES, Capacity, fast_memory, memories
 from pipeline.planning.placement import Placement
 from pipeline.planning.remedies import remedies
 from pipeline.planning.search import Space, anywhere
-
-if TYPE_CHECKING:
-    from pipeline.planning.planner import Setting
+from pipeline.planning.setting import Setting
 
 # Steps in which the missing bytes are bracketed and then halved: the shortfall is exact to about 2 %.
 GROWTH, STEP = 1.3, 2**20
 HALVINGS = 5
-SHOWN_WAYS = 3
+SHOWN_REMEDIES = 3
 
 
 def plan_error(setting: Setting, space: Space, place: Callable[[Config], Placement | None]) -> PlanError:
-    """The error for an infeasible plan: need and room by memory, the shortfall, the largest table, the ways out.
+    """The error for an infeasible plan: need and room by memory, the shortfall, the largest table, remedies.
 
-    ``space``: with every tier offered; ``place``: the assignment's plan for another configuration, or None.
+    ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
     """
     need = least_bytes(space)
     extra = missing_bytes(space, need)
@@ -36,22 +33,22 @@ def plan_error(setting: Setting, space: Space, place: Callable[[Config], Placeme
         f"{size_text(need)}, {_room(setting, space)}; {_short(space.hardware.world_size, extra)}; "
         f"{_largest(setting.tables, space)}"
     )
-    ways = itertools.islice(remedies(setting, space, extra, need, place), SHOWN_WAYS)
-    return PlanError(message, hint=", or ".join(ways))
+    shown = itertools.islice(remedies(setting, space, extra, need, place), SHOWN_REMEDIES)
+    return PlanError(message, hint=", or ".join(shown))
 
 
 def least_bytes(space: Space) -> int:
     """Bytes over all ranks and memories when every table takes its least: weights, optimizer state, buffers."""
-    return sum(min(sum(offer.total_bytes) for offer in found) for found in space.offers.values())
+    return sum(min(sum(offer.total_bytes) for offer in offers) for offers in space.offers.values())
 
 
 def missing_bytes(space: Space, need: int) -> dict[str, int]:
-    """Bytes that every rank lacks, by memory: about the least that makes a plan possible if only that memory grew.
+    """Bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan possible.
 
-    A memory that cannot mend it alone is absent.
+    A memory whose growth alone does not help is absent.
     """
     world = space.hardware.world_size
-    found = {}
+    missing = {}
     most = 4 * need + 4 * STEP  # tables of a few rows need next to nothing, but not nothing
     for memory in memories(space.hardware):
         low = 0
@@ -63,8 +60,8 @@ def missing_bytes(space: Space, need: int) -> dict[str, int]:
         for _ in range(HALVINGS):
             middle = (low + high) // 2
             low, high = (low, middle) if _fits(space, memory, middle) else (middle, high)
-        found[memory] = high
-    return found
+        missing[memory] = high
+    return missing
 
 
 def _fits(space: Space, memory: str, extra: int) -> bool:
@@ -88,7 +85,7 @@ def _room(setting: Setting, space: Space) -> str:
 
 def _short(world_size: int, extra: dict[str, int]) -> str:
     if not extra:
-        return "no single memory's growth would mend it"
+        return "more of a single memory would not help"
     parts = []
     for memory, missing in sorted(extra.items(), key=lambda item: item[1]):
         text = f"{memory.upper()} is short by {size_text(missing * world_size)}"

@@ -1,4 +1,4 @@
-"""Plans as they lie in a store: found by key, by run or by file, with the settings they were made from."""
+"""Plans in a store, by key, run or file, with the settings they were made from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEY = 12
 
 @dataclass(frozen=True, kw_only=True)
 class StoredPlan:
-    """A plan, the ``name`` people know it by, and the ``settings`` of its stage by dotted path, {} if not recorded."""
+    """A plan, its ``name`` for people, and the ``settings`` of its stage by dotted path, {} if not recorded."""
 
     name: str
     plan: Plan
@@ -27,9 +27,9 @@ class StoredPlan:
 
 
 def find_plan(store: Store, text: str) -> StoredPlan:
-    """The plan that ``text`` names: a file or directory, a run, or the beginning of a plan's key.
+    """The plan that ``text`` names: a file or directory, a run, or a prefix of a plan's key.
 
-    Raises ArtifactError for a name that means no plan or several, and for a file that is no plan.
+    Raises ArtifactError for a name of no plan or of several, and for a file that is no plan.
     """
     path = Path(text)
     if path.is_file() or (path / FILE).is_file():
@@ -40,12 +40,12 @@ def find_plan(store: Store, text: str) -> StoredPlan:
         return _from_store(store, artifact, text)
     if keys:
         raise ArtifactError(
-            f"{text!r} is the beginning of {len(keys)} plans' keys: {_some([key[:KEY] for key in keys])}",
-            hint="give more of the key",
+            f"{text!r} is a prefix of {len(keys)} plans' keys: {_some([key[:KEY] for key in keys])}",
+            hint="use more characters of the key",
         )
     runs = [run for run in store.names("runs") if _plan_of_run(store, run)]
     raise ArtifactError(
-        f"{text!r} names no plan in store {store.url}: expected a run ({_some(runs)}), the beginning of a plan's key "
+        f"{text!r} names no plan in store {store.url}: expected a run ({_some(runs)}), a prefix of a plan's key "
         f"({_some([key[:KEY] for key in store.names('plans')])}) or a path to {FILE}",
         hint="--store <URL of its store>, or nightjar plan makes one",
     )
@@ -56,15 +56,15 @@ def _some(names: list[str]) -> str:
 
 
 def _plan_of_run(store: Store, run: str) -> str:
-    """Path of the plan that ``run`` made or used, "" where there is no such run or it has none."""
+    """Path of the plan that ``run`` made or used, "" if there is none."""
     path = f"runs/{run}/steps.json"
     if not run or "/" in run or not store.exists(path):
         return ""
     try:
-        found = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
+        paths = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
     except (KeyError, TypeError):
         return ""
-    return str(found[0]) if found and store.exists(f"{found[0]}/{FILE}") else ""
+    return str(paths[0]) if paths and store.exists(f"{paths[0]}/{FILE}") else ""
 
 
 def _from_store(store: Store, path: str, text: str) -> StoredPlan:
@@ -88,10 +88,10 @@ def _from_file(path: Path) -> StoredPlan:
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The values of a nested ``config`` by dotted path."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping):
-            found |= leaves(value, f"{prefix}{name}.")
+            values |= leaves(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            values[f"{prefix}{name}"] = value
+    return values

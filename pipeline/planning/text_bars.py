@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipeline.planning.hardware import MEMORIES
 from pipeline.records import PHASES, Plan
 from pipeline.units import GIB
 
 SHOWN_RANKS = 8
-TIERS = ("hbm", "ddr", "ssd")
 LABEL = 16
 BAR = 24
 
 
 def memory_lines(plan: Plan, width: int) -> list[str]:
-    """Predicted GiB by rank and tier against the capacity; of more than 8 ranks the mean, fullest and emptiest."""
+    """Predicted GiB by rank and tier against the capacity; above 8 ranks only the mean, fullest and emptiest."""
     if not plan.memory:
         return []
     lines = [f"{'memory':<{LABEL}}     [# tables, = reserved, . free]", "-" * width]
@@ -29,20 +29,20 @@ def memory_lines(plan: Plan, width: int) -> list[str]:
 
 
 def reserved_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of ``plan.reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan does not say."""
+    """Bytes of ``plan.reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
     return sum(plan.reserved[rank].values()) if rank < len(plan.reserved) else 0
 
 
 def fullness(plan: Plan, rank: int) -> float:
-    """Share of its capacity that the rank's fullest tier uses; plain bytes where no capacity is known."""
-    used = {tier: plan.memory[rank].get(tier, 0) for tier in TIERS}
+    """The used share of the rank's fullest tier; bytes where no capacity is known."""
+    used = {tier: plan.memory[rank].get(tier, 0) for tier in MEMORIES}
     used[plan.reserved_tier] += reserved_bytes(plan, rank)
     shares = [size / room for tier, size in used.items() if (room := plan.capacity_bytes(tier))]
     return max(shares) if shares else float(sum(used.values()))
 
 
 def phase_lines(plan: Plan, width: int) -> list[str]:
-    """Predicted ms of each phase: slowest rank, mean of all ranks, and a bar of the slowest's share."""
+    """Predicted ms of each phase on the slowest rank and in the mean, with a bar of the slowest rank's share."""
     if not plan.phases:
         return []
     slowest, mean = plan.slowest_rank, plan.mean_phases
@@ -70,9 +70,9 @@ def _rank_lines(plan: Plan, label: str, rank: int) -> list[str]:
 
 
 def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: float) -> list[str]:
-    """One line for every tier that is there or used."""
+    """One line for every tier that exists or is used."""
     lines: list[str] = []
-    for tier in TIERS:
+    for tier in MEMORIES:
         tables, kept = used.get(tier, 0), reserved if tier == plan.reserved_tier else 0
         room = plan.capacity_bytes(tier)
         if tables or kept or (room and (tier != "hbm" or plan.device == "cuda")):
@@ -81,13 +81,13 @@ def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: floa
 
 
 def _bar(tables: float, kept: float, room: float) -> str:
-    said = f"{tables / GIB:.3f}" + (f" + {kept / GIB:.3f}" if kept else "")
+    text = f"{tables / GIB:.3f}" + (f" + {kept / GIB:.3f}" if kept else "")
     if not room:
-        return f"{said} GiB"
+        return f"{text} GiB"
     cells = max(round(BAR * tables / room), int(tables > 0))
     more = max(round(BAR * (tables + kept) / room) - cells, int(kept > 0))
     bar = f"{'#' * cells}{'=' * more}"[:BAR]
-    return f"[{bar:.<{BAR}}] {said} of {room / GIB:,.4g} GiB, {(tables + kept) / room:.0%}"
+    return f"[{bar:.<{BAR}}] {text} of {room / GIB:,.4g} GiB, {(tables + kept) / room:.0%}"
 
 
 def _mean(ranks: list[dict[str, int]]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Many plans side by side: which settings fit, what a step costs under each, and the way out where one does not."""
+"""Many plans side by side: which settings fit, the step time of each, and the remedy where one does not fit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning.text_bars import TIERS, reserved_bytes
+from pipeline.planning.hardware import MEMORIES
+from pipeline.planning.text_bars import reserved_bytes
 from pipeline.records import DatasetSchema, Plan, Profile
 
 Planner = Callable[[Config, DatasetSchema, Profile], Plan]
@@ -27,14 +28,14 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A combination that is no valid configuration: the ``settings`` that vary, and what is wrong with them."""
+    """A combination that is no valid configuration: the ``settings`` that vary, and the error."""
 
     settings: dict[str, str]
     error: ConfigError
 
 
 def varying(jobs: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Of each job's overrides those that not all jobs share, by key."""
+    """Each job's overrides that not all jobs share, by key."""
     common = set(jobs[0]).intersection(*jobs)
     return [dict(_parts(override) for override in job if override not in common) for job in jobs]
 
@@ -49,15 +50,15 @@ def what_if(
 ) -> list[dict[str, Any]]:
     """Plan every case; one record each, as ``nightjar what-if --json`` prints it (bytes, ms, seconds).
 
-    What does not fit or is refused, by the planner or before, is a record with ``fits`` false, never an exception.
+    A combination that does not fit or is invalid gives a record with ``fits`` false, never an exception.
     ``progress``: called with (plans made, plans in all).
     """
-    found = []
+    records = []
     progress(0, len(cases))
     for number, case in enumerate(cases, 1):
-        found.append(_planned(case, planner) if isinstance(case, Case) else _refused(case))
+        records.append(_planned(case, planner) if isinstance(case, Case) else _refused(case))
         progress(number, len(cases))
-    return found
+    return records
 
 
 def _planned(case: Case, planner: Planner) -> dict[str, Any]:
@@ -88,7 +89,7 @@ def _problem(error: PlanError | ConfigError) -> dict[str, Any]:
 def _outcome(plan: Plan) -> dict[str, Any]:
     record: dict[str, Any] = {
         "fits": True, "step_ms": plan.predicted_step_ms, "gap": plan.gap,
-        "tiers": {f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in TIERS},
+        "tiers": {f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in MEMORIES},
         "reserved_bytes": sum(reserved_bytes(plan, rank) for rank in range(len(plan.memory))),
         "tables": _tables_by_tier(plan),
     }  # fmt: skip
@@ -105,6 +106,6 @@ def _tables_by_tier(plan: Plan) -> dict[str, int]:
 
 
 def _short(message: str) -> str:
-    """The part of a planner's ``message`` that says what is short; all of it where none does."""
+    """The clauses of a planner's ``message`` that say what is short; the whole message where none does."""
     clauses = [clause.strip() for clause in message.split(";") if " short " in clause]
     return "; ".join(clauses) or message

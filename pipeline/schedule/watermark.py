@@ -21,7 +21,7 @@ def wait_for(config: Config, day: date, minutes: float) -> float:
     """
     started, logged = time.monotonic(), ""
     while True:
-        state = day_state(config, day)
+        state = day_state(config.data, day)
         waited = time.monotonic() - started
         if state.complete:
             if logged:

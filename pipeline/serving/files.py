@@ -18,7 +18,7 @@ import fsspec
 import numpy as np
 import polars as pl
 
-from pipeline.config import Config, DataConfig
+from pipeline.config import DataConfig
 from pipeline.errors import ArtifactError, ConfigError, DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation.metrics import sigmoid
@@ -69,8 +69,8 @@ def score_file(
     place = versions.version_path(model, name)
     artifact = versions.find_version(store, model, name)
     versions.require_intact(store, model, artifact, versions.small_files(artifact))
-    config = _config(store, place, path, labelled)
-    spec = _spec(config, labelled)
+    data, block_mib = _data(store, place, path, labelled)
+    spec = _spec(data, labelled)
     state = read_state(store, place, spec)
     began, rows, rejected, written = time.monotonic(), 0, Rejected(reject), False
     kept: list[tuple[np.ndarray, np.ndarray]] = []
@@ -78,7 +78,7 @@ def score_file(
         served = ServedModel(folder, int(cache_mib * MIB))
         versions.require_intact(store, model, artifact, served.files_in_memory())
         files = find_files(path)
-        for block, read in _blocks(files, file_sources(config, spec, files)):
+        for block, read in _blocks(files, file_sources(data, spec, files, block_mib)):
             labels, logits, lines, rejects = _score(block, spec, state, served, labelled)
             rejected.add(block.file, rejects)
             rows += len(lines)
@@ -134,8 +134,11 @@ def _scores(file: str, lines: np.ndarray, logits: np.ndarray, labels: np.ndarray
     return pl.DataFrame(columns if labels is None else columns | {"label": labels})
 
 
-def _config(store: Store, place: str, path: str, labelled: bool) -> Config:
-    """The configuration the version was made with, its data at ``path``; ArtifactError where its model is missing."""
+def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
+    """``data`` as the version at ``place`` was made with, at ``path``, and ``ingest.block_mib``.
+
+    ArtifactError where the package of its ranking model is not installed.
+    """
     from pipeline.compose import from_yaml
 
     built = read(Description, store, f"{place}/{SERVING}")
@@ -153,7 +156,7 @@ def _config(store: Store, place: str, path: str, labelled: bool) -> Config:
         data = dataclasses.replace(data, format="parquet")
     if not labelled:
         data = dataclasses.replace(data, columns=_without_label(data))
-    return dataclasses.replace(config, data=data)
+    return data, config.ingest.block_mib
 
 
 def _without_label(data: DataConfig) -> list[str]:
@@ -161,9 +164,9 @@ def _without_label(data: DataConfig) -> list[str]:
     return [name for name in names if name != data.label.column]
 
 
-def _spec(config: Config, labelled: bool) -> DataSpec:
+def _spec(data: DataConfig, labelled: bool) -> DataSpec:
     """What a row must have: the features, the label where there is one; days and splits are training's business."""
-    spec = data_spec(config.data)
+    spec = data_spec(data)
     unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
     return dataclasses.replace(spec, day_column=None, timestamp=None, hour_column=None, true_probability=False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from pipeline.config import Config
+from pipeline.config import DataConfig, HardwareConfig, ModelConfig
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import build_model
@@ -59,36 +59,36 @@ class DensePart(nn.Module):
         return logits
 
 
-def dense_part(config: Config, schema: DatasetSchema, towers: Towers, weights: Mapping[str, Tensor]) -> DensePart:
-    """The dense part of a checkpoint's ``weights`` (by parameter); ArtifactError for ones that do not fit."""
+def dense_part(
+    schema: DatasetSchema, towers: Towers, weights: Mapping[str, Tensor],
+    *, model: ModelConfig, data: DataConfig, hardware: HardwareConfig, seed: int,
+) -> DensePart:  # fmt: skip
+    """The dense part of a checkpoint's ``weights`` (by parameter); ArtifactError for weights that do not fit.
+
+    ``seed``: of the weights that these take the place of.
+    """
     features = [column.name for column in schema.sparse]
     modules: list[tuple[list[int], nn.Module]] = []
-    found: list[str] = []
-    vectors, dim = tuple(features), config.model.embedding_dim
+    in_towers: list[str] = []
+    vectors, dim = tuple(features), model.embedding_dim
     if not towers.is_flat:
-        layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
+        layout = layout_of(towers, features, hardware.hosts, hardware.ranks_per_host)
         for number in (number for group in layout.tower_hosts for number in group.towers):
             own = towers.towers[number].features
-            module = build_tower(towers.module, len(own), config.model.embedding_dim, config.seed, number)
+            module = build_tower(towers.module, len(own), model.embedding_dim, seed, number)
             _load(module, weights, f"{_TOWERS}{number}.")
             modules.append(([features.index(name) for name in own], module))
-            found += own
+            in_towers += own
             dim = module.dim
         vectors = vectors if towers.module.by_feature else layout.vectors
-    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=config.seed)
-    ranking = build_model(config.model, inputs)
+    ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed))
     _load(ranking, weights, _RANKING)
-    columns = [column for column, name in enumerate(schema.dense) if _max_normed(config, name)]
+    columns = [column for column, name in enumerate(schema.dense) if name in data.max_normed]
     normalise = MaxNorm(columns) if columns else None
     if normalise is not None:
         _load(normalise, weights, _NORMALISE)
-    order = [found.index(name) for name in features] if modules and towers.module.by_feature else []
+    order = [in_towers.index(name) for name in features] if modules and towers.module.by_feature else []
     return DensePart(ranking, modules, [] if order == sorted(order) else order, normalise).eval()
-
-
-def _max_normed(config: Config, name: str) -> bool:
-    feature = config.data.dense.get(name)
-    return feature is not None and (feature.transform or config.data.dense_transform) == "max_norm"
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:

@@ -22,4 +22,4 @@ class DenseOptimizer(Protocol):
 
     @abstractmethod
     def build(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """the optimizer of ``parameters``; the schedule sets its rate before each step."""
+        """The optimizer of ``parameters``; the schedule sets its learning rate before each step."""

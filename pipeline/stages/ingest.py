@@ -76,7 +76,7 @@ class Ingest(Stage):
         """The fingerprint of the raw logs; DataError where there are none."""
         from pipeline.ingest import raw_fingerprint
 
-        return {"raw": raw_fingerprint(config, store)}
+        return {"raw": raw_fingerprint(config.data, store)}
 
     def path(self, config: Config, key: str) -> str:
         """``datasets/<data>/[<day>/]<key>``."""
@@ -87,8 +87,8 @@ class Ingest(Stage):
         from pipeline.ingest import answering, ingest
 
         artifact: Artifact
-        with answering(config, store), self.draft(store, step) as draft:
-            artifact = draft.commit(ingest(config, draft))
+        with answering(config.data.path, store), self.draft(store, step) as draft:
+            artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
         return artifact
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:

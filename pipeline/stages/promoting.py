@@ -147,7 +147,9 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
     bad |= {f"parameter {name}": int((~value.isfinite()).sum()) for name, value in weights.items()}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
-    module = dense_part(config, schema, towers, weights)
+    module = dense_part(
+        schema, towers, weights, model=config.model, data=config.data, hardware=config.hardware, seed=config.seed
+    )
     write_program(draft, module, len(schema.dense), len(schema.sparse), config.model.embedding_dim)
     layouts = {name: table.layout for name, table in tables.items()}
     name = config.model.name

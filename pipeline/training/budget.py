@@ -1,8 +1,8 @@
-"""The memory that the plan counts on, looked at while training runs: a warning when it is nearly used up, then the end.
+"""Watches the memory of training against the plan's: a warning when it is nearly used up, then the end of the run.
 
-PSS, in which memory that ranks share counts once, is added up over the ranks of a host at every interval. A memory
-cgroup (``launch/memory.py``) holds the limit between intervals, where the machine lets one be made; this is what
-says in time which setting was too small, and what there is where none can be made.
+At every interval the PSS of a host's ranks is added up, in which memory that ranks share counts once. A memory cgroup
+(``launch/memory.py``) keeps the limit between intervals where the machine allows one. This check names the setting that
+is too small in time, and it is the only one where no cgroup can be made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.config import Config
+from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records import Plan
@@ -28,26 +28,27 @@ log = logging.getLogger(__name__)
 
 
 class MemoryBudget:
-    """``hardware.ddr_gib`` for each rank of a host, together, where ``launch.limit_memory`` asks for it.
+    """The limit of a host's ranks together: ``hardware.ddr_gib`` for each.
 
-    ``measure``: bytes that this rank takes.
+    ``wanted``: ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure``: bytes that this rank takes.
     """
 
-    def __init__(self, config: Config, plan: Plan, measure: Callable[[], int] = pss_bytes) -> None:
-        wanted = config.launch.limit_memory
+    def __init__(
+        self, hardware: HardwareConfig, wanted: str, plan: Plan, measure: Callable[[], int] = pss_bytes
+    ) -> None:
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
-        self._config, self._measure = config, measure
-        self.limit = int(config.hardware.ddr_gib * GIB) * config.hardware.ranks_per_host
+        self._hardware, self._measure = hardware, measure
+        self.limit = int(hardware.ddr_gib * GIB) * hardware.ranks_per_host
         self.peak, self._warned = 0, False
 
     def interval(self, step: int, used: int | None = None) -> dict[str, Any]:
-        """For ``metrics.jsonl``: ``host_memory_bytes`` of the host that takes most; {} where nothing is held.
+        """For ``metrics.jsonl``: ``host_memory_bytes`` of the host that takes most; {} without a limit.
 
-        ``used``: this rank's bytes where they were measured already. Collective, and GuardError on all ranks.
+        ``used``: this rank's bytes where they are known. Collective; GuardError on all ranks where a host is over it.
         """
         if not self.active:
             return {}
-        hardware = self._config.hardware
+        hardware = self._hardware
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
         hosts[dist.get_rank() // hardware.ranks_per_host] = self._own(used or self._measure())
         device = "cpu" if dist.get_backend() == "gloo" else "cuda"
@@ -66,14 +67,14 @@ class MemoryBudget:
         return {"host_memory_bytes": taken}
 
     def _own(self, used: int) -> int:
-        """This rank's bytes; near its share of the limit without what was freed and is only kept for later."""
-        if used <= WARN_SHARE * self.limit / self._config.hardware.ranks_per_host:
+        """This rank's bytes; near its share of the limit, without memory that is free but kept for later."""
+        if used <= WARN_SHARE * self.limit / self._hardware.ranks_per_host:
             return used
         give_back_freed()
         return self._measure()
 
     def _of(self, taken: int) -> str:
-        count, gib = self._config.hardware.ranks_per_host, self._config.hardware.ddr_gib
+        count, gib = self._hardware.ranks_per_host, self._hardware.ddr_gib
         ranks = f" ({gib:g} GiB for each of {count} ranks)" if count > 1 else ""
         return f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory{ranks}"
 

@@ -1,4 +1,4 @@
-"""When the training loop takes and reads checkpoints; what they are is ``checkpoint/``'s business."""
+"""When the training loop takes and reads checkpoints; ``checkpoint/`` writes them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from pipeline.checkpoint import Checkpointer, Model, OnPoint, Target, TrainState, ignore, restore, warm_start
+from pipeline.checkpoint import Checkpointer, Model, OnPoint, Target, TrainState, ignore, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
 from pipeline.config import Config, PartitionConfig
 from pipeline.embeddings.learning import set_table_steps
 from pipeline.embeddings.reset import reset_rows
-from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
@@ -34,7 +33,7 @@ from pipeline.training.metrics import Meter
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.trainer import Trainer
 
-# What a step's learning rates are a function of, beside the number of steps.
+# The settings that fix a step's learning rates, together with the number of steps.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -68,8 +67,8 @@ class Checkpoints:
     def resume(self, init: Artifact | None, total: int, rows: int) -> None:
         """Continue from the newest whole checkpoint of this training. Collective.
 
-        Where there is none, start with what ``init`` holds: the position is the beginning all the same. ``total``:
-        steps planned, on ``rows`` rows an epoch; ConfigError where more are taken already.
+        Without one, start at step 0 with the values of ``init``. ``total``: steps planned, on ``rows`` rows an epoch;
+        ConfigError where the checkpoint has taken more.
         """
         state = self.saver.resume()
         if state is None:
@@ -78,8 +77,8 @@ class Checkpoints:
             return
         if state.towers not in ({}, self.trainer.tower_features):
             raise ArtifactError(
-                f"the towers of checkpoint {self.final} have other features: {_told(state.towers)}; "
-                f"the model's: {_told(self.trainer.tower_features)}",
+                f"the towers of checkpoint {self.final} have other features: {_features_text(state.towers)}; "
+                f"the model's: {_features_text(self.trainer.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
         then = together(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)[0]
@@ -97,10 +96,10 @@ class Checkpoints:
             self._end_as_asked(state, then, planned_before(self.config.train, then, rows) == total)
 
     def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
-        """See that the last checkpoint of a training without a step left is written as ``checkpoint`` asks. Collective.
+        """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
 
-        ``then``: the configuration that wrote the newest one; ``ended``: whether that one was a training's last. What
-        is there stays, for other artifacts name it: another coding lies in a directory beside it.
+        ``then``: the configuration that wrote the newest one; ``ended``: it was written as the last one. It stays,
+        since other artifacts name it; the other coding goes to a directory beside it.
         """
         wanted = self.config.checkpoint
         if ended and same_coding(wanted, then):
@@ -131,15 +130,15 @@ class Checkpoints:
             log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))
 
     def _reset_remapped(self, init: Artifact) -> list[str]:
-        """Let the rows that belong to other ids by now begin anew, so that no id starts with what another learnt."""
+        """Reset the rows whose ids changed, so that no id starts with what another one learnt."""
         data, store = self.config.data, self.saver.store
         dataset = store.find(dataset_path(data.name, self.saver.inputs["dataset"], data.day))
         if dataset is None:
             return []
         lines = []
-        for table, rows in remapped_rows(store, init, dataset, self.config).items():
+        for table, rows in remapped_rows(store, init, dataset, self.config.data, self.config.checkpoint).items():
             reset_rows(self.trainer.rows, table, rows, self.config.seed)
-            lines.append(f"table {table}: {len(rows):,} rows reset, their ids are others now")
+            lines.append(f"table {table}: {len(rows):,} rows reset, whose ids changed")
         return lines
 
     def due(self, step: int) -> bool:
@@ -148,15 +147,15 @@ class Checkpoints:
         return every is not None and step % every == 0
 
     def late(self) -> bool:
-        """Whether by this rank's clock ``checkpoint.every_minutes`` have passed since the last one."""
+        """Whether ``checkpoint.every_minutes`` have passed since the last one, by this rank's clock."""
         minutes = self.config.checkpoint.every_minutes
         return minutes is not None and time.monotonic() - self._last >= 60 * minutes
 
     def save(self, per_epoch: int, samples: int, *, final: bool = False, grace: float | None = None) -> None:
         """Take a checkpoint of the trainer's state. Collective.
 
-        ``final``: the result of the run; ``grace``: it must be committed in that many seconds (TimeoutError). In both
-        cases it is committed on return.
+        ``final``: the result of the run; ``grace``: seconds in which it must be committed (TimeoutError). With either,
+        it is committed on return.
         """
         self.trainer.gather_towers()
         step = self.trainer.steps
@@ -183,7 +182,7 @@ class Checkpoints:
         }
 
 
-def _told(towers: dict[str, list[str]]) -> str:
+def _features_text(towers: dict[str, list[str]]) -> str:
     return "; ".join(", ".join(features) for features in towers.values()) or "none"
 
 
@@ -196,8 +195,3 @@ def _all_rng_states() -> Tensor:
     states = [torch.empty_like(own, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(states, own.to(device))
     return torch.stack(states).cpu()
-
-
-def load_weights(store: Store, path: str, rows: RowAccess, dense: dict[str, nn.Parameter]) -> None:
-    """Read tables and dense parameters of the checkpoint at ``path``; ArtifactError where it is missing or corrupt."""
-    restore(store, store.get(path, "train"), Target(rows, dict(dense), states=False))

@@ -26,16 +26,14 @@ class DenseClip:
         self._counts = towers is None or dist.get_rank() == towers.groups.tower_ranks[0]
 
     def __call__(self) -> None:
-        found = [p for p in self._parameters if p.grad is not None]
-        if found:
-            clip_grads_with_norm_(found, self._limit, self._norm(found))
+        gradients = {id(p): p.grad for p in self._parameters if p.grad is not None}
+        if gradients:
+            clip_grads_with_norm_(self._parameters, self._limit, self._norm(gradients))
 
-    def _norm(self, found: list[nn.Parameter]) -> Tensor:
+    def _norm(self, gradients: dict[int, Tensor]) -> Tensor:
         if not self._apart:
-            return get_total_norm([p.grad for p in found if p.grad is not None])
-        shared, own = (
-            [p.grad for p in found if p.grad is not None and (id(p) in self._away) is away] for away in (False, True)
-        )
+            return get_total_norm(list(gradients.values()))
+        shared, own = ([g for key, g in gradients.items() if (key in self._away) is away] for away in (False, True))
         device = self._parameters[0].device
         # In double precision: a norm that float32 holds may have a square that it does not.
         towers = get_total_norm(own).to(device, torch.float64).square() * float(self._counts)

@@ -14,23 +14,23 @@ from pipeline.training.phases import PhaseClock
 
 
 def compared(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device: torch.device) -> dict[str, Any]:
-    """The figures of all ranks; collective. A plan without phases leaves only what was measured.
+    """The figures of all ranks; collective. Without phases in the plan only the measured ones.
 
-    ``phases``: ms, mean over the ranks: what one waits for another shows in the exchanges. ``step``: ms of the slowest
-    rank, data apart. ``memory``: bytes of the rank that takes most, of HBM on CUDA, else of DDR.
+    ``phases``: ms, mean over the ranks; the time that a rank waits for another is in the exchanges. ``step``: ms of the
+    slowest rank, without the wait for data. ``memory``: bytes of the rank with most, of HBM on CUDA, else of DDR.
     """
-    figures = clock.figures()
-    spent = torch.tensor([figures.get(phase, 0.0) for phase in PHASES], dtype=torch.float64, device=device)
+    measured = clock.figures()
+    spent = torch.tensor([measured.get(phase, 0.0) for phase in PHASES], dtype=torch.float64, device=device)
     most = torch.stack([spent.sum(), torch.tensor(float(memory.peak()), dtype=torch.float64, device=device)])
     step, peak = largest(most).tolist()
     means = (add_up(spent) / dist.get_world_size()).tolist()
-    found: dict[str, Any] = {"memory": _beside("bytes", predicted_bytes(plan), int(peak))}
-    if figures:
+    figures: dict[str, Any] = {"memory": _beside("bytes", predicted_bytes(plan), int(peak))}
+    if measured:
         predicted = predicted_phases(plan)
-        found["phases"] = {p: _beside("ms", predicted.get(p), ms) for p, ms in zip(PHASES, means, strict=True)}
-        # Without phases the predicted step is the embedding part's alone, another thing than was measured.
-        found["step"] = _beside("ms", plan.predicted_step_ms if predicted else None, step)
-    return found
+        figures["phases"] = {p: _beside("ms", predicted.get(p), ms) for p, ms in zip(PHASES, means, strict=True)}
+        # Without phases the plan predicts the step of the embedding part alone, which was not measured.
+        figures["step"] = _beside("ms", plan.predicted_step_ms if predicted else None, step)
+    return figures
 
 
 def predicted_phases(plan: Plan) -> dict[str, float]:
@@ -39,7 +39,7 @@ def predicted_phases(plan: Plan) -> dict[str, float]:
 
 
 def predicted_bytes(plan: Plan) -> int | None:
-    """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None without these."""
+    """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None where unknown."""
     return max((plan.resident_bytes(rank) or 0 for rank in range(plan.world_size)), default=0) or None
 
 

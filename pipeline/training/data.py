@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from torchrec.streamable import Pipelineable
 
 from pipeline.errors import DataError
-from pipeline.training.parquet import Columns, Group, SplitReader, join, take, take_each
+from pipeline.training.parquet import Columns, Group, SplitReader, join, take_each
 from pipeline.training.windows import Window, WindowReader
 
 
@@ -39,34 +40,28 @@ class Batch(Pipelineable):
     weights: torch.Tensor
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The batch on ``device``; itself where it lies there already."""
+        """The batch on ``device``; the batch itself where it is there already."""
         if self.dense.device == device:
             return self
-        return Batch(
-            self.dense.to(device, non_blocking=non_blocking),
-            self.sparse.to(device, non_blocking=non_blocking),
-            self.labels.to(device, non_blocking=non_blocking),
-            self.weights.to(device, non_blocking=non_blocking),
-        )
+        return Batch(*(part.to(device, non_blocking=non_blocking) for part in self._parts()))
 
     def pin_memory(self) -> Batch:
         """The batch in page-locked memory, for asynchronous copies to an accelerator."""
-        return Batch(
-            self.dense.pin_memory(), self.sparse.pin_memory(), self.labels.pin_memory(), self.weights.pin_memory()
-        )
+        return Batch(*(part.pin_memory() for part in self._parts()))
 
     def record_stream(self, stream: torch.Stream) -> None:
         """Tell the allocator that ``stream`` uses this batch; nothing to do on a CPU."""
-        if self.dense.device.type == "cpu":
-            return
-        for part in (self.dense, self.labels, self.weights):
-            part.record_stream(stream)
-        self.sparse.record_stream(stream)
+        if self.dense.device.type != "cpu":
+            for part in self._parts():
+                part.record_stream(stream)
+
+    def _parts(self) -> tuple[Any, ...]:
+        return self.dense, self.sparse, self.labels, self.weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """What fixes the sequence of global batches, and this rank's share of it."""
+    """The settings that fix the sequence of global batches, and this rank's share of it."""
 
     key: str
     seed: int
@@ -112,23 +107,23 @@ class Order:
 
 @dataclass(frozen=True)
 class Announce:
-    """Who wants to know ids ahead of their batch: ``tell`` gets {feature: ids int64}, for ``features`` alone.
+    """Announces the ids of coming batches: the reading thread calls ``receive`` with {feature: ids int64}.
 
-    Every rank decodes whole windows, so it knows the ids of the whole global batch, those of other ranks too: a rank
-    can prepare the rows of its shards for all of them without a word between the ranks. Called in the reading thread.
+    Every rank decodes whole windows, so it knows the ids of the whole global batch and can prepare the rows of its
+    shards for all ranks without communication. ``features``: the ones that are announced.
     """
 
     features: tuple[str, ...]
-    tell: Callable[[dict[str, np.ndarray]], None]
+    receive: Callable[[dict[str, np.ndarray]], None]
 
 
 class BatchReader:
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
-    ``epochs`` is the number of the epoch to stop before. ``wait_seconds`` adds up the time the consumer waited.
-    ``announce`` is told the ids of every batch before the batch is put in line. ``pin``: batches lie in page-locked
-    memory, from which copies to an accelerator run beside its work.
-    Use it as a context manager, or call ``close``. Errors of the reading thread are raised where the batch is taken.
+    It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
+    ids of every batch before the batch is queued. ``pin``: batches are in page-locked memory, from which copies to an
+    accelerator run beside its work. Use it as a context manager, or call ``close``. Taking a batch raises the errors of
+    the reading thread.
     """
 
     def __init__(
@@ -172,7 +167,7 @@ class BatchReader:
         self.wait_seconds += time.perf_counter() - began
         if isinstance(item, Batch):
             return item
-        self._queue.put(item)  # the end stays the end, however often it is asked for
+        self._queue.put(item)  # every later call ends the same way
         if item is None:
             raise StopIteration
         raise item
@@ -213,13 +208,13 @@ class BatchReader:
             epoch, batch = epoch + 1, 0
 
     def _epoch(self, reader: WindowReader, epoch: int, batch: int) -> Iterator[Batch]:
-        """Walk over the windows; a batch is given out once the window that holds its last position is there.
+        """Walk over the windows; a batch is complete with the window that has its last position.
 
         With ``announce`` that is the last position of the global batch, so that every batch is announced once and whole
         before any rank looks it up, wherever windows end.
         """
         parts: list[tuple[np.ndarray, Columns]] = []
-        heard: list[dict[str, np.ndarray]] = []
+        pieces: list[dict[str, np.ndarray]] = []
         groups = self.order.windows(self.split.groups, epoch)
         for window in reader.windows(groups, batch * self.order.global_batch):
             cuts = self._cuts(batch, window.start, window.start + window.rows)
@@ -228,27 +223,27 @@ class BatchReader:
             order = self.order.rows(window.rows, epoch, window.number)
             mine = take_each(window.columns, [order[cut.positions[cut.inside] - window.start] for cut in cuts])
             for cut, part in zip(cuts, mine, strict=True):
-                heard.append(self._heard(window, order, batch))
+                pieces.append(self._piece(window, order, batch))
                 if len(cut.inside):
                     parts.append((cut.inside, part))
                 if cut.complete:
-                    self._tell(heard)
+                    self._announce_batch(pieces)
                     yield self._builder.build(parts, cut.own, cut.total)
-                    parts, heard, batch = [], [], batch + 1
+                    parts, pieces, batch = [], [], batch + 1
 
-    def _heard(self, window: Window, order: np.ndarray, batch: int) -> dict[str, np.ndarray]:
-        """The ids to announce of all ranks' rows of a batch, as far as they lie in the ``window``."""
+    def _piece(self, window: Window, order: np.ndarray, batch: int) -> dict[str, np.ndarray]:
+        """The ids to announce of the rows of a batch, of all ranks, that are in ``window``."""
         if self._announce is None:
             return {}
         low = max(batch * self.order.global_batch - window.start, 0)
         rows = order[low : (batch + 1) * self.order.global_batch - window.start]
         return {name: self._ids(window.columns, name, rows) for name in self._announce.features}
 
-    def _tell(self, heard: list[dict[str, np.ndarray]]) -> None:
-        """Announce a batch of which every window held a piece."""
+    def _announce_batch(self, pieces: list[dict[str, np.ndarray]]) -> None:
+        """Announce a batch by its ``pieces``, one of each window."""
         if self._announce is not None:
             names = self._announce.features
-            self._announce.tell({name: np.concatenate([piece[name] for piece in heard]) for name in names})
+            self._announce.receive({name: np.concatenate([piece[name] for piece in pieces]) for name in names})
 
     def _ids(self, columns: Columns, name: str, rows: np.ndarray) -> np.ndarray:
         if name in columns.ragged:
@@ -269,10 +264,7 @@ class BatchReader:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A batch's stream ``positions`` and which of them lie ``inside`` a window.
-
-    ``complete``: no later window is needed before the batch is given out.
-    """
+    """A batch's stream ``positions`` and which of them are ``inside`` a window. ``complete``: needs no later one."""
 
     positions: np.ndarray
     inside: np.ndarray
@@ -340,4 +332,5 @@ class _Builder:
 
 def _merge(parts: list[tuple[np.ndarray, Columns]]) -> Columns:
     """Parts of a batch that came from several windows, put back into batch order."""
-    return take(join([part for _, part in parts]), np.argsort(np.concatenate([inside for inside, _ in parts])))
+    order = np.argsort(np.concatenate([inside for inside, _ in parts]))
+    return take_each(join([part for _, part in parts]), [order])[0]

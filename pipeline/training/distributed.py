@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.ranks import exchange
-from pipeline.config import Config
+from pipeline.config import HardwareConfig
 from pipeline.cpus import available_cpus
 from pipeline.errors import ConfigError, NightjarError
 from pipeline.training.faults import Fault
@@ -28,16 +28,17 @@ _FAILURE = "nightjar/failure"
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
 
 
-def connect(config: Config) -> torch.device:
-    """Join the process group (gloo on CPU, NCCL on CUDA) and return this rank's device; threads are set too.
+def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine: bool = True) -> torch.device:
+    """Join the process group (gloo on CPU, NCCL on CUDA), set the threads and return this rank's device.
 
     Rank and world size come from torchrun; without it this process is the only rank. The group stays up until
-    the process ends. ConfigError where the ranks or devices at hand are not those of ``hardware``.
+    the process ends. ``threads``: of this rank (None: its share of the CPUs); ``one_machine``: the ranks of all hosts
+    run on this machine. ConfigError where the running ranks or devices differ from ``hardware``.
     """
-    device = _device(config)
+    device, ranks = _device(hardware.device), hardware.hosts * hardware.ranks_per_host
     if device.type == "cpu":
-        here = config.world_size if config.launch.name == "local" else config.hardware.ranks_per_host
-        torch.set_num_threads(config.train.threads_per_rank or max(1, available_cpus() // here))
+        here = ranks if one_machine else hardware.ranks_per_host
+        torch.set_num_threads(threads or max(1, available_cpus() // here))
         torch.set_flush_denormal(True)  # Adam's moments decay into denormals, which cost a hundred cycles each
         _keep_freed_memory()
     if not dist.is_initialized():
@@ -47,20 +48,19 @@ def connect(config: Config) -> torch.device:
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         atexit.register(_disconnect)
-    if dist.get_world_size() != config.world_size:
+    if dist.get_world_size() != ranks:
         raise ConfigError(
-            f"{dist.get_world_size()} ranks are running, but hardware.hosts * hardware.ranks_per_host is "
-            f"{config.world_size}",
+            f"{dist.get_world_size()} ranks are running, but hardware.hosts * hardware.ranks_per_host is {ranks}",
             hint=f"hardware.hosts=1 hardware.ranks_per_host={dist.get_world_size()}",
         )
     return device
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what tensors of a step free for the next step's.
+    """Have glibc keep the memory that a step frees, for the tensors of the next step.
 
-    By default it gives large pieces back to the kernel, which clears every page again when it is touched: up to half
-    of a step of large batches (docs/measurements.md). The peak stays, for a step's tensors are those of the next.
+    By default it gives large pieces back to the kernel, which clears every page again on its first use: up to half of
+    the time of a step of large batches (docs/measurements.md). The peak stays, since steps need the same tensors.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -68,11 +68,11 @@ def _keep_freed_memory() -> None:
             mallopt(option, value)
 
 
-def _device(config: Config) -> torch.device:
-    if config.hardware.device == "cpu":
+def _device(kind: str) -> torch.device:
+    if kind == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise ConfigError("hardware.device is cuda, but this machine shows no CUDA device", hint="hardware=laptop")
+        raise ConfigError("hardware.device is cuda, but this machine has no CUDA device", hint="hardware=laptop")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
@@ -84,7 +84,7 @@ def _disconnect() -> None:
 
 
 def collective_device(device: torch.device) -> torch.device:
-    """``device`` where the group's backend reduces tensors of it, else this rank's: NCCL knows CUDA only."""
+    """``device`` where the group's backend reduces its tensors, else this rank's device: NCCL reduces on CUDA only."""
     able = dist.distributed_c10d._get_default_group()._device_types
     if not able or any(each.type == device.type for each in able):
         return device
@@ -93,12 +93,12 @@ def collective_device(device: torch.device) -> torch.device:
 
 
 def add_up(values: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, in place, wherever ``values`` lie."""
+    """The sum over all ranks, in place, of ``values`` on any device."""
     return _reduced(values, dist.ReduceOp.SUM)
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise maximum over all ranks, in place, wherever ``values`` lie."""
+    """The elementwise maximum over all ranks, in place, of ``values`` on any device."""
     return _reduced(values, dist.ReduceOp.MAX)
 
 
@@ -115,37 +115,36 @@ def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
 
 
 def first_fault(fault: Fault | None) -> Fault | None:
-    """The smallest of the ranks' faults, of equal ones that of the lowest rank. Collective; None where none has one."""
-    found = [Fault(*entry) for entry in exchange(fault) if entry]
-    return min(found, key=lambda entry: entry[:2], default=None)
+    """The smallest of the ranks' faults, of equal ones that of the lowest rank; None without any. Collective."""
+    return min((Fault(*each) for each in exchange(fault) if each), key=lambda each: each[:2], default=None)
 
 
 @contextmanager
 def shared_failure() -> Iterator[None]:
-    """Raise on every rank the NightjarError that one of them met, whatever broke on the others because of it."""
+    """Raise on every rank the NightjarError that one of them raises, in place of the broken connections it causes."""
     try:
         yield
     except NightjarError as error:
-        _tell(error)
+        _leave_failure(error)
         raise
     except RuntimeError as error:
-        told = _told()
-        if told is None:
+        cause = _failure_left()
+        if cause is None:
             raise
-        raise told from error
+        raise cause from error
 
 
 def _store() -> dist.Store | None:
     return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
 
-def _tell(error: NightjarError) -> None:
+def _leave_failure(error: NightjarError) -> None:
     store = _store()
     if store is not None and dist.get_world_size() > 1:
         store.set(_FAILURE, json.dumps(error.to_json()))
 
 
-def _told() -> NightjarError | None:
+def _failure_left() -> NightjarError | None:
     store = _store()
     if store is None or dist.get_world_size() == 1:
         return None
@@ -153,5 +152,5 @@ def _told() -> NightjarError | None:
         if not store.check([_FAILURE]):
             return None
         return NightjarError.from_json(json.loads(store.get(_FAILURE)))
-    except RuntimeError:  # the rank that kept the store is gone too
+    except RuntimeError:  # the rank that serves the store is gone too
         return None

@@ -1,4 +1,4 @@
-"""Where a value that is not finite came from: the first part of the model that shows one, in the first forward pass."""
+"""Finds the cause of a value that is not finite: the first part of the model with one, in the first forward pass."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ INPUT, EMBEDDING, LAYER, LOSS = range(4)
 
 
 class Fault(NamedTuple):
-    """``part`` was not finite in forward pass ``step``. Of several ranks' faults the smallest is the cause.
+    """``part`` was not finite in forward pass ``step``. Of the faults of several ranks the smallest is the cause.
 
-    In one pass a bad input spoils embeddings, layers and loss, and never the other way round (``kind``).
+    Within a pass a bad input spoils embeddings, layers and loss, in the order of ``kind``, and never the reverse.
     """
 
     step: int
@@ -24,11 +24,11 @@ class Fault(NamedTuple):
 
 
 class FaultFinder:
-    """Looks at every forward pass of a head; ``first`` says what this rank found.
+    """Looks at every forward pass of the dense part; ``first`` returns this rank's first fault.
 
     ``dense``, ``vectors``: names of the inputs and of the embedding vectors in order; ``rank``: runs ``ranking``.
-    On a CPU the loss is read at once. An accelerator would have to be waited for, so there a pass leaves marks on the
-    device, which ``first`` reads; the layers are then looked at as they are by that time.
+    On a CPU it reads the loss at once. On an accelerator that would wait for the device, so a pass leaves marks there;
+    ``first`` reads them, and looks at the layers as they are at that time.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class FaultFinder:
 
     @torch.no_grad()
     def look(self, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
-        """A forward pass has made ``loss`` of ``dense`` [b, n] and ``embeddings`` [b, V, D]."""
+        """Look at a forward pass from ``dense`` [b, n] and ``embeddings`` [b, V, D] to ``loss``."""
         self._passes += 1
         self._seen = dense, embeddings
         if loss.device.type != "cpu":
@@ -56,7 +56,7 @@ class FaultFinder:
             self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
 
     def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
-        """Keep, on the device, the number of the first pass whose loss is not finite, and what was bad in it."""
+        """Keep, on the device, the number of the first pass whose loss is not finite, and its bad parts."""
         parts = _bad_parts(dense, embeddings)
         first, bad = self._marks or (torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts))
         now = (first == 0) & torch.isfinite(loss).logical_not()
@@ -69,9 +69,9 @@ class FaultFinder:
         return self._fault
 
     def _named(self, step: int, bad: list[bool]) -> Fault:
-        found = next((name for name, is_bad in zip(self._names, bad, strict=True) if is_bad), None)
-        if found is not None:
-            return Fault(step, *found)
+        part = next((name for name, is_bad in zip(self._names, bad, strict=True) if is_bad), None)
+        if part is not None:
+            return Fault(step, *part)
         assert self._seen is not None
         with _outputs(self._ranking) as layers:
             self._rank(*self._seen)
@@ -86,12 +86,12 @@ def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[list[str]]:
     """Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled."""
-    found: list[str] = []
+    bad: list[str] = []
 
     def look(name: str, module: nn.Module, output: object) -> None:
         if isinstance(output, Tensor) and not torch.isfinite(output).all():
             spoilt = [key for key, value in module.named_parameters() if not torch.isfinite(value).all()]
-            found.append(f"layer {name!r}" + (f" (its {spoilt[0]} is not finite)" if spoilt else ""))
+            bad.append(f"layer {name!r}" + (f" (its {spoilt[0]} is not finite)" if spoilt else ""))
 
     leaves = [(name, module) for name, module in model.named_modules() if not list(module.children())]
     handles = [
@@ -100,7 +100,7 @@ def _outputs(model: nn.Module) -> Iterator[list[str]]:
     ]
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
     try:
-        yield found
+        yield bad
     finally:
         model._compiled_call_impl = compiled
         for handle in handles:

@@ -1,4 +1,4 @@
-"""Training guards: when a run must stop itself, with the same error on every rank."""
+"""Training guards: they stop a run with the same error on every rank."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pipeline.training.metrics import Meter, Sums
 
 
 def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[], Fault | None]) -> None:
-    """Stop where an interval held a logit or loss that is not finite; ``fault`` names this rank's finding.
+    """Raise GuardError where an interval has a logit or loss that is not finite. ``fault`` returns this rank's fault.
 
-    ``sums`` are equal on all ranks, so all stop together.
+    ``sums`` are equal on all ranks, so all ranks raise it.
     """
     if not sums.bad:
         return
@@ -34,7 +34,7 @@ def _longer(warmup: int | str) -> int:
 
 
 def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
-    """Stop where the predictions of the window say nothing: all alike, or worse than the window's base rate."""
+    """Raise GuardError where the window's predictions are all alike, or no better than the base rate."""
     guard, window = config.guard, meter.window
     if not guard.collapse or step < guard.collapse_after_steps or not meter.window_full:
         return
@@ -57,10 +57,10 @@ def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
 def check_layers(
     dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer, step: int, config: TrainConfig
 ) -> None:
-    """Before a checkpoint: stop where a layer or the state of its ``optimizer`` is not finite. Collective.
+    """Before a checkpoint, raise GuardError where a layer or its ``optimizer`` state is not finite. Collective.
 
-    An infinite moment freezes its weight for ever, though the weight itself stays finite. Tables are checked where
-    their rows are copied (``checkpoint.snapshot``), which saves a pass over them.
+    An infinite moment freezes its weight for ever, though the weight itself stays finite. ``checkpoint.snapshot``
+    checks the tables while it copies their rows, which saves a pass over them.
     """
     fault = _spoilt_layer(dense) or _spoilt_state(dense, optimizer)
     flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)

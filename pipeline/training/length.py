@@ -1,7 +1,7 @@
-"""A training made longer or shorter than it was planned, and its last checkpoint asked for in another coding.
+"""A training that becomes longer or shorter than planned, or whose last checkpoint is wanted in another coding.
 
-Neither begins a training anew: the steps that are taken are those of any length, and a checkpoint that holds all bits
-can be written once more in fewer.
+Neither starts it anew: the steps taken are the same for any length, and a checkpoint with all bits can be written again
+with fewer.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _FEW_BITS = ("auto", "2", "3", "4")
 
 
 def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> int:
-    """Steps that the training was planned for when a checkpoint of it was written.
+    """Steps that were planned when a checkpoint of this training was written.
 
-    ``then``: the resolved configuration that is recorded with the checkpoint; what else decides is the same.
+    ``then``: the resolved configuration in the checkpoint's record. All other settings that count are the same.
     """
     return planned_steps(replace(train, **_length(then.get("train", {}))), rows)
 
@@ -35,20 +35,20 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     former = " ".join(f"train.{name}={_typed(value)}" for name, value in _changes(train, then).items())
     raise ConfigError(
         f"train.epochs={train.epochs} train.max_steps={_typed(train.max_steps)} plan {total:,} steps, but this "
-        f"training has taken {step:,} already ({path}), and steps cannot be taken back",
+        f"training has already taken {step:,} ({path}), and steps cannot be taken back",
         hint=f"{former or f'train.max_steps={step}'} for the training as it is; run=<another name> for one of "
         f"{total:,} steps; or force=true to train this one again from the start",
     )
 
 
 def length_line(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int) -> str:
-    """In words, that a training which goes on at ``step`` is now planned for another ``total``; "" where it is not."""
+    """The line that says that a training resumed at ``step`` now has ``total`` steps; "" where it had as many."""
     before = planned_before(train, then, rows)
     if before == total:
         return ""
     now = {name: getattr(train, name) for name in LENGTH}
     moved = [f"train.{name} was {_typed(old)}, is {_typed(now[name])}" for name, old in _changes(train, then).items()]
-    line = f"{' and '.join(moved)}: training goes on to step {total:,}, where {before:,} were planned"
+    line = f"{' and '.join(moved)}: training goes on to step {total:,}; {before:,} were planned"
     if train.schedule == "constant" or step >= total:
         return line
     last = lr_factor(train, step - 1, before) if step else 0.0
@@ -59,12 +59,12 @@ def length_line(train: TrainConfig, then: Mapping[str, Any], step: int, total: i
 
 
 def same_coding(checkpoint: CheckpointConfig, then: Mapping[str, Any]) -> bool:
-    """Whether a last checkpoint that was written by configuration ``then`` is what ``checkpoint`` asks for."""
+    """Whether configuration ``then`` wrote its last checkpoint in the coding that ``checkpoint`` asks for."""
     return coding_of(checkpoint) == coding_of(_former(then))
 
 
 def coding_of(checkpoint: CheckpointConfig) -> str:
-    """How the last checkpoint is to be written, as a part of a name: equal ones mean equal codes."""
+    """The coding of the last checkpoint as part of a file name; equal names mean equal codings."""
     parts = [checkpoint.final_quantise, checkpoint.state]
     if checkpoint.final_quantise in _FEW_BITS:
         parts.append(f"{checkpoint.hot_share:g}")
@@ -82,8 +82,8 @@ def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str
     old = " ".join(f"checkpoint.{name}={getattr(former, name)}" for name in lossy)
     now = " ".join(f"checkpoint.{name}={getattr(checkpoint, name)}" for name in lossy)
     raise ConfigError(
-        f"this training is finished and its last checkpoint {path} was written with {old}: what that rounded away is "
-        f"gone, so it cannot be written with {now}",
+        f"this training is finished and its last checkpoint {path} was written with {old}: the bits that this rounded "
+        f"away are lost, so it cannot be written with {now}",
         hint=f"{old}; or run=<another name>, which trains again",
     )
 
@@ -93,7 +93,7 @@ def _length(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
-    """Former values of the settings of the length that are others now."""
+    """Former values of the changed settings of the length."""
     return {name: old for name, old in _length(then.get("train", {})).items() if old != getattr(train, name)}
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint import FaultPoint, OnPoint, ignore
-from pipeline.config import Config
+from pipeline.config import Config, TrainConfig
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds
 from pipeline.records import Plan, Towers
@@ -49,30 +49,32 @@ def train(
     plan_key: str = "",
     towers: Towers | None = None,
 ) -> dict[str, Any]:
-    """Train as ``config.train`` says, from the newest checkpoint of the same ``key`` on; every rank calls it.
+    """Train by ``config.train``, from the newest checkpoint of the same ``key``; every rank calls it.
 
-    Where there is none, tables and dense part come from checkpoint ``init`` (None: initial values).
+    Without such a checkpoint, tables and dense part come from checkpoint ``init`` (None: initial values).
 
-    Checkpoints go to directory ``checkpoints`` of the store; the last is committed at the end. ``on_interval`` gets a
-    record on rank 0 every ``log_every_steps`` steps,
-    ``on_point`` every named point a rank passes; ``plan_key`` is recorded with the checkpoints;
-    ``towers``: what the partition stage made (None: flat), to whose hosts ``plan`` must keep.
+    ``checkpoints``: the store's directory for checkpoints; the last one is committed at the end. ``on_interval`` gets a
+    record on rank 0 every ``log_every_steps`` steps, ``on_point`` every named point
+    that a rank passes. ``plan_key`` is recorded with the checkpoints. ``towers``: the result of the partition stage
+    (None: flat), whose hosts ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
-    steps; predicted beside measured), and the path of the last checkpoint. ``resumed`` of "train", where the session
-    went on from a checkpoint: its step and samples.
+    steps; predicted beside measured), and the path of the last checkpoint. "train" has ``resumed``, a step and its
+    samples, where the session continues from a checkpoint.
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
-    device = connect(config)
+    one_machine = config.launch.name == "local"
+    device = connect(config.hardware, config.train.threads_per_rank, one_machine=one_machine)
     torch.manual_seed(config.seed + dist.get_rank())
-    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(config, store, plan) as ssd:
+    paths = config.hardware.ssd_paths
+    with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(paths, store, plan) as ssd:
         log_shortcomings(ssd)
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)
         trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
         if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
-            trainer.head.ranking.start_at(log_odds(rate, split.rows))
+            trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, on_point)
@@ -83,14 +85,15 @@ def train(
             key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        budget = MemoryBudget(config, plan)
-        run = _Run(config, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
+        budget = MemoryBudget(config.hardware, config.launch.limit_memory, plan)
+        grace = config.checkpoint.grace_seconds
+        run = _Run(config.train, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
         with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
             try:
                 run.loop(reader, after_step, agreement)
             except BaseException:
-                if dist.get_world_size() == 1:  # ranks of several end at once, and with them their threads
+                if dist.get_world_size() == 1:  # several ranks end at once, and their threads with them
                     saver.saver.abandon()
                 raise
         summary = run.summary()
@@ -100,9 +103,10 @@ def train(
 
 @dataclass
 class _Run:
-    """The loop around the steps: intervals, guards, checkpoints."""
+    """The loop around the steps: intervals, guards, checkpoints. ``grace``: seconds to commit one after a SIGTERM."""
 
-    config: Config
+    config: TrainConfig
+    grace: float
     trainer: Trainer
     saver: Checkpoints
     meter: Meter
@@ -129,15 +133,15 @@ class _Run:
         return BatchReader(
             self.split,
             self.order,
-            epochs=self.config.train.epochs,
+            epochs=self.config.epochs,
             start=divmod(self.first, self.per_epoch),
-            prefetch=self.config.train.prefetch_batches,
+            prefetch=self.config.prefetch_batches,
             pin=self._device.type == "cuda",
             announce=Announce(ssd.tables, ssd.prefetch) if (ssd := self.trainer.ssd) is not None else None,
         )
 
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
-        """Take the steps that are left; a checkpoint is written only of a state the guards have passed."""
+        """Take the remaining steps. The guards check a state before a checkpoint of it is written."""
         self.began, self.reader = time.perf_counter(), reader
         batches = self.trainer.clock.between(itertools.islice(reader, self.total - self.first))
         while self.trainer.steps < self.total:
@@ -148,22 +152,22 @@ class _Run:
             agreed = agreement.step(save=self.saver.late())
             last = step == self.total
             saving = last or agreed > 0 or self.saver.due(step)
-            if saving or self.meter.steps == self.config.train.log_every_steps:
+            if saving or self.meter.steps == self.config.log_every_steps:
                 self._close_interval()
             if saving:
-                check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config.train)
+                check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
                 self._save(final=last, stopping=agreed == STOP and not last)
                 agreement.saved()
         self.seconds = time.perf_counter() - self.began
 
     def _save(self, final: bool, stopping: bool) -> None:
-        """Take a checkpoint; ``stopping``: the run was told to end, so it is committed first, within the grace time."""
-        step, grace = self.trainer.steps, self.config.checkpoint.grace_seconds
+        """Take a checkpoint; ``stopping``: a SIGTERM ends the run, so commit it first, within the grace time."""
+        step = self.trainer.steps
         if not stopping:
             self.saver.save(self.per_epoch, self._samples(step), final=final)
             return
         try:
-            self.saver.save(self.per_epoch, self._samples(step), grace=grace)
+            self.saver.save(self.per_epoch, self._samples(step), grace=self.grace)
             what = f"its checkpoint {self.saver.final} is committed"
         except (TimeoutError, ArtifactError) as error:
             what = f"no checkpoint could be taken in time ({error}); the newest is {self.saver.final or 'none'}"
@@ -173,11 +177,10 @@ class _Run:
         )
 
     def _close_interval(self) -> None:
-        step, train = self.trainer.steps, self.config.train
-        steps = self.meter.steps
+        step, steps = self.trainer.steps, self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
         self.trainer.clock.collect()
-        check_finite(sums, step, train, self.trainer.head.first_fault)
+        check_finite(sums, step, self.config, self.trainer.dense_part.first_fault)
         sent = self._sent()
         self.sent = [total + part for total, part in zip(self.sent, sent, strict=True)]
         self.rows += sums.rows
@@ -205,10 +208,10 @@ class _Run:
                     **memory,
                 }
             )
-        check_collapse(self.meter, step, train)
+        check_collapse(self.meter, step, self.config)
 
     def _sent(self) -> list[float]:
-        """What all ranks sent since the last call, as ``LinkBytes`` orders it. Collective on several ranks."""
+        """Bytes that all ranks sent since the last call, in the order of ``LinkBytes``. Collective on several ranks."""
         sent = self.trainer.links.take().as_list()
         return add_up(torch.tensor(sent, dtype=torch.float64, device=self._device)).tolist()
 

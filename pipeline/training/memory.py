@@ -1,4 +1,4 @@
-"""Memory that training takes of a rank: what was there before is left out, so that it compares with a plan's."""
+"""The memory that training adds to a rank's process, which compares with a plan's."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        with contextlib.suppress(OSError):  # else the peak is that of the process' whole life
+        with contextlib.suppress(OSError):  # else the peak is that of the process since its start
             Path("/proc/self/clear_refs").write_text("5")
-        self._start = _status("VmRSS") or peak_rss()
+        self._start = status_bytes("VmRSS") or peak_rss()
 
     def peak(self) -> int:
         """Bytes."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
-        return max((_status("VmHWM") or peak_rss()) - self._start, 0)
+        return max((status_bytes("VmHWM") or peak_rss()) - self._start, 0)
 
 
 def give_back_freed() -> None:
-    """Give the memory that was freed back to the system, which glibc keeps for what comes next; takes milliseconds.
+    """Give freed memory that glibc keeps back to the system; takes milliseconds.
 
-    Training has glibc keep it (``distributed.connect``), for the next step wants pieces like the last one's. They never
-    fit exactly, so what is kept grows slowly, by some hundred MiB at most.
+    Training has glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept memory
+    grows slowly, by some hundred MiB at most.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -50,8 +50,8 @@ def peak_rss() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def _status(key: str) -> int:
-    """Linux' figure ``key`` of this process in bytes, 0 where there is none."""
+def status_bytes(key: str) -> int:
+    """The figure ``key`` of this process in bytes, such as VmRSS now and VmHWM at its largest; 0 where not on Linux."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{key}:"):

@@ -1,17 +1,17 @@
-"""What a training interval reports: kept as references while steps run, computed and summed over ranks at its end."""
+"""The figures of a training interval: outputs are kept while steps run, and summed over the ranks at its end."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.evaluation.metrics import normalised_entropy
+from pipeline.evaluation.metrics import entropy_of_rate
 from pipeline.training.distributed import add_up
 from pipeline.training.model import Output
 
@@ -28,11 +28,7 @@ class Sums:
     bad: float = 0.0
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(a + b for a, b in zip(self.as_list(), other.as_list(), strict=True)))
-
-    def as_list(self) -> list[float]:
-        """The figures in the order of the fields."""
-        return [self.rows, self.positives, self.loss, self.logit, self.logit_square, self.bad]
+        return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     @property
     def mean_loss(self) -> float:
@@ -44,7 +40,7 @@ class Sums:
         """Normalised entropy of these rows; None for rows of one class."""
         if not 0 < self.positives < self.rows:
             return None
-        return normalised_entropy(self.mean_loss, self.positives, self.rows - self.positives)
+        return self.mean_loss / entropy_of_rate(self.positives / self.rows, math.log, math.log1p)
 
     @property
     def logit_std(self) -> float:
@@ -76,11 +72,8 @@ class Meter:
 
     @property
     def window(self) -> Sums:
-        """The last intervals that make up at least ``window_steps`` steps."""
-        total = Sums()
-        for _, sums in self._window:
-            total = total + sums
-        return total
+        """Sums of the last intervals, of ``window_steps`` steps or more."""
+        return sum((sums for _, sums in self._window), Sums())
 
     @property
     def window_full(self) -> bool:
@@ -89,7 +82,7 @@ class Meter:
 
     def state(self) -> list[list[float]]:
         """The window as plain data, for a checkpoint; ``load`` takes it back."""
-        return [[steps, *sums.as_list()] for steps, sums in self._window]
+        return [[steps, *astuple(sums)] for steps, sums in self._window]
 
     def load(self, state: list[list[float]]) -> None:
         """Go on with the window of an earlier session."""

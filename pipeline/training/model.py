@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.config import Config
+from pipeline.config import Config, DataConfig
 from pipeline.embeddings.collection import build_collection, pooled_stack
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
@@ -35,12 +35,13 @@ Output = tuple[Tensor, Tensor, Tensor]
 
 
 class ClickModel(nn.Module):
-    """forward(batch) -> (loss, (logits [b], labels [b], weights [b])); the tables lie at path ``TABLES``.
+    """forward(batch) -> (loss, (logits [b], labels [b], weights [b])); the tables are at path ``TABLES``.
 
-    The tables take their ids straight from the batch, so that TorchRec's pipeline can fetch them ahead.
+    The tables take their ids straight from the batch, so that TorchRec's pipeline can fetch them ahead. The dense part
+    is at path ``head``, by which checkpoints name its parameters.
     """
 
-    def __init__(self, collection: EmbeddingBagCollection, head: Head) -> None:
+    def __init__(self, collection: EmbeddingBagCollection, head: DensePart) -> None:
         super().__init__()
         self.collection = collection
         self.head = head
@@ -51,22 +52,22 @@ class ClickModel(nn.Module):
 
 
 class TowerClickModel(nn.Module):
-    """``ClickModel`` with towers: their modules and tables lie below the path ``TOWERS``."""
+    """``ClickModel`` with towers: their modules and tables are below the path ``TOWERS``."""
 
-    def __init__(self, towers: TowerEmbeddings, head: Head) -> None:
+    def __init__(self, towers: TowerEmbeddings, head: DensePart) -> None:
         super().__init__()
         self.towers = towers
         self.head = head
 
     def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
-        """As ``ClickModel``; ``received``: what ``TowerEmbeddings.send`` brought of its ids, if called ahead."""
+        """As ``ClickModel``; ``received``: its ids from ``TowerEmbeddings.send``, where that was called ahead."""
         return self.head(self.towers(batch.sparse, received), batch.dense, batch.labels, batch.weights)
 
 
 class Pooled(nn.Module):
-    """The tables' embeddings [b, F, D] in the schema's order; waits for their exchange. A module, so that hooks fit.
+    """The tables' embeddings [b, F, D] in the schema's order, once exchanged; towers' outputs as they are.
 
-    Towers' outputs [b, V, D] are in order already.
+    A module, so that it takes hooks.
     """
 
     def __init__(self, tables: list[str]) -> None:
@@ -77,10 +78,10 @@ class Pooled(nn.Module):
         return pooled if isinstance(pooled, Tensor) else pooled_stack(pooled, self.tables)
 
 
-class Head(nn.Module):
-    """The dense part: ranking model and loss. ``faults``: what was not finite.
+class DensePart(nn.Module):
+    """The ranking model and the loss. ``faults`` finds values that are not finite.
 
-    ``tables``: names of the embeddings' tables in order; of towers' outputs, ``names`` says instead what they are.
+    ``names``: of the embedding vectors, for messages (None: those of the schema's tables).
     """
 
     def __init__(
@@ -125,12 +126,12 @@ class Head(nn.Module):
         return self._embeddings
 
     def first_fault(self) -> Fault | None:
-        """The first part that this rank found not to be finite; None where every loss was."""
+        """This rank's first part that was not finite; None where every loss was finite."""
         return self.faults.first()
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The autocast dtype for ``train.precision``; None: float32. ConfigError where bf16 is asked but not there."""
+    """The autocast dtype for ``train.precision``; None: float32. ConfigError for bf16 on a device that lacks it."""
     able = has_fast_bf16(device)
     if precision == "bf16" and not able and device.type != "cpu":
         raise ConfigError(
@@ -148,11 +149,10 @@ def has_fast_bf16(device: torch.device) -> bool:
 
 def build(config: Config, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """The unsharded model, its tables on the meta device; ``trained``: compiled if the configuration says so."""
-    collection = build_collection(schema, config.model.embedding_dim, torch.device("meta"))
+    width = config.model.embedding_dim
+    collection = build_collection(schema, width, torch.device("meta"))
     names = tuple(column.name for column in schema.sparse)
-    ranking = _ranking(config, schema, names, config.model.embedding_dim, device, trained)
-    dtype = compute_dtype(config.train.precision, device)
-    return ClickModel(collection, Head(ranking, schema, dtype, normalise=_max_norm(config, schema, device)))
+    return ClickModel(collection, _dense_part(config, schema, names, width, device, trained=trained))
 
 
 def build_towers(
@@ -170,15 +170,15 @@ def build_towers(
     exchange = codecs(config.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, features, width, config.seed, exchange, dtype)
     towers.tower.to(device)
-    ranking = _ranking(config, schema, towers.names, towers.dim, device, trained)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
-    return TowerClickModel(towers, Head(ranking, schema, dtype, names, _max_norm(config, schema, device)))
+    return TowerClickModel(
+        towers, _dense_part(config, schema, towers.names, towers.dim, device, names, trained=trained)
+    )
 
 
-def _max_norm(config: Config, schema: DatasetSchema, device: torch.device) -> MaxNorm | None:
-    """The layer for the dense features with transform max_norm; None where there is none."""
-    data = config.data
+def _max_norm(data: DataConfig, schema: DatasetSchema, device: torch.device) -> MaxNorm | None:
+    """The layer for the dense features with transform max_norm; None without any."""
     chosen = {name for name, f in data.dense.items() if (f.transform or data.dense_transform) == "max_norm"}
     columns = [column for column, name in enumerate(schema.dense) if name in chosen]
     return MaxNorm(columns, _largest_of_ranks).to(device) if columns else None
@@ -190,22 +190,25 @@ def _largest_of_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def _ranking(
-    config: Config, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device, trained: bool
-) -> Ranker:
+def _dense_part(
+    config: Config, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device,
+    names: list[str] | None = None, *, trained: bool,
+) -> DensePart:  # fmt: skip
+    """The dense part for the embedding ``vectors`` of width ``dim``."""
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=config.seed)
     ranking = build_model(config.model, inputs).to(device)
     if trained and config.train.compile:
         ranking.compile(dynamic=False)
-    return ranking
+    dtype = compute_dtype(config.train.precision, device)
+    return DensePart(ranking, schema, dtype, names, _max_norm(config.data, schema, device))
 
 
 @dataclass(frozen=True)
 class Sharded:
-    """A model over all ranks, with its dense part's head, its rows, and its towers if it has some."""
+    """A model over all ranks, with its dense part, its rows, and its towers if it has some."""
 
     model: DistributedModelParallel
-    head: Head
+    dense_part: DensePart
     rows: RowAccess
     towers: TowerEmbeddings | None = None
 

@@ -67,11 +67,6 @@ class Columns:
     ragged: dict[str, Ragged]
 
 
-def take(columns: Columns, rows: np.ndarray) -> Columns:
-    """Copies of the given ``rows``, in that order."""
-    return take_each(columns, [rows])[0]
-
-
 def take_each(columns: Columns, picks: list[np.ndarray]) -> list[Columns]:
     """For each of ``picks`` copies of those rows, in that order; all of them lie in one piece of memory.
 
@@ -166,44 +161,36 @@ class SplitReader:
         return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
 
     def base_rate(self) -> float | None:
-        """The share of clicks among the split's rows, as ingestion profiled it; None where the dataset does not say."""
+        """The share of clicks among the split's rows in the dataset's profile; None without one."""
         if PROFILE_FILE not in self.dataset.files:
             return None
         rate = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}").get("label_rate", {}).get(self.split)
         return None if rate is None else float(rate)
 
-    @property
-    def has_true_probability(self) -> bool:
-        """Whether ``column(TRUE_PROBABILITY)`` may be asked for."""
-        return self.schema.true_probability
-
     def true_probability(self) -> np.ndarray | None:
-        """The probability each label was drawn from, where the dataset knows it; float32 [rows]."""
-        return self.column(TRUE_PROBABILITY) if self.has_true_probability else None
+        """The probability each label was drawn from, float32 [rows]; None where the dataset does not have it."""
+        return self.column(TRUE_PROBABILITY) if self.schema.true_probability else None
 
     def raw(self, group: Group, features: list[str]) -> dict[str, np.ndarray]:
-        """Numbers before their transform of the rows of ``group``, a held-out one, float64 [rows]; NaN is missing.
+        """Numbers before their transform, of the rows of a held-out ``group``: float64 [rows], NaN where missing.
 
-        ``features``: of those that the dataset keeps them of (``raw`` in its transforms.json).
+        ``features``: those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
         """
         table = self._beside(RAW, group, [raw_column(name) for name in features])
         return {name: _flat(table, raw_column(name)) for name in features}
 
     def unseen(self, group: Group, features: list[str]) -> dict[str, np.ndarray]:
-        """Hashes (uint64) of the ids of the rows of ``group``, a held-out one, that have no row of their own; else 0.
+        """Hashes (uint64) of the ids without a table row, of the rows of a held-out ``group``; 0 for the other ids.
 
-        One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: of those that
-        the dataset keeps them of (``unseen`` in its transforms.json).
+        One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: those whose
+        hashes the dataset keeps (``unseen`` in its transforms.json).
         """
         table = self._beside(UNSEEN, group, [unseen_column(name) for name in features])
-        found = {}
-        for name in features:
-            column = _array(table.column(unseen_column(name)))
-            found[name] = (column.flatten() if pa.types.is_list(column.type) else column).to_numpy()
-        return found
+        columns = {name: _array(table.column(unseen_column(name))) for name in features}
+        return {name: (c.flatten() if pa.types.is_list(c.type) else c).to_numpy() for name, c in columns.items()}
 
     def _beside(self, folder: str, group: Group, names: list[str]) -> pa.Table:
-        """Columns of the rows of ``group`` that lie in ``folder``."""
+        """Columns of the rows of ``group``, from the file of the same name in ``folder``."""
         return self._table(replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}"), names)
 
     def _table(self, group: Group, names: list[str]) -> pa.Table:
@@ -265,13 +252,13 @@ class SplitReader:
 
 
 def _groups(schema: DatasetSchema, split: str) -> list[Group]:
-    found, first = [], 0
+    groups, first = [], 0
     for file, sizes in zip(schema.files.get(split, []), schema.groups.get(split, []), strict=True):
         for index, rows in enumerate(sizes):
             if rows:
-                found.append(Group(file if "/" in file else f"{split}/{file}", index, rows, first))
+                groups.append(Group(file if "/" in file else f"{split}/{file}", index, rows, first))
             first += rows
-    return found
+    return groups
 
 
 def _array(column: pa.ChunkedArray) -> Any:

@@ -1,8 +1,8 @@
 """Where a step's time goes: every fifth step is cut into the phases that plans predict (``records.PHASES``).
 
-A rank is in one phase at a time; hooks at the boundaries say which, so phases add up to the step, less what it waited
-for data. On a CPU the host's clock is read; on CUDA events are recorded on the stream that trains, and read later. What
-runs beside the step (the next batch's exchange, NCCL's reductions) counts only as far as the step waited for it.
+A rank is in one phase at a time, and hooks mark the boundaries, so phases add up to the step without the wait for data.
+On a CPU they read the host's clock; on CUDA they record events on the training stream. Work beside the step (the next
+batch's exchange, NCCL's reductions) counts only as far as the step waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Mark = tuple[str, Any]
 
 
 class PhaseClock:
-    """Takes the time of sampled steps. Outside of them ``enter`` does nothing."""
+    """Times sampled steps; outside of them ``enter`` does nothing."""
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
@@ -39,19 +39,19 @@ class PhaseClock:
         self.sampling = False
 
     def begin(self) -> None:
-        """A step begins: every fifth is sampled."""
+        """Start a step; every fifth is sampled."""
         self.sampling = self._steps >= FIRST and (self._steps - FIRST) % EVERY == 0
         self._steps += 1
         self._marks = []
         self.enter("overhead")
 
     def enter(self, phase: str) -> None:
-        """From here on the step is in ``phase``."""
+        """Start ``phase`` of the step."""
         if self.sampling:
             self._marks.append((phase, self._now()))
 
     def end(self) -> None:
-        """The step is over."""
+        """End the step."""
         if self.sampling:
             self.enter(WAITING)
             self.sampling = False
@@ -81,14 +81,14 @@ class PhaseClock:
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """The body is in ``phase``, what follows in the phase before."""
+        """The body is in ``phase``; afterwards the former phase goes on."""
         before = self._marks[-1][0] if self.sampling else ""
         self.enter(phase)
         yield
         self.enter(before)
 
     def between(self, batches: Iterator[T]) -> Iterator[T]:
-        """``batches``; the time they are waited for is in no phase."""
+        """``batches``; the wait for them is in no phase."""
         while True:
             with self.within(WAITING):
                 batch = next(batches, None)
@@ -111,13 +111,9 @@ class PhaseClock:
 
 
 def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Module, optimizers: Any) -> None:
-    """Have the model tell ``clock`` its phases; ``pooled``: the module that first uses the collection's output.
+    """Add the hooks that call ``clock.enter`` where the model enters a phase; the room's README defines the phases.
 
-    input_exchange: from the collection's call to the first kernel. lookup: the kernels' forward pass. output_exchange:
-    until the pooled embeddings are there. dense: the rest of the forward pass and all of the backward pass before the
-    tables, and its optimizer. gradient_exchange: from the gradient of the pooled embeddings to the kernels' backward
-    passes, between them, and after the last one what is waited for reductions of dense gradients. update: the kernels'
-    backward passes, which apply the optimizer, and that of data-parallel tables. overhead: everything else.
+    ``pooled``: the module that first uses the collection's output.
     """
     for collection in sharded_collections(dmp).values():
         collection.register_forward_pre_hook(lambda *_: clock.enter("input_exchange"))
@@ -133,7 +129,7 @@ def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Mod
 
 
 def watch_pipeline(clock: PhaseClock, pipeline: Any) -> None:
-    """Count the pipeline's own parts of the next batch's input exchange too, where it has them."""
+    """Count the pipeline's own parts of the next batch's input exchange, where it has such parts."""
     for name in ("start_sparse_data_dist", "wait_sparse_data_dist"):
         if hasattr(pipeline, name):
             setattr(pipeline, name, _counted(clock, getattr(pipeline, name)))

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from pipeline.checkpoint import Target, restore
 from pipeline.config import Config
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.records import LABEL, Plan, Towers
 from pipeline.store import Artifact, Store
-from pipeline.training.checkpoints import load_weights
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure
 from pipeline.training.model import assemble
@@ -36,12 +36,14 @@ def predict(
 
     Every rank calls it. Raises DataError where there are no test rows, ArtifactError for a bad checkpoint.
     """
-    device = connect(config)
+    device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     with shared_failure():
         split = SplitReader(store, dataset, "test")
-        with ssd_store(config, store, plan) as ssd:
+        with ssd_store(config.hardware.ssd_paths, store, plan) as ssd:
             batch = config.evaluate.global_batch
-            if ssd is not None and ssd.cached:  # its caches have slots for the rows of the plan's batches, not of more
+            if (
+                ssd is not None and ssd.cached
+            ):  # its caches have slots for the rows of a batch of the plan, not of a larger one
                 batch = min(batch, plan.global_batch)
             order = Order(
                 key=dataset.key, seed=config.seed, global_batch=batch, shuffle=False,
@@ -49,7 +51,8 @@ def predict(
             )  # fmt: skip
             with BatchReader(split, order, pin=device.type == "cuda") as reader:
                 sharded = assemble(config, split.schema, plan, towers, device, trained=False, ssd=ssd)
-                load_weights(store, checkpoint, sharded.rows, dense_parameters(sharded.model))
+                target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
+                restore(store, store.get(checkpoint, "train"), target)
                 logits = _run(sharded.model, reader, device)
         gathered = _gather(logits)
         if gathered is None:
@@ -72,7 +75,7 @@ def _gather(logits: torch.Tensor) -> torch.Tensor | None:
 
 
 def _in_row_order(logits: torch.Tensor, order: Order, rows: int) -> np.ndarray:
-    """Drop the padding: keep ``global_batch`` places of each batch, of the last what is left of ``rows``."""
-    # The ranks' slices follow each other; padding lies behind the batch's last row only.
+    """Drop the padding: keep ``global_batch`` places of each batch, and of the last the rest of ``rows``."""
+    # The ranks' slices follow each other, so all padding is behind the batch's last row.
     flat = logits.flatten(1)[:, : order.global_batch].flatten()
     return flat[:rows].cpu().numpy()

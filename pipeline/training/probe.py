@@ -1,7 +1,7 @@
-"""The probe of the tower partitioner: a short training of the flat model, or a checkpoint, and how features interact.
+"""The probe of the tower partitioner: measures how features interact, after a short training or in a checkpoint.
 
-One process, without the plan: tables are cut to ``partition.probe_rows`` rows. Those are the hottest of a vocabulary;
-the ids of the others share them.
+It runs in one process, without the plan: tables are cut to ``partition.probe_rows`` rows, the hottest of a vocabulary,
+which the other ids share.
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ def probe(
     checkpoint: Artifact | None,
     also: Interaction | None = None,
 ) -> tuple[Matrix, str]:
-    """Interactions [F, F] of the dataset's sparse features, in the order of its schema, and in words of what.
+    """Interactions [F, F] of the dataset's sparse features, in the order of its schema, and a name of their source.
 
-    ``checkpoint``: whose tables are compared; None: those of ``partition.probe_steps`` steps. ``also``: another measure
-    that sees the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
+    ``checkpoint``: compares its tables; None trains ``partition.probe_steps`` steps. ``also``: another measure, of
+    the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
     GuardError where the probe diverged.
     """
-    # TorchRec asks FX what it will be told otherwise one day; nobody who reads the stage's lines can change that.
+    # FX warns of a deprecation in TorchRec's own code, which nobody who reads the stage's log can change.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
     alone, outside = _alone(config), dist.is_initialized()
-    device = connect(alone)
+    device = connect(alone.hardware, alone.train.threads_per_rank)
     try:
         split = SplitReader(store, dataset, "train")
-        limit = config.partition.probe_rows
-        trainer = Trainer(alone, _cut(split.schema, limit), _plan(alone, split.schema, limit), device)
-        steps, batch = (0 if checkpoint else config.partition.probe_steps), alone.train.batch
+        limit, batch = config.partition.probe_rows, alone.train.batch
+        schema = _cut(split.schema, limit)
+        trainer = Trainer(alone, schema, _plan(schema, config.model.embedding_dim, batch), device)
+        steps = 0 if checkpoint else config.partition.probe_steps
         source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
         log.info("comparing features by %s, in this process", source)
         if checkpoint is not None:
@@ -66,22 +67,22 @@ def probe(
             batches = _folded(reader, limit)
             for _ in range(steps):
                 trainer.step(batches)
-            measures = [Interaction(len(split.schema.sparse)), *([also] if also is not None else [])]
+            measures = [Interaction(len(schema.sparse)), *([also] if also is not None else [])]
             _look(trainer, batches, measures, device)
     finally:
         if not outside:
             dist.destroy_process_group()
-    found = measures[0].matrix()
-    if not np.isfinite(found).all():
+    interactions = measures[0].matrix()
+    if not np.isfinite(interactions).all():
         raise GuardError(
             f"{source} left embeddings that are not finite: features cannot be compared",
             hint=f"train.sparse_lr={config.train.sparse_lr / 10:g}, or partition.strategy=strided",
         )
-    return found, source
+    return interactions, source
 
 
 def _load(config: Config, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: Trainer) -> None:
-    """The rows of ``checkpoint``'s tables, as many as the trainer's have; its dense part does not matter here."""
+    """Read the rows of ``checkpoint``'s tables, as many as the trainer's tables have, and nothing of its dense part."""
     wanted = dataclasses.replace(config.checkpoint, init_tables_only=True, rename={})
     check_changes(checkpoint, dataclasses.replace(config, checkpoint=wanted), dataset.key)
     warm_start(store, checkpoint, Target(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
@@ -95,7 +96,7 @@ def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction
         model(batch.to(device))
         real = batch.weights > 0
         for measure in measures:
-            measure.add(trainer.head.embeddings[real])
+            measure.add(trainer.dense_part.embeddings[real])
 
 
 def _alone(config: Config) -> Config:
@@ -131,20 +132,19 @@ def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
         yield batch
 
 
-def _plan(config: Config, schema: DatasetSchema, limit: int) -> Plan:
+def _plan(schema: DatasetSchema, dim: int, batch: int) -> Plan:
     """Every table whole on the one rank."""
-    dim = config.model.embedding_dim
     return Plan(
         hardware="probe",
         device="cpu",
         world_size=1,
         ranks_per_host=1,
-        global_batch=config.train.batch,
+        global_batch=batch,
         tables={
             column.name: TablePlan(
                 rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused",
                 shards=(ShardPlan(rank=0, row=0, rows=column.rows, column=0, columns=dim),), cost_ms=0.0, reason="",
             )
-            for column in _cut(schema, limit).sparse
+            for column in schema.sparse
         },
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """The learning rates over a training: a linear warm-up, then constant or falling to the last planned step.
 
-Both rates, of the dense part and of the tables, are their setting times a factor of the step alone: a resumed run, on
-any number of ranks, goes on with the rates of the uninterrupted one.
+The rates of the dense part and of the tables are their settings times a factor that depends on the step alone, so a
+resumed run on any number of ranks has the rates of the uninterrupted one.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ def planned_steps(train: TrainConfig, rows: int) -> int:
 
 
 def log_planned(train: TrainConfig, rows: int) -> None:
-    """Log how many steps a training on ``rows`` rows takes, before it takes them.
-
-    A warning where they are too few to learn from, or where all of them belong to the warm-up.
-    """
+    """Log the number of planned steps; it is a warning where they are too few, or where all of them are warm-up."""
     total = planned_steps(train, rows)
     rising = warmup_steps(train, total)
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
@@ -48,11 +45,11 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
 
 
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:
-    """What both learning rates are multiplied with in ``step`` (from 0) of ``total``.
+    """The factor of both learning rates in ``step`` (from 0) of ``total``.
 
     The warm-up rises to 1 in its last step. In the last ``decay_ratio`` of the steps from there on
     ``train.schedule`` linear falls evenly, cosine by half a cosine (SGDR, Loshchilov and Hutter 2017, one cycle), both
-    to ``min_lr_factor`` in the last step. A share below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
+    to ``min_lr_factor`` in the last step. A ratio below 1 is warm-up, stable, decay (Hu et al. 2024, section 4).
     """
     rising = warmup_steps(train, total)
     peak = max(1, rising) - 1
@@ -60,7 +57,7 @@ def lr_factor(train: TrainConfig, step: int, total: int) -> float:
         return (step + 1) / rising
     if train.schedule == "constant" or total - 1 <= peak:
         return 1.0
-    steps, share = total - 1 - peak, train.decay_ratio
-    done = min(1.0, max(0.0, (step - peak - (1.0 - share) * steps) / (share * steps)))
+    steps, ratio = total - 1 - peak, train.decay_ratio
+    done = min(1.0, max(0.0, (step - peak - (1.0 - ratio) * steps) / (ratio * steps)))
     left = 1.0 - done if train.schedule == "linear" else (1.0 + math.cos(math.pi * done)) / 2
     return train.min_lr_factor + (1.0 - train.min_lr_factor) * left

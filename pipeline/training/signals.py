@@ -14,15 +14,14 @@ SAVE, STOP = 1, 2
 
 
 class Agreement:
-    """Each step every rank puts in its wish (0, SAVE or STOP) and learns the largest of the step before.
+    """In each step every rank submits a wish (0, SAVE or STOP) and gets the largest wish of the step before.
 
-    The exchange runs behind the step on a process group of its own, so no step waits for it; all ranks act on the
-    same step. A SIGTERM that arrives becomes the wish STOP. Use as a context manager: the former handler comes back.
+    The exchange runs beside the step on its own process group, so no step waits for it; all ranks act after the same
+    step. A SIGTERM becomes the wish STOP. A context manager, which restores the former handler.
     """
 
     def __init__(self) -> None:
-        many = dist.get_world_size() > 1
-        self._group = dist.new_group(backend="gloo") if many else None
+        self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
         self._flag = torch.zeros(1, dtype=torch.int32)
         self._flight: Any = None
         self._answered = False
@@ -42,11 +41,11 @@ class Agreement:
         self._terminated.set()
 
     def saved(self) -> None:
-        """Tell, on every rank, that a checkpoint was taken after this step: wishes for one in flight are granted."""
+        """Record, on every rank, that a checkpoint was taken after this step, which grants the wishes in flight."""
         self._answered = True
 
     def step(self, save: bool) -> int:
-        """Put in this rank's wish for the end of this step; what all agreed on: 0, SAVE or STOP."""
+        """Submit this rank's wish at the end of a step; returns what all agree on: 0, SAVE or STOP."""
         wish = STOP if self._terminated.is_set() else SAVE if save else 0
         if self._group is None:
             return wish

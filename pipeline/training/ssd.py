@@ -1,9 +1,9 @@
-"""The SSD tier of a training run: where its files go, and what a full disk is told."""
+"""The SSD tier of a training run: where its files are, its figures, and which checkpoint a guard's error names."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from pipeline.checkpoint import committed
 from pipeline.checkpoint.ranks import exchange
-from pipeline.config import Config
 from pipeline.embeddings.ssd import FIGURES, SsdStore, named, pss_bytes, ssd_tables
 from pipeline.errors import GuardError
 from pipeline.records import Plan
@@ -25,36 +24,32 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def ssd_store(config: Config, store: Store, plan: Plan) -> Iterator[SsdStore | None]:
+def ssd_store(paths: Sequence[str], store: Store, plan: Plan) -> Iterator[SsdStore | None]:
     """This rank's files of the plan's tables on tier ssd, closed at the end; None where the plan has none.
 
-    They go to ``hardware.ssd_paths``, by default to directory ``scratch`` of a local store. ConfigError for paths
-    that cannot be used, GuardError where a disk has no room.
+    ``paths``: ``hardware.ssd_paths``; where it is empty, the files are in directory ``scratch`` of a local store.
+    ConfigError for paths that cannot be used, GuardError where a disk has no room.
     """
     if not ssd_tables(plan):
         yield None
         return
-    ssd = SsdStore(plan, _paths(config, store), dist.get_rank())
+    if not paths and store.is_local:
+        scratch = Path(store.full(SCRATCH))
+        scratch.mkdir(parents=True, exist_ok=True)
+        paths = [str(scratch)]
+    ssd = SsdStore(plan, paths, dist.get_rank())
     try:
         yield ssd
     finally:
         ssd.close()
 
 
-def _paths(config: Config, store: Store) -> list[str]:
-    if config.hardware.ssd_paths or not store.is_local:
-        return list(config.hardware.ssd_paths)
-    scratch = Path(store.full(SCRATCH))
-    scratch.mkdir(parents=True, exist_ok=True)
-    return [str(scratch)]
-
-
 def log_shortcomings(ssd: SsdStore | None) -> None:
-    """Log once, on rank 0, what the machine of any rank refuses that the tier is quick with. Collective."""
+    """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
     if ssd is None:
         return
-    found = [(what, advice) for refused in exchange(ssd.shortcomings()) for what, advice in refused]
-    for what, advice in dict.fromkeys(found) if dist.get_rank() == 0 else ():
+    shortcomings = [(what, advice) for refused in exchange(ssd.shortcomings()) for what, advice in refused]
+    for what, advice in dict.fromkeys(shortcomings) if dist.get_rank() == 0 else ():
         log.warning("%s; %s", what, advice)
 
 
@@ -86,13 +81,13 @@ class SsdMeter:
 
 @contextmanager
 def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
-    """Add to a GuardError the newest checkpoint in ``directory``: it stands, whatever stopped the run."""
+    """Add to a GuardError the newest checkpoint in ``directory``, which is intact whatever stopped the run."""
     try:
         yield
     except GuardError as error:
         try:
-            found = committed(store, directory)
-            newest = f"the last checkpoint, {found[-1].path}, is intact" if found else "no checkpoint was taken before"
-        except Exception as fault:  # what stopped the run is what is told
+            saved = committed(store, directory)
+            newest = f"the last checkpoint, {saved[-1].path}, is intact" if saved else "no checkpoint was taken before"
+        except Exception as fault:  # the message is about what stopped the run
             newest = f"its checkpoints cannot be listed now ({fault})"
         raise GuardError(f"{error.message}; {newest}", hint=error.hint) from error

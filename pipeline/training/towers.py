@@ -53,7 +53,7 @@ class TowerPipeline:
         return output
 
     def start_sparse_data_dist(self, batch: Batch) -> tuple[Batch, Sent]:
-        """Start sending a batch's ids to their towers. Named as in TorchRec's pipelines, whose parts are timed."""
+        """Start to send a batch's ids to their towers. ``phases`` times it by TorchRec's name for it."""
         batch = batch.to(self._device, non_blocking=True)
         return batch, self._towers.send(batch.sparse)
 
@@ -80,7 +80,7 @@ def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> 
 
 
 def _states(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Tensor] | None) -> list[Tensor]:
-    """The optimizer's state of ``parameter`` in a fixed order, made where this rank has none of it yet."""
+    """The optimizer's state of ``parameter`` in a fixed order; new, with zeros, where this rank has none yet."""
     if template is None:
         return []
     state = optimizer.state[parameter]

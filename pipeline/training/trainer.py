@@ -1,4 +1,4 @@
-"""One rank's sharded model with its optimizers and pipeline: everything that takes a step."""
+"""One rank's sharded model with its optimizers and pipeline: it takes the steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from pipeline.training.update import Optimizers
 
 
 class Trainer:
-    """Takes steps. ``steps`` counts those taken, ``rows`` and ``dense`` are the tables and the other parameters,
-    ``clock`` knows where the time of its steps went. ``total``: steps planned, which ``train.schedule`` counts on.
+    """Takes steps. ``steps``: the number taken; ``rows``, ``dense``: the tables and the other parameters.
 
-    Initial values depend on ``config.seed`` alone, not on the plan or the number of ranks. ``ssd``: the files of the
-    plan's tables on tier ssd.
+    ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of
+    the plan's tables on tier ssd. Initial values depend on ``config.seed`` alone, not on plan or number of ranks.
     """
 
     def __init__(
@@ -40,7 +39,8 @@ class Trainer:
         total: int = 0,
     ) -> None:
         sharded = assemble(config, schema, plan, towers, device, trained=True, ssd=ssd)
-        self.model, self.head, self.rows, self._towers = sharded.model, sharded.head, sharded.rows, sharded.towers
+        self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
+        self.dense_part = sharded.dense_part
         self.ssd = ssd
         self.rows.initialise(config.seed)
         self.dense = dense_parameters(self.model)
@@ -51,7 +51,7 @@ class Trainer:
         self.lr = 0.0
         self._pipeline = self._make_pipeline(device, ahead=config.train.pipeline == "sparse_dist")
         self.clock = PhaseClock(device)
-        watch(self.clock, self.model, self.head.pooled, self.optimizers)
+        watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
 
     def _make_pipeline(self, device: torch.device, *, ahead: bool) -> Any:
@@ -84,7 +84,7 @@ class Trainer:
         return self._towers.module_features(TOWERS) if self._towers is not None else {}
 
     def gather_towers(self) -> None:
-        """Give every rank the tower modules and optimizer state that other ranks trained. Collective."""
+        """Copy the tower modules and optimizer state that other ranks trained to every rank. Collective."""
         if self._towers is not None:
             gather_towers(self._towers, self.optimizers.dense)
 
@@ -96,14 +96,14 @@ class Trainer:
 
 
 def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[tuple[int, list[int], bool]]:
-    """What is all-reduced each step: (bytes, global ranks, whether it is the dense part). DDP does it out of sight."""
-    world = list(range(dist.get_world_size()))
+    """The all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part)."""
+    every = list(range(dist.get_world_size()))
     towers = sharded.towers
-    tower_ranks = towers.groups.tower_ranks if towers is not None else world
+    tower_ranks = towers.groups.tower_ranks if towers is not None else every
     apart = list(towers.tower.parameters()) if towers is not None else []
     away = {id(parameter) for parameter in apart}
     own = sum(p.nbytes for p in towers.own_parameters()) if towers is not None else 0
     shared = sum(p.nbytes for p in dense.values() if id(p) not in away)
     tables = sum(weights.nbytes for weights in dense_table_parameters(sharded.model).values())
-    found = [(shared, world, True), (own, list(tower_ranks), True), (tables, list(tower_ranks), False)]
-    return [(size, ranks, is_dense) for size, ranks, is_dense in found if size and len(ranks) > 1]
+    reductions = [(shared, every, True), (own, list(tower_ranks), True), (tables, list(tower_ranks), False)]
+    return [(size, ranks, is_dense) for size, ranks, is_dense in reductions if size and len(ranks) > 1]

@@ -17,9 +17,9 @@ from pipeline.training.schedule import lr_factor
 class Optimizers:
     """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
 
-    Tables learn inside the backward pass, but for data-parallel ones, whose optimizer (``tables``, None where there are
-    none) works in ``step``, as that of the dense part (``dense``) does. ``total``: steps planned,
-    at whose last the learning rates' schedule ends. ``towers``: whose modules' gradients differ between the ranks.
+    Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
+    any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
+    ``towers``: their modules' gradients differ between the ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Windows of row groups, decoded by a pool of threads into columns that are used again and again."""
+"""Windows of row groups, decoded by a pool of threads into columns that are reused."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Window:
 
 
 class WindowReader:
-    """Decodes one window ahead. Memory: the columns of two windows, filled in turn.
+    """Decodes one window ahead, in memory for the columns of two windows, filled in turn.
 
-    Fresh ones for every window would cost about as much time as decoding: the system has to clear their pages.
+    New memory for every window would cost about as much time as decoding, since the system clears its pages.
     """
 
     def __init__(self, split: SplitReader, pool: ThreadPoolExecutor) -> None:
@@ -30,7 +30,7 @@ class WindowReader:
         self._spare: list[Columns] = []
 
     def windows(self, groups: list[list[Group]], position: int) -> Iterator[Window]:
-        """The windows of an epoch that reach beyond ``position``; each is good until the next one is asked for."""
+        """The windows of an epoch that end after ``position``; each is valid until the next one is taken."""
         sizes = [sum(group.rows for group in window) for window in groups]
         pending, start = None, 0
         for number, rows in enumerate(sizes):
@@ -48,7 +48,7 @@ class WindowReader:
         self._spare.append(decoding.into)
 
     def _columns(self, rows: int) -> Columns:
-        """Room for ``rows`` rows, that of a former window where there is one."""
+        """Columns for ``rows`` rows, reused from a former window if possible."""
         if self._spare and len(self._spare[-1].labels) >= rows:
             return self._spare.pop()
         return self._split.allocate(rows)

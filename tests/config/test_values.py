@@ -91,7 +91,7 @@ ENTRIES: list[tuple[str, str, Any, str]] = [
     ("data", "sparse", SparseFeature(bins=4, separator=","), "data.sparse.a has more than one of cross, bins and"),
     ("data", "dense", DenseFeature(bins=1), "data.dense.a.bins is 1, expected between 2 and 10000"),
     ("data", "dense", DenseFeature(transform="log"), "data.dense.a.transform is 'log', expected one of: log1p,"),
-    ("data", "dense", DenseFeature(clip=[2.0, 1.0]), "data.dense.a.clip is [2.0, 1.0], expected two numbers that rise"),
+    ("data", "dense", DenseFeature(clip=[2.0, 1.0]), "data.dense.a.clip is [2.0, 1.0], expected two rising numbers"),
     ("data", "tables", TableFigures(rows=0), "data.tables.a.rows is 0, expected between 1 and 2147483647"),
     ("plan", "tables", TablePin(tier="hmb"), "plan.tables.a.tier is 'hmb', expected one of: hbm, hbm_cached, ddr, ssd"),
     ("plan", "tables", TablePin(avoid=["sdd"]), "plan.tables.a.avoid names 'sdd', expected some of: hbm,"),

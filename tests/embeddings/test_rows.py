@@ -7,7 +7,6 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 from pipeline.embeddings.collection import pooled_stack
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.learning import set_sparse_lr
-from pipeline.embeddings.rows import RowValues
 from pipeline.embeddings.tables import TableSpec, dense_parameters, dense_table_parameters
 from pipeline.errors import PlanError
 from tests.embeddings.cases import batch as global_batch
@@ -30,19 +29,15 @@ def in_one_rank(folder):
     assert access.tables == {name: TableSpec(name, rows, DIM) for name, rows in ROWS.items()}
     assert sorted(dense_parameters(dmp)) == ["head.bias", "head.weight"]
     assert list(dense_table_parameters(dmp)) == ["a"]
-    rows = torch.tensor([3, 9])
-    for table in ROWS:
-        read = access.read(table, rows)
-        assert sum(part.columns for part in read) == DIM
-        new = RowValues(0, DIM, torch.randn(2, DIM), {"adagrad_sum": torch.tensor([1.0, 2.0])})
-        access.write(table, rows, [new])
-        again = access.read(table, rows)
-        assert torch.equal(torch.cat([part.weight for part in again], dim=1), new.weight)
-        assert all(torch.equal(part.state["adagrad_sum"], new.state["adagrad_sum"]) for part in again)
-    with pytest.raises(ValueError, match="does not hold all the asked rows of table 'a'"):
-        access.read("a", torch.tensor([10]))
-    with pytest.raises(ValueError, match="columns 4 to 7 of table 'long' are not given"):
-        access.write("long", rows, [RowValues(0, 4, torch.zeros(2, 4))])
+    places = torch.tensor([3, 9])
+    for shard in access.local_shards():
+        weight, sums = torch.randn(2, shard.columns), torch.tensor([1.0, 2.0])
+        shard.put(places, weight, {"adagrad_sum": sums})
+        copied, copied_sums = torch.empty_like(weight), torch.empty_like(sums)
+        shard.copy(places, copied, {"adagrad_sum": copied_sums})
+        assert torch.equal(copied, weight) and torch.equal(copied_sums, sums)
+    columns = {name: sum(s.columns for s in access.local_shards() if s.table == name) for name in ROWS}
+    assert columns == dict.fromkeys(ROWS, DIM)
     with pytest.raises(PlanError, match="the plan is for 2 ranks, but 1 are running"):
         make(plan_for("table_wise", 2))
     with pytest.raises(

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from pipeline.embeddings.initial import initial_rows
-from pipeline.embeddings.rows import RowValues
 from pipeline.embeddings.scattered import rows_at
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
@@ -200,10 +199,11 @@ def test_pieces_of_a_batch_are_let_go_with_it(tmp_path, cached):
 def on_one_rank(folder):
     ssd = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [str(folder)], 0)
     dmp, access = make(on_tier(plan_for("row_wise", 1), "ssd"), ssd=ssd)
-    spec, first = access.tables["long"], access.read("long", torch.tensor([7, 3]))[0]
-    initial = initial_rows(SEED, spec, 0, spec.rows)
-    assert torch.equal(first.weight, initial[[7, 3]])
-    access.write("long", torch.tensor([5]), [RowValues(0, DIM, torch.ones(1, DIM), {"adagrad_sum": torch.ones(1)})])
+    spec, shard = access.tables["long"], {s.table: s for s in access.local_shards()}["long"]
+    initial, weight = initial_rows(SEED, spec, 0, spec.rows), torch.empty(2, DIM)
+    shard.copy(torch.tensor([7, 3]), weight, {})
+    assert torch.equal(weight, initial[[7, 3]])
+    shard.put(torch.tensor([5]), torch.ones(1, DIM), {"adagrad_sum": torch.ones(1)})
     initial[5] = 1
     ids, _ = batch(0)
     pooled = dmp(kjt_of(ids))[0]

@@ -200,7 +200,9 @@ def test_a_batch_that_the_cache_is_too_small_for_is_one_message(tmp_path):
     model = Cached(tmp_path, rows=1_000, slots=100)
     model.announce(np.arange(60))
     other = model.shard.part(np.arange(500, 560), Event())
-    with pytest.raises(GuardError, match="60 rows of table 't' are needed at once beside .* read ahead"):
+    with pytest.raises(
+        GuardError, match="cache_rows of table 't' is too small: 60 rows are needed beside .* read ahead"
+    ):
         check_room(model.shard, other)
 
 

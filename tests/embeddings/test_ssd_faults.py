@@ -116,7 +116,7 @@ def test_rows_arrive_where_the_kernel_refuses_everything_and_each_refusal_is_one
     assert "Operation not permitted" in lines[0] and "many times slower" in lines[0] and "O_DIRECT" in lines[2]
     assert len(lines) == 6
     for line, told in zip(lines[:3], lines[3:], strict=True):
-        assert told.startswith(f"warn  ssd       {line} -> ")
+        assert told.startswith(f"warn  {'ssd':<15} {line} -> ")
 
 
 def test_where_nothing_is_refused_nothing_is_said(tmp_path):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.evaluation import evaluate
 from pipeline.evaluation import metrics as metrics_module
-from pipeline.evaluation.metrics import base_entropy, entropy_of_rates, grouped_auc
+from pipeline.evaluation.metrics import base_entropy, entropy_of_rate, grouped_auc
 
 # Few distinct values, so that ties are the rule.
 TIED = st.integers(-6, 6).map(lambda value: value / 2)
@@ -196,7 +196,7 @@ def test_auc_of_groups_is_that_of_their_rows(case):
 def test_entropies_of_rates_and_of_counts_are_the_same(case):
     labels, _ = case
     clicks, rows = int(labels.sum()), len(labels)
-    assert entropy_of_rates(np.array([clicks / rows]))[0] == pytest.approx(
+    assert entropy_of_rate(np.array([clicks / rows]), np.log, np.log1p)[0] == pytest.approx(
         base_entropy(clicks, rows - clicks), rel=1e-13
     )
 
@@ -210,3 +210,13 @@ def test_training_reports_the_ne_that_evaluation_finds(case):
     sums = Sums(rows=float(len(labels)), positives=float(labels.sum()), loss=figures["logloss"] * len(labels))
     assert sums.ne == pytest.approx(figures["ne"], rel=1e-14)
     assert Sums(rows=3.0, positives=3.0, loss=1.0).ne is None
+
+
+@given(st.integers(2, 10**7), st.floats(0.01, 3.0), st.data())
+def test_the_window_of_training_rounds_as_it_always_did(rows, loss, data):
+    from pipeline.training.metrics import Sums
+
+    clicks = data.draw(st.integers(1, rows - 1))
+    rate, mean = clicks / rows, (loss * rows) / rows
+    known = mean / -(rate * math.log(rate) + (1 - rate) * math.log1p(-rate))
+    assert Sums(rows=float(rows), positives=float(clicks), loss=loss * rows).ne == known

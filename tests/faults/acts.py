@@ -13,6 +13,7 @@ from pipeline.checkpoint import Checkpointer, FaultPoint, Model, Target, TrainSt
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.publishing import promotion
+from pipeline.records import GatePart, Result
 from pipeline.store import Store
 from pipeline.store.retrying import explained
 from tests.checkpoint.single import access, shard
@@ -281,6 +282,7 @@ class Nightly:
         """Exit code, and everything said."""
         from unittest import mock
 
+        from pipeline.commands import nights
         from pipeline.schedule import nightly
 
         def run(config):
@@ -291,7 +293,8 @@ class Nightly:
             if store.find(f"models/m/{version}") is None:
                 self.publish(store, f"models/m/{version}", config.run)
             promotion.promote(store, "m", version, by="publish")
-            store.write_json(f"{path}/result.json", {"stages": {}, "gate": {"verdict": "PASS", "version": version}})
+            result = Result(run=config.run, status="done", gate=GatePart(verdict="PASS", version=version))
+            store.write_json(f"{path}/result.json", result.to_json())
             self.hook("page")
             return 0
 
@@ -301,7 +304,7 @@ class Nightly:
 
         save, out = nightly._save, io.StringIO()
         with (
-            mock.patch.object(cli, "_code", run), mock.patch.object(nightly, "_save", saved),
+            mock.patch.object(nights, "run_code", run), mock.patch.object(nightly, "_save", saved),
             mock.patch.object(compose, "compose", composed),
             contextlib.redirect_stdout(out), contextlib.redirect_stderr(out),
         ):  # fmt: skip

@@ -57,7 +57,7 @@ def run_ingest(tmp_path):
         check(config)
         store, messages = Store(str(tmp_path / f"store{next(count)}")), listen()
         with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = ingest(config, draft)
+            summary = ingest(config.data, config.ingest, config.seed, draft)
             artifact = draft.commit(summary)
         store.verify(artifact)
         assert summary["rows"] == summary["rows_train"] + summary["rows_test"] + summary["rows_quarantined"]

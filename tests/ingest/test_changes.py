@@ -45,9 +45,9 @@ def test_logs_that_change_while_they_are_read_make_no_dataset(nights, tmp_path, 
 
 def test_the_fingerprint_sees_a_file_that_came_after_a_listing(tmp_path):
     path = write_rows(tmp_path / "logs.csv")
-    before = raw_fingerprint(csv_config(tmp_path))
+    before = raw_fingerprint(csv_config(tmp_path).data)
     write_rows(path.with_name("more.csv"))
-    assert raw_fingerprint(csv_config(tmp_path)) != before
+    assert raw_fingerprint(csv_config(tmp_path).data) != before
 
 
 def _hold(folder, ready, done):

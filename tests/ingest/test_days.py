@@ -43,11 +43,11 @@ class Nights:
 
     def ingest(self, config: Config) -> Dataset:
         check(config)
-        settings = {**key_config("ingest", config), "raw": raw_fingerprint(config, self.store)}
+        settings = {**key_config("ingest", config), "raw": raw_fingerprint(config.data, self.store)}
         key = artifact_key("ingest", settings, {})
         path = dataset_path(config.data.name, key, config.data.day)
         with self.store.draft(path, kind="ingest", key=key, config=settings, inputs={}) as draft:
-            summary = ingest(config, draft)
+            summary = ingest(config.data, config.ingest, config.seed, draft)
             artifact = draft.commit(summary)
         return Dataset(self.store, artifact, summary, self.said)
 
@@ -158,9 +158,9 @@ def test_the_watermark_names_all_that_is_missing(nights, tmp_path):
     day, end = date(2026, 1, 2), 1_767_398_400.0  # midnight after it
     wanted = WatermarkConfig(success="_SUCCESS", min_rows=50, max_age_hours=6)
     config = config_of(tmp_path, str(day), watermark=wanted)
-    assert day_state(config, day).missing == [f"there are no files at {tmp_path}/2026-01-02/*.csv"]
+    assert day_state(config.data, day).missing == [f"there are no files at {tmp_path}/2026-01-02/*.csv"]
     write_day(tmp_path, str(day), day_rows(str(day), 30))
-    state = day_state(config, day, now=end + 3600)
+    state = day_state(config.data, day, now=end + 3600)
     assert not state.complete
     assert state.missing == [
         f"{tmp_path}/2026-01-02/_SUCCESS is not there yet",
@@ -170,10 +170,10 @@ def test_the_watermark_names_all_that_is_missing(nights, tmp_path):
         nights.ingest(config)  # by now nothing more will come, and the success file is not waited for
     assert caught.value.exit_code == 3
     write_day(tmp_path, str(day), day_rows(str(day), 20), name="part-1.csv")
-    assert day_state(config, day, now=end + 3600).missing == [f"{tmp_path}/2026-01-02/_SUCCESS is not there yet"]
-    assert day_state(config, day, now=end + 6.1 * 3600).complete
+    assert day_state(config.data, day, now=end + 3600).missing == [f"{tmp_path}/2026-01-02/_SUCCESS is not there yet"]
+    assert day_state(config.data, day, now=end + 6.1 * 3600).complete
     (tmp_path / str(day) / "_SUCCESS").write_text("")
-    assert day_state(config, day, now=end + 3600).complete
+    assert day_state(config.data, day, now=end + 3600).complete
     assert nights.ingest(config).summary["rows"] == 50
 
 
@@ -199,14 +199,14 @@ def test_a_day_without_one_of_its_hours_is_not_complete(tmp_path, hours, end):
         wanted = WatermarkConfig(success="_SUCCESS", **changes)
         config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}{end}", watermark=wanted)
         check(config)
-        (found,) = day_state(config, day).missing
+        (found,) = day_state(config.data, day).missing
         assert found.endswith(message.format(f"{tmp_path}/{day}{end}"))
     (tmp_path / str(day) / gone).mkdir()
     (tmp_path / str(day) / gone / "_SUCCESS").write_text("")
     config.data.watermark = WatermarkConfig(success="_SUCCESS", partitions=["hour={00..23}"])
-    assert day_state(config, day).complete  # an hour without rows
+    assert day_state(config.data, day).complete  # an hour without rows
     config.data.watermark.partitions, config.data.watermark.success = ["hour={00..25}"], None
-    assert day_state(config, day).missing[0].startswith(f"{gone}, hour=24, hour=25 below ")
+    assert day_state(config.data, day).missing[0].startswith(f"{gone}, hour=24, hour=25 below ")
 
 
 @pytest.mark.parametrize("region", ["", "region=eu/"])
@@ -222,11 +222,11 @@ def test_an_hour_without_rows_is_there_at_any_depth_and_counts(tmp_path, region)
     (place / region / "_SUCCESS").write_text("")
     (place / "_temporary" / "hour=23").mkdir(parents=True)
     (place / "_temporary" / "hour=23" / "_SUCCESS").write_text("")
-    assert not day_state(config, day).complete and not day_state(count, day).complete
+    assert not day_state(config.data, day).complete and not day_state(count.data, day).complete
     (place / region / "hour=23").mkdir()
     (place / region / "hour=23" / "_SUCCESS").write_text("")
-    assert day_state(config, day).complete
-    assert day_state(count, day).complete
+    assert day_state(config.data, day).complete
+    assert day_state(count.data, day).complete
 
 
 def test_nothing_is_said_of_folders_whose_numbers_tell_nothing(tmp_path):
@@ -235,14 +235,14 @@ def test_nothing_is_said_of_folders_whose_numbers_tell_nothing(tmp_path):
     wanted = WatermarkConfig(min_partitions=24)
     config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}", watermark=wanted)
     place = f"{tmp_path}/{day}"
-    assert day_state(config, day).missing == [
+    assert day_state(config.data, day).missing == [
         f"its files lie in 23 folders (hour=01 to hour=23) below {place}, expected at least 24"
     ]
     wanted.min_partitions, wanted.partitions = None, ["region=eu", "{day}/x", "hour=05"]
-    assert day_state(config, day).missing == [f"region=eu, {day}/x below {place} are not there yet"]
+    assert day_state(config.data, day).missing == [f"region=eu, {day}/x below {place} are not there yet"]
     # Nothing more will come: neither is waited for.
     wanted.max_age_hours = 1.0
-    assert day_state(config, day, now=1_767_398_400.0 + 3601).complete
+    assert day_state(config.data, day, now=1_767_398_400.0 + 3601).complete
 
 
 def test_partitions_are_found_at_any_depth_and_name_no_wildcards(tmp_path):
@@ -251,7 +251,7 @@ def test_partitions_are_found_at_any_depth_and_name_no_wildcards(tmp_path):
     deliver_hours(tmp_path, range(1), name="region=us/hour={:02}")
     wanted = WatermarkConfig(partitions=["hour={00..01}", "region=eu/hour=01", "region=us/hour=01"])
     config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}/*/*/*.csv", watermark=wanted)
-    (found,) = day_state(config, day).missing
+    (found,) = day_state(config.data, day).missing
     assert found.startswith("region=us/hour=01 below ")
     for name in ("hour=*", "../x", "/"):
         config.data.watermark.partitions = [name]
@@ -263,9 +263,9 @@ def test_partitions_are_found_at_any_depth_and_name_no_wildcards(tmp_path):
 def test_a_success_file_that_comes_later_makes_no_new_delivery(tmp_path):
     write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
     config = csv_config(f"{tmp_path}/{{day}}", day="2026-01-01", timestamp="t")
-    before = raw_fingerprint(config)
+    before = raw_fingerprint(config.data)
     (tmp_path / "2026-01-01/_SUCCESS").write_text("")
-    assert raw_fingerprint(config) == before
+    assert raw_fingerprint(config.data) == before
 
 
 @pytest.mark.parametrize(
@@ -275,8 +275,8 @@ def test_a_success_file_that_comes_later_makes_no_new_delivery(tmp_path):
         ({"day": "2026-01-05..2026-01-01"}, "expected YYYY-MM-DD or a range", "data.day=2026-01-01..2026-01-31"),
         ({"day": "2026-02-30"}, "data.day is '2026-02-30'", "data.day=2026-01-31"),
         ({"day": None}, "has a file for each day, but data.day names none", "data.day=2026-01-31"),
-        ({"path": "logs.csv", "timestamp": None}, "neither data.path holds {day}", "data.day_column=<column>"),
-        ({"split": SplitConfig(by="day")}, "is one day, which cannot be train and test", "a range"),
+        ({"path": "logs.csv", "timestamp": None}, "data.path has no {day}", "data.day_column=<column>"),
+        ({"split": SplitConfig(by="day")}, "is one day, which cannot be split by day", "a range"),
         ({"late": "sometimes"}, "data.late is 'sometimes'", "data.late=quarantine"),
     ],
 )
@@ -321,7 +321,7 @@ def test_fingerprints_of_days_differ(tmp_path):
     for day in ("2026-01-01", "2026-01-02"):
         write_day(tmp_path, day, day_rows(day, 20))
         os.utime(tmp_path / day / "part-0.csv", (1, 1))
-    marks = {raw_fingerprint(config_of(tmp_path, day)) for day in ("2026-01-01", "2026-01-01", "2026-01-02")}
+    marks = {raw_fingerprint(config_of(tmp_path, day).data) for day in ("2026-01-01", "2026-01-01", "2026-01-02")}
     keys = {artifact_key("i", key_config("ingest", config_of(tmp_path, f"2026-01-0{n}")), {}) for n in (1, 2)}
     assert len(keys) == 2 and len(marks) == 1  # equal bytes and times: the day itself tells them apart
 

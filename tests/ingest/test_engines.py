@@ -66,7 +66,7 @@ def test_workers_and_block_size_do_not_change_a_byte(tmp_path, run_ingest, monke
 def test_parts_of_a_file_hold_what_the_file_holds(tmp_path, block_bytes):
     path = awkward(tmp_path / "log.csv", rows=3000)
     config = config_for(path)
-    (source,) = file_sources(config, data_spec(config.data), find_files(str(path)))
+    (source,) = file_sources(config.data, data_spec(config.data), find_files(str(path)), config.ingest.block_mib)
     source = dataclasses.replace(source, block_bytes=block_bytes)
     parts = source.parts()
     assert (len(parts) > 3) == (block_bytes < 10**5)

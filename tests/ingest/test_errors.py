@@ -26,9 +26,9 @@ def test_missing_file(run_ingest, tmp_path):
     for path in (tmp_path / "no.csv", tmp_path / "*.csv"):
         refused(run_ingest, csv_config(path), "nothing exists at data.path=", "data.path=<file")
         with pytest.raises(DataError, match="nothing exists"):
-            raw_fingerprint(csv_config(path))
+            raw_fingerprint(csv_config(path).data)
     with pytest.raises(DataError, match="cannot be opened"):
-        raw_fingerprint(csv_config("nosuch://bucket/a.csv"))
+        raw_fingerprint(csv_config("nosuch://bucket/a.csv").data)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "label,x,c\n", "label,x,c"])
@@ -144,7 +144,7 @@ def test_garbage_bytes_are_a_data_error(run_ingest, tmp_path):
 def test_a_feature_name_that_cannot_name_a_module_or_file_is_refused_early(run_ingest, tmp_path, name):
     path = tmp_path / "d.csv"
     path.write_text("label,c\n1,a\n0,b\n")
-    with pytest.raises(ConfigError, match="'/' and '.' are not allowed|PyTorch keeps for itself"):
+    with pytest.raises(ConfigError, match="'/' and '.' are not allowed|PyTorch reserves"):
         run_ingest(csv_config(path, sparse={name: SparseFeature(column="c")}))
 
 

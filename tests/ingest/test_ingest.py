@@ -333,9 +333,9 @@ def test_progress_and_fingerprint(run_ingest, tmp_path, monkeypatch):
     dataset = run_ingest(csv_config(path))
     assert any("pass 1 of 2: 300 rows" in message and "rows/s" in message for message in dataset.messages)
     assert any("pass 2 of 2: 300 of 300 rows, " in message for message in dataset.messages)
-    first = raw_fingerprint(csv_config(path))
+    first = raw_fingerprint(csv_config(path).data)
     write_rows(path, 400)
-    assert raw_fingerprint(csv_config(path)) != first
+    assert raw_fingerprint(csv_config(path).data) != first
 
 
 @pytest.mark.parametrize("name", ["adult", "criteo", "csv", "parquet", "synthetic"])

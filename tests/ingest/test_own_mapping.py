@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from pipeline.cli import main
-from pipeline.compose import compose
+from pipeline.compose import compose, from_yaml, to_yaml
 from pipeline.errors import ConfigError
 from pipeline.ingest import mappings
 from pipeline.ingest.vocab_counts import VocabCounts
@@ -100,6 +100,39 @@ def test_bins_cannot_be_chosen_by_name():
     assert BINS not in id_mapping_names() and ID_MAPPINGS.get(BINS).numbers
     with pytest.raises(ConfigError, match="data.sparse_defaults.mapping is 'bins', expected one of: vocab, hash,"):
         compose(["data.sparse_defaults.mapping=bins"])
+
+
+@pytest.mark.parametrize(
+    ("feature", "message", "hint"),
+    [
+        (
+            "mapping: hash, evict_after_days: 30",
+            "data.sparse.c sets evict_after_days=30, but mapping hash does not use it",
+            "data.sparse.c.evict_after_days=null, or data.sparse.c.mapping=vocab",
+        ),
+        (
+            "mapping: learned, min_count: 2, when_full: keep",
+            "data.sparse.c sets min_count=2 and when_full=keep, but mapping learned does not use them",
+            "data.sparse.c.min_count=null data.sparse.c.when_full=null, or data.sparse.c.mapping=vocab",
+        ),
+        (
+            "bins: 5, min_count: 2",
+            "data.sparse.c sets min_count=2, but a feature with bins does not use it",
+            "data.sparse.c.min_count=null",
+        ),
+    ],
+)
+def test_a_setting_that_the_mapping_of_a_feature_does_not_use_is_refused(feature, message, hint):
+    with pytest.raises(ConfigError) as error:
+        compose([f"+data.sparse.c={{{feature}}}"])
+    assert (error.value.message, error.value.hint) == (message, hint)
+
+
+def test_the_default_of_a_setting_may_be_one_that_some_mappings_do_not_use():
+    config = compose(["data.sparse_defaults.min_count=5", "+data.sparse.c={mapping: hash}"])
+    assert config.data.sparse_defaults.min_count == 5
+    config.data.sparse["c"].evict_after_days = 30
+    assert from_yaml(to_yaml(config)).data.sparse["c"].evict_after_days == 30  # as stores may hold it
 
 
 @pytest.mark.parametrize("mapping", ID_MAPPINGS, ids=lambda each: each.name)

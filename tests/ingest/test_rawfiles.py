@@ -106,7 +106,7 @@ def check_noticed(url: str) -> None:
     marks = []
     for content in (b"label,x,c\n1,2,a\n", b"label,x,c\n0,2,a\n"):
         fs.pipe_file(f"{root}/a.csv", content)
-        marks += [raw_fingerprint(csv_config(url)) for _ in range(2)]
+        marks += [raw_fingerprint(csv_config(url).data) for _ in range(2)]
     assert marks[0] == marks[1] != marks[2] == marks[3]
 
 

@@ -56,7 +56,7 @@ def config_of(path: str):
 
 def make(config, store: Store):
     with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
-        return draft.commit(ingest(config, draft))
+        return draft.commit(ingest(config.data, config.ingest, config.seed, draft))
 
 
 @pytest.fixture
@@ -106,11 +106,11 @@ def test_what_does_not_pass_is_named_and_leaves_nothing(s3, endpoint, kind, meth
 
 def test_the_fingerprint_of_logs_that_cannot_be_listed(s3, endpoint):
     config = config_of(f"{s3}/logs")
-    assert raw_fingerprint(config) == raw_fingerprint(config)
+    assert raw_fingerprint(config.data) == raw_fingerprint(config.data)
     fsspec.filesystem("s3").invalidate_cache()
     endpoint.fault = Fault(503, "GET", "list-type=2")
     with pytest.raises(UnreachableError, match="does not answer"):
-        raw_fingerprint(config)
+        raw_fingerprint(config.data)
 
 
 def test_files_of_several_parts(s3, endpoint):

@@ -81,7 +81,7 @@ def test_drift_turns_the_effects_day_by_day():
 def test_write_tsv_gives_the_same_rows_as_a_criteo_file(run_ingest, suffix):
     url = f"memory://synthetic/log.tsv{suffix}"
     config = small("data.synthetic.rows=6000")
-    assert synthetic.write_tsv(config, url) == 6000
+    assert synthetic.write_tsv(config.data.synthetic, config.seed, url) == 6000
     dataset = run_ingest(yaml_config("criteo", f"data.path={url}", "data.sparse_defaults.min_count=1"))
     direct = run_ingest(config)
     columns = ["label", *dataset.schema.dense, *(column.name for column in dataset.schema.sparse)]
@@ -93,7 +93,7 @@ def test_write_tsv_gives_the_same_rows_as_a_criteo_file(run_ingest, suffix):
 
 
 def test_fingerprint_and_unknown_columns(run_ingest):
-    assert raw_fingerprint(small()) == synthetic.VERSION
+    assert raw_fingerprint(small().data) == synthetic.VERSION
     with pytest.raises(DataError, match="the synthetic log has no column 'C99'"):
         run_ingest(small("+data.sparse.C99.column=C99".lstrip("+")))
 

@@ -20,7 +20,7 @@ def planned_for(tmp_path, **tables):
     config.data = DataConfig(name="d", format="tables", tables=tables, dense_features=2)
     store = Store(str(tmp_path))
     with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
-        artifact = draft.commit(ingest(config, draft, print))
+        artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft, print))
     return artifact, *(store.read_json(f"datasets/d/k/{name}.json") for name in ("schema", "profile"))
 
 
@@ -64,9 +64,9 @@ def test_one_row_is_a_table_too():
     [
         (TableFigures(rows=0), "data.tables.t.rows is 0"),
         (TableFigures(rows=9, pooling=-1.0), "data.tables.t.pooling is -1"),
-        (TableFigures(rows=9, hot_rows=[1, 3], hot_share=[0.5]), "two lists of one length"),
+        (TableFigures(rows=9, hot_rows=[1, 3], hot_share=[0.5]), "lists of equal length"),
         (TableFigures(rows=9, hot_rows=[3, 1], hot_share=[0.5, 0.6]), "rows rising"),
-        (TableFigures(rows=9, hot_rows=[1, 10], hot_share=[0.5, 1.0]), "at most 9"),
+        (TableFigures(rows=9, hot_rows=[1, 10], hot_share=[0.5, 1.0]), "within 1 to 9"),
         (TableFigures(rows=9, hot_rows=[1, 9], hot_share=[0.5, 0.9]), "shares rising to 1"),
         (TableFigures(rows=9, zipf=1.0, hot_rows=[9], hot_share=[1.0]), "both zipf and a hit curve"),
     ],
@@ -87,12 +87,12 @@ def test_no_tables_and_bad_names_are_refused(tmp_path):
 
 def test_the_key_covers_what_the_profile_depends_on():
     config = compose(["experiment=dlrmv2"])
-    key = json.dumps([key_config("ingest", config), raw_fingerprint(config)])
+    key = json.dumps([key_config("ingest", config), raw_fingerprint(config.data)])
     config.data.sparse_defaults.rows = 7
     config.seed = 3
-    assert json.dumps([key_config("ingest", config), raw_fingerprint(config)]) == key
+    assert json.dumps([key_config("ingest", config), raw_fingerprint(config.data)]) == key
     config.data.table_defaults = TableDefaults(zipf=0.9)
-    assert json.dumps([key_config("ingest", config), raw_fingerprint(config)]) != key
+    assert json.dumps([key_config("ingest", config), raw_fingerprint(config.data)]) != key
 
 
 def test_logs_do_not_depend_on_table_specs():

@@ -199,7 +199,7 @@ def test_values_out_of_range_missing_or_of_another_type_are_quarantined(run_inge
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dense": {"x": DenseFeature(clip=[2, 1])}}, "data.dense.x.clip is [2, 1], expected two numbers that rise"),
+        ({"dense": {"x": DenseFeature(clip=[2, 1])}}, "data.dense.x.clip is [2, 1], expected two rising numbers"),
         ({"dense": {"x": DenseFeature(bins=1)}}, "data.dense.x.bins is 1"),
         ({"sparse": {"c": SparseFeature(bins=5, cross=["a", "b"])}}, "more than one of cross, bins and separator"),
         ({"sparse": {"c": SparseFeature(max_ids=0)}}, "data.sparse.c.max_ids is 0"),

@@ -107,10 +107,10 @@ def test_another_image_is_another_job() -> None:
 
 
 REFUSED = {
-    "launch.pods.image=nightjar:latest": "expected an image by its digest",
+    "launch.pods.image=nightjar:latest": "expected an image by digest",
     "launch.namespace=Ads_Team": "launch.namespace is 'Ads_Team'",
-    "store=./store": "a folder of this machine that pods do not see",
-    "launch.pods.env={AWS_SECRET_ACCESS_KEY:abc}": "would lie readable in manifests",
+    "store=./store": "a folder of this machine, which pods do not see",
+    "launch.pods.env={AWS_SECRET_ACCESS_KEY:abc}": "whose value manifests",
     "launch.pods.secret_env={AWS_SECRET_ACCESS_KEY:abc}": "is not <secret>/<key>",
     "launch.pods.tolerations=[{key:a,operator:Maybe}]": "expected Exists or Equal",
     "launch.pods.resources.train.shm_gib=64": "more memory than /dev/shm",

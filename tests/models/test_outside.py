@@ -111,8 +111,8 @@ def test_it_trains_resumes_publishes_and_predicts(site: Path, tmp_path: Path) ->
 
 def write_log(path: Path, store: Path) -> Path:
     """Raw rows as the synthetic logs have them."""
-    from pipeline.compose import compose
+    from pipeline.config import SyntheticConfig
     from pipeline.ingest.synthetic import write_tsv
 
-    write_tsv(compose(["data.synthetic.rows=300", "data.synthetic.ids_per_feature=50"]), path)
+    write_tsv(SyntheticConfig(rows=300, ids_per_feature=50), 1, path)
     return path

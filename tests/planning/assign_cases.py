@@ -6,7 +6,8 @@ import itertools
 
 import numpy as np
 
-from pipeline.planning.assign import Assignment, Candidate, Piece, Problem
+from pipeline.planning.assign import Assignment
+from pipeline.planning.assign_model import Candidate, Piece, Problem
 
 # slowdown against HBM, bytes in HBM, DDR and SSD as shares of the table
 TIERS = ((1.0, 1.0, 0.0, 0.0), (1.4, 0.2, 1.0, 0.0), (2.2, 0.05, 1.0, 0.0), (6.0, 0.01, 0.05, 1.0))

@@ -6,7 +6,8 @@ import os
 import pytest
 from assign_cases import brute_force, check, cluster_problem, small_problem
 
-from pipeline.planning.assign import Candidate, Piece, Problem, assign
+from pipeline.planning.assign import assign
+from pipeline.planning.assign_model import Candidate, Piece, Problem
 from pipeline.planning.quiet import quiet_native
 
 GIB = 2**30

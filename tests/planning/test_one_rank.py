@@ -12,7 +12,8 @@ import pytest
 from plan_cases import configure, cpu, dataset
 
 from pipeline.planning.engine import Engine
-from pipeline.planning.planner import open_space, settle
+from pipeline.planning.planner import open_space
+from pipeline.planning.setting import settle
 
 
 @pytest.mark.parametrize("pooling", [0.3, 1.0, 7.7])

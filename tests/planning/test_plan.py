@@ -99,7 +99,7 @@ def test_equal_shards_estimated_once_cost_what_torchrec_says():
     from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 
     from pipeline.planning.engine import Engine
-    from pipeline.planning.planner import settle
+    from pipeline.planning.setting import settle
 
     config = configure(preset("h100x2x8"), dim=256)
     setting = settle(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001}))

@@ -168,7 +168,7 @@ def test_a_stored_plan_that_was_changed_by_hand_is_refused(store, tmp_path):
 
 
 def test_names_that_mean_no_plan_or_several_are_refused(store, tmp_path):
-    with pytest.raises(ArtifactError, match="beginning of 2 plans' keys: abc1abc1abc1, abc2abc2abc2"):
+    with pytest.raises(ArtifactError, match="prefix of 2 plans' keys: abc1abc1abc1, abc2abc2abc2"):
         find_plan(store, "abc")
     with pytest.raises(ArtifactError, match=r"'friday' names no plan .* a run \(monday, tuesday\)"):
         find_plan(store, "friday")

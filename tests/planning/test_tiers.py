@@ -17,7 +17,8 @@ from pipeline.planning import make_plan, render_plan
 from pipeline.planning.choices import tables_of
 from pipeline.planning.hardware import size_text
 from pipeline.planning.loads import Block, asked_of
-from pipeline.planning.planner import open_space, rounds, settle
+from pipeline.planning.planner import open_space
+from pipeline.planning.setting import rounds, settle
 from pipeline.records import PHASES, Plan
 from tests.keys import key_config
 
@@ -135,7 +136,7 @@ def test_the_old_form_of_a_pin_names_the_new_one():
     with pytest.raises(ConfigError) as caught:
         compose(["+plan.tables.C3=row_wise"])
     assert caught.value.message == (
-        "plan.tables.C3 is 'row_wise', expected keys of its own: tier, sharding, cache_rows, avoid"
+        "plan.tables.C3 is 'row_wise', expected one of its keys: tier, sharding, cache_rows, avoid"
     )
     assert caught.value.hint == "+plan.tables.C3.sharding=row_wise"
     with pytest.raises(ConfigError) as caught:

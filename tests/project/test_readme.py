@@ -1,5 +1,6 @@
 """Every command of the README runs: `make` targets exist, `nightjar` and `torchx` lines run on small data."""
 
+import random
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
 LINES = [line.split("#")[0].strip() for block in BLOCKS for line in block.splitlines() if line.strip()]
 NIGHTJAR = [line for line in LINES if line.startswith("nightjar ")]
+DAY = "logs/2026-01-01"  # of the walk with a log of one's own
 SMALL = ["data.synthetic.rows=20000", "train.global_batch=1024"]
 
 
@@ -35,6 +37,28 @@ def run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=240)
 
 
+def block(language: str) -> str:
+    """The README's only block in ``language``."""
+    (text,) = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.S)
+    return str(text)
+
+
+def write_own_log(work: Path) -> None:
+    """The files of the walk with a log of one's own: the README's schema, and its CSV made long enough for the gate."""
+    schema = work / "my/data/clicks.yaml"
+    schema.parent.mkdir(parents=True)
+    schema.write_text(block("yaml"))
+    (work / DAY).mkdir(parents=True)
+    draw = random.Random(1)
+    rows = []
+    for number in range(20_000):
+        user, ad = draw.randrange(200), draw.randrange(50)
+        time, price = f"{number // 1000:02}:{number % 60:02}:00", 20 * draw.random()
+        clicked = int(draw.random() < (0.6 if ad % 5 == 0 else 0.05))
+        rows.append(f"2026-01-01 {time},u{user},a{ad},{draw.choice(['phone', 'tablet'])},{price:.2f},{clicked}\n")
+    (work / DAY / "clicks.csv").write_text(block("csv") + "".join(rows))
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory of its own, with the real data where the README expects it, and a finished demo."""
@@ -45,6 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (work / name).symlink_to(ROOT / name)
     if (ROOT.parent / "shared").is_dir():
         (home / "shared").symlink_to(ROOT.parent / "shared")
+    write_own_log(work)
     demo = nightjar(*command("nightjar run experiment=demo run=demo")[:-1], cwd=work)
     assert demo.returncode == 0, demo.stdout + demo.stderr
     return work

@@ -1,6 +1,7 @@
 """Versions made by hand, without training: a checkpoint of given rows and a ranking model of given weights."""
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,6 +34,11 @@ def config(**publish) -> Config:
     sparse = {name: SparseFeature() for name in built.ROWS}
     made = Config(run="r", data=DataConfig(name="clicks", format="synthetic", sparse=sparse), model=MODEL)
     return dataclasses.replace(made, publish=dataclasses.replace(made.publish, **publish))
+
+
+def groups(config: Config) -> dict[str, Any]:
+    """What ``dense_part`` takes of ``config``."""
+    return {name: getattr(config, name) for name in ("model", "data", "hardware", "seed")}
 
 
 def tables(step: int = 1) -> dict[str, torch.Tensor]:

@@ -39,7 +39,7 @@ def logs(tmp_path_factory) -> Path:
     """Two days of one world: mon.tsv and tue.tsv, and tue's labels mixed up in bad.tsv."""
     folder = tmp_path_factory.mktemp("logs")
     world = compose(["data.synthetic.rows=40000", "data.synthetic.ids_per_feature=60", "data.synthetic.days=1"])
-    write_tsv(world, str(folder / "all.tsv"))
+    write_tsv(world.data.synthetic, world.seed, str(folder / "all.tsv"))
     lines = (folder / "all.tsv").read_text().splitlines(keepends=True)
     (folder / "mon.tsv").write_text("".join(lines[:20_000]))
     (folder / "tue.tsv").write_text("".join(lines[20_000:]))

@@ -101,7 +101,7 @@ def test_towers_are_part_of_the_program(module: str) -> None:
     dim = modules[0].dim
     ranking = build_model(made.MODEL, made.inputs(9, dim))
     weights |= {f"head.ranking.{k}": v for k, v in ranking.state_dict().items()}
-    part = dense_part(made.config(), made.SCHEMA, towers, weights)
+    part = dense_part(made.SCHEMA, towers, weights, **made.groups(made.config()))
     dense, embeddings = torch.randn(6, 2), torch.randn(6, 3, built.DIM)
     with torch.no_grad():
         a, bc, long = embeddings[:, :1], embeddings[:, 1:2], embeddings[:, 2:]
@@ -110,7 +110,7 @@ def test_towers_are_part_of_the_program(module: str) -> None:
         assert torch.equal(part(dense, embeddings), wanted)
         del weights["head.ranking.head.bias"]
     with pytest.raises(ArtifactError, match="does not fit the model"):
-        dense_part(made.config(), made.SCHEMA, towers, weights)
+        dense_part(made.SCHEMA, towers, weights, **made.groups(made.config()))
 
 
 def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     flat = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
     store = Store(str(tmp_path))
     with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
-        write_program(draft, dense_part(settings, made.SCHEMA, flat, weights), 2, 3, built.DIM)
+        write_program(draft, dense_part(made.SCHEMA, flat, weights, **made.groups(settings)), 2, 3, built.DIM)
         draft.commit({})
     values = torch.tensor([[2.0, 0.3], [float("nan"), 0.3], [0.0, -1.0]])
     normalised = torch.tensor([[1.0, 0.3], [0.0, 0.3], [0.5, -1.0]])

@@ -76,7 +76,8 @@ class Nights:
     def deliver(self, day: date, *, spoilt: bool = False) -> None:
         """Write the logs of ``day``; ``spoilt``: clicks and other rows exchanged, as by a join the wrong way round."""
         path = self.folder / "logs" / f"{day}.tsv"
-        write_tsv(compose(list(WORLD)), str(path), day)
+        config = compose(list(WORLD))
+        write_tsv(config.data.synthetic, config.seed, str(path), day)
         if spoilt:
             lines = path.read_text().splitlines(keepends=True)
             path.write_text("".join(f"{1 - int(line[0])}{line[1:]}" for line in lines))

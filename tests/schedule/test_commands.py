@@ -17,7 +17,7 @@ MISTAKES = [
     (["nightly", "stages=[train]"], "stages=[train] is given, but a night does all six"),
     (["backfill", "from=2026-01-01"], "to= is missing"),
     (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 lies after to=2026-01-01"),
-    (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is no http or https URL"),
+    (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is not an http or https URL"),
     (["nightly", "nightly.time_zone=Mars/Base"], "nightly.time_zone is 'Mars/Base', expected the name of a time zone"),
     (["nightly", "nightly.wait_minutes=-1"], "nightly.wait_minutes is -1"),
     (["nightly", "--date", "2026-01-01"], "nightjar nightly does not know --date"),

@@ -67,8 +67,9 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
     """01 and 02 as usual, 03 with every fourth row a click, and the last two called again."""
     folder = tmp_path_factory.mktemp("nights")
     (folder / "logs").mkdir()
+    config = compose(list(WORLD))
     for day in (1, 2, 3):
-        write_tsv(compose(list(WORLD)), f"{folder}/logs/2026-01-0{day}.tsv", date(2026, 1, day))
+        write_tsv(config.data.synthetic, config.seed, f"{folder}/logs/2026-01-0{day}.tsv", date(2026, 1, day))
     spoilt = folder / "logs" / "2026-01-03.tsv"
     lines = spoilt.read_text().splitlines(keepends=True)
     spoilt.write_text("".join(f"1{line[1:]}" if i % 4 == 0 else line for i, line in enumerate(lines)))

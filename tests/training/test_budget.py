@@ -6,10 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig
 from pipeline.embeddings.ssd import pss_bytes
 from pipeline.errors import GuardError
-from pipeline.models.dlrm import DlrmConfig
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.distributed import connect
 from tests.embeddings.ranks import on_tier, plan_for, spawn
@@ -18,17 +17,15 @@ from tests.logged import listen
 GIB = 2**30
 
 
-def config(hosts, ranks, held="auto"):
-    made = Config(model=DlrmConfig(), hardware=HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0))
-    made.launch.limit_memory = held
-    return made
+def hardware(hosts, ranks):
+    return HardwareConfig(name="t", hosts=hosts, ranks_per_host=ranks, ddr_gib=2.0)
 
 
 def watch(folder, hosts, ranks, taken):
     """What a rank is told while it takes ``taken`` [intervals][rank] GiB."""
     said, own = listen(), [row[dist.get_rank()] for row in taken]
     plan = on_tier(plan_for("row_wise", hosts * ranks), "ssd")
-    budget = MemoryBudget(config(hosts, ranks), plan, lambda: int(own[len(records)] * GIB))
+    budget = MemoryBudget(hardware(hosts, ranks), "auto", plan, lambda: int(own[len(records)] * GIB))
     records, error = [], None
     try:
         for step in range(len(taken)):
@@ -57,14 +54,14 @@ def test_ranks_of_a_host_share_its_memory(tmp_path):
 
 def free_and_watch(folder):
     """Take 400 MiB in pieces, free them, and have the budget look: they are kept for later, and then given back."""
-    current = config(1, 1)
+    current = hardware(1, 1)
     connect(current)
     before = pss_bytes()
     kept = [torch.ones(1 << 18) for _ in range(400)]
     del kept
     idle = pss_bytes() - before
-    current.hardware.ddr_gib = (before + (200 << 20)) / GIB
-    budget = MemoryBudget(current, on_tier(plan_for("row_wise", 1), "ssd"), print)
+    current.ddr_gib = (before + (200 << 20)) / GIB
+    budget = MemoryBudget(current, "auto", on_tier(plan_for("row_wise", 1), "ssd"), print)
     (folder / "found.json").write_text(json.dumps([idle, budget.interval(1)["host_memory_bytes"], budget.limit]))
 
 
@@ -84,6 +81,6 @@ def test_hosts_do_not(tmp_path):
     ("auto", "ssd", True), ("auto", "ddr", False), ("never", "ssd", False), ("always", "ddr", True)
 ])  # fmt: skip
 def test_it_is_watched_where_it_is_asked_for(held, tier, active):
-    budget = MemoryBudget(config(1, 1, held), on_tier(plan_for("row_wise", 1), tier), print)
+    budget = MemoryBudget(hardware(1, 1), held, on_tier(plan_for("row_wise", 1), tier), print)
     assert budget.active == active
     assert active or (budget.interval(3), budget.summary()) == ({}, {})

@@ -11,7 +11,7 @@ from pipeline.errors import GuardError
 from pipeline.training.faults import EMBEDDING, FaultFinder
 from pipeline.training.guards import check_finite
 from pipeline.training.metrics import Sums
-from pipeline.training.model import Head
+from pipeline.training.model import DensePart
 from tests.embeddings.ranks import schema, spawn
 from tests.fake_cuda import fake_cuda
 
@@ -56,7 +56,7 @@ def run(folder):
 
     rank, found = dist.get_rank(), {}
     for name, (*passes, _) in CASES.items():
-        head = Head(Ranking(), dataclasses.replace(schema(), dense=("d0", "d1")), None)
+        head = DensePart(Ranking(), dataclasses.replace(schema(), dense=("d0", "d1")), None)
         for spoilt in passes[rank]:
             one_pass(head, spoilt)
         with torch.no_grad():

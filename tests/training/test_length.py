@@ -68,7 +68,7 @@ def test_more_epochs_go_on_from_the_end_of_the_former_ones(said: tuple[Path, dic
     store, text = said
     assert "code 0" in text["first"] and "code 0" in text["longer"]
     assert re.search(r"resumed from runs/a/checkpoints/\w+/step-00000010 after step 10\n", text["longer"])
-    assert "train.epochs was 1, is 2: training goes on to step 20, where 10 were planned" in text["longer"]
+    assert "train.epochs was 1, is 2: training goes on to step 20; 10 were planned" in text["longer"]
     assert "resumed" not in text["straight"]
 
 
@@ -87,7 +87,7 @@ def test_the_shorter_training_that_is_finished_stays_finished(said: tuple[Path, 
 def test_a_training_cannot_be_made_shorter_than_it_is(said: tuple[Path, dict[str, str]]) -> None:
     _, text = said
     assert "code 2" in text["shorter"]
-    assert "train.epochs=2 train.max_steps=13 plan 13 steps, but this training has taken 20 already" in text["shorter"]
+    assert "train.epochs=2 train.max_steps=13 plan 13 steps, but this training has already taken 20" in text["shorter"]
     assert "hint: train.max_steps=null for the training as it is; run=<another name>" in text["shorter"]
 
 
@@ -145,7 +145,7 @@ def test_the_hint_for_a_training_that_is_too_long_names_what_it_was_planned_with
     with pytest.raises(ConfigError) as caught:
         check_length(TrainConfig(epochs=1, max_steps=5), recorded(epochs=2), 9, 5, "runs/r/p")
     assert caught.value.hint.startswith("train.epochs=2 train.max_steps=null for the training as it is; ")
-    assert "plan 5 steps, but this training has taken 9 already (runs/r/p)" in caught.value.message
+    assert "plan 5 steps, but this training has already taken 9 (runs/r/p)" in caught.value.message
 
 
 def test_nothing_is_said_where_the_length_is_the_same() -> None:
@@ -174,7 +174,9 @@ def test_fewer_bits_can_be_made_of_all_and_no_more_of_few() -> None:
     fewer = CheckpointConfig(final_quantise="8", state="bf16")
     check_finer(fewer, recorded(), "p")
     check_finer(fewer, {"checkpoint": asdict(fewer)}, "p")
-    with pytest.raises(ConfigError, match=r"checkpoint.final_quantise=8 checkpoint.state=bf16: what that rounded") as e:
+    with pytest.raises(
+        ConfigError, match=r"checkpoint.final_quantise=8 checkpoint.state=bf16: the bits that this"
+    ) as e:
         check_finer(CheckpointConfig(), {"checkpoint": asdict(fewer)}, "p")
     assert e.value.hint.startswith("checkpoint.final_quantise=8 checkpoint.state=bf16; ")
     assert coding_of(CheckpointConfig()) == "fp32-fp32"

@@ -45,7 +45,7 @@ def nights_of(tmp_path, feature):
         config = day_config(tmp_path, day, source, feature)
         key = artifact_key("ingest", {"day": day}, {})
         with store.draft(dataset_path("d", key, day), kind="ingest", key=key, config={}, inputs={}) as draft:
-            dataset = draft.commit(ingest(config, draft))
+            dataset = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
         made.append((dataset, config))
         source = dataset.path
     return store, made
@@ -58,11 +58,14 @@ def checkpoint(store, dataset, config):
     return type(artifact)(**{**vars(artifact), "inputs": {"dataset": dataset.key}, "config": {"data": data}})
 
 
+def remapped(store, init, dataset, config):
+    return remapped_rows(store, init, dataset, config.data, config.checkpoint)
+
+
 def test_rows_of_evicted_ids_are_found_by_comparing_the_mappings(nights):
     store, made = nights
     found = [
-        remapped_rows(store, checkpoint(store, *made[then]), made[now][0], made[now][1])
-        for then, now in ((0, 1), (1, 2), (0, 2), (2, 2))
+        remapped(store, checkpoint(store, *made[then]), *made[now]) for then, now in ((0, 1), (1, 2), (0, 2), (2, 2))
     ]
     # "new" is appended on the second day; on the fourth "old" loses row 3 to "newest".
     assert [{name: rows.tolist() for name, rows in one.items()} for one in found] == [{}, {"c": [3]}, {"c": [3]}, {}]
@@ -73,21 +76,21 @@ def test_rows_that_a_full_table_gave_to_other_ids_start_anew(tmp_path):
     assert [dataset.summary["rows_replaced"] for dataset, _ in made] == [{}, {"c": 1}, {"c": 1}]
     for then, now in ((0, 1), (1, 2), (0, 2)):
         init = checkpoint(store, *made[then])
-        assert {name: rows.tolist() for name, rows in remapped_rows(store, init, *made[now]).items()} == {"c": [3]}
+        assert {name: rows.tolist() for name, rows in remapped(store, init, *made[now]).items()} == {"c": [3]}
     init = checkpoint(store, *made[1])
     shutil.rmtree(store.full(made[1][0].path))  # then the list of freed rows tells
-    assert remapped_rows(store, init, *made[2])["c"].tolist() == [3]
+    assert remapped(store, init, *made[2])["c"].tolist() == [3]
 
 
 def test_without_the_checkpoints_data_set_the_list_of_freed_rows_tells(nights):
     store, made = nights
     init = checkpoint(store, *made[1])
     shutil.rmtree(store.full(made[1][0].path))
-    assert remapped_rows(store, init, *made[2])["c"].tolist() == [3]
+    assert remapped(store, init, *made[2])["c"].tolist() == [3]
     first = checkpoint(store, *made[0])
     shutil.rmtree(store.full(made[0][0].path))
-    with pytest.raises(ArtifactError, match="is gone: nothing tells which rows of table 'c' belong to other ids"):
-        remapped_rows(store, first, *made[2])
+    with pytest.raises(ArtifactError, match="is gone: the rows of table 'c' whose ids changed are unknown"):
+        remapped(store, first, *made[2])
 
 
 def test_renamed_tables_are_compared_by_id(nights):
@@ -98,9 +101,9 @@ def test_renamed_tables_are_compared_by_id(nights):
     config.data.sparse = {"d": SparseFeature(column="c", evict_after_days=2)}
     config.data.mapping_from = None
     with store.draft("datasets/d/2026-01-04/renamed", kind="ingest", key="renamed", config={}, inputs={}) as draft:
-        renamed = draft.commit(ingest(config, draft))
+        renamed = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
     # "always" is in row 2 of both; "newest" has the row of "old".
-    assert remapped_rows(store, init, renamed, config)["d"].tolist() == [3, 4]
+    assert remapped(store, init, renamed, config)["d"].tolist() == [3, 4]
 
 
 def test_reset_rows_have_their_initial_values_and_no_state():

@@ -23,13 +23,13 @@ class RowwiseAdagrad(TableOptimizer):
     replica_passes = 6
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """As of any."""
+        """See ``TableOptimizer.fused``."""
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
         return RowWiseAdagrad, {"eps": EPS}
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """As of any."""
+        """See ``TableOptimizer.update``."""
         sums = state[SUM].add_(gradient.square().mean(dim=1))
         scale = sums.sqrt().add_(EPS).reciprocal_().mul_(lr)
         weights.addcmul_(gradient, scale[:, None], value=-1.0)

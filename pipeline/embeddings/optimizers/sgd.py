@@ -18,13 +18,13 @@ class Sgd(TableOptimizer):
     replica_passes = 5
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """As of any."""
+        """See ``TableOptimizer.fused``."""
         from torch.optim import SGD
 
         return SGD, {}
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """As of any."""
+        """See ``TableOptimizer.update``."""
         weights.add_(gradient, alpha=-lr)
 
 

@@ -1,4 +1,4 @@
-"""Tables on SSD: file-backed storage under the CPU kernels, with rows brought in ahead of their use."""
+"""Tables on SSD: rows are brought from files into the kernels' memory ahead of their use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Many reads of a disk at once, past the page cache, into one piece of memory that is used again and again.
+"""Many reads of a disk at once, past the page cache, into one piece of memory that is reused.
 
-Linux AIO (io_submit(2)) rather than io_uring, which container runtimes often forbid. A thousand requests are handed
-over in one call and arrays are filled by NumPy, so a read costs about 5 us of processor; threads took 17
-(docs/measurements.md). Where the kernel has no AIO for us, reads go one after the other: slow and right.
+Linux AIO (io_submit(2)) rather than io_uring, which container runtimes often forbid. One call submits a thousand
+requests and NumPy fills the arrays, so a read costs about 5 us of CPU time; threads took 17 (docs/measurements.md).
+Where the kernel refuses AIO, reads are done one after another, which is slow.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import mmap
 import os
 import platform
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ _STAGING = 8 << 20
 class DiskQueue:
     """A queue of reads into 8 MiB of memory of its own. For one thread.
 
-    ``refused``: why reads go one after the other, '' where they do not.
+    ``refused``: why reads are done one after another, '' where they are not.
     """
 
     def __init__(self) -> None:
@@ -46,15 +47,15 @@ class DiskQueue:
         self._calls = _CALLS.get(platform.machine())
         self.refused = "" if self._calls else f"not known for {platform.machine()}"
         context = ctypes.c_ulong(0)
-        if self._calls and _LIBC.syscall(ctypes.c_long(self._calls[0]), _DEPTH, ctypes.byref(context)):
+        if self._calls and self._call(0, _DEPTH, ctypes.byref(context)):
             self._calls, self.refused = None, os.strerror(ctypes.get_errno())
         self._context = context
 
     def read(self, fds: I64, offsets: I64, lengths: I64) -> Iterator[tuple[I64, I64, NDArray[np.float32]]]:
-        """Read [offset, offset + length) of each file, whole pages; as they come: (which, where, memory).
+        """Read [offset, offset + length) of each file, whole pages; yields (which, where, memory) as reads are done.
 
-        Request ``which[i]`` lies in ``memory`` from word ``where[i]`` on, until the iterator is advanced. OSError for
-        what the disk says; EIO for a file that ends too early.
+        Request ``which[i]`` is in ``memory`` from word ``where[i]`` on, until the iterator advances. OSError where the
+        disk fails; EIO where a file ends too early.
         """
         if not len(offsets):
             return
@@ -88,37 +89,30 @@ class DiskQueue:
     def _submit(self, places: I64) -> int:
         """Hand over the requests at ``places``; how many the kernel took, at least one."""
         pointers = self._pointers[places]
-        assert self._calls is not None
-        taken = int(
-            _LIBC.syscall(
-                ctypes.c_long(self._calls[3]), self._context, ctypes.c_long(len(places)),
-                pointers.ctypes.data_as(ctypes.c_void_p),
-            )
-        )  # fmt: skip
+        taken = self._call(3, self._context, ctypes.c_long(len(places)), pointers.ctypes.data_as(ctypes.c_void_p))
         if taken < 1:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+            raise _error(ctypes.get_errno())
         return taken
 
     def _wait(self, least: int) -> int:
-        assert self._calls is not None
+        """Wait for ``least`` requests; how many are done."""
+        events = self._events.ctypes.data_as(ctypes.c_void_p)
         while True:
-            done = int(
-                _LIBC.syscall(
-                    ctypes.c_long(self._calls[2]), self._context, ctypes.c_long(least), ctypes.c_long(_DEPTH),
-                    self._events.ctypes.data_as(ctypes.c_void_p), None,
-                )
-            )  # fmt: skip
+            done = self._call(2, self._context, ctypes.c_long(least), ctypes.c_long(_DEPTH), events, None)
             if done >= 1:
                 return done
             if done < 0 and ctypes.get_errno() != errno.EINTR:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                raise _error(ctypes.get_errno())
+
+    def _call(self, which: int, *arguments: Any) -> int:
+        assert self._calls is not None
+        return int(_LIBC.syscall(ctypes.c_long(self._calls[which]), *arguments))
 
     def _check(self, results: NDArray[np.int64], lengths: I64) -> None:
         if (results == lengths).all():
             return
         failed = int(results[results != lengths][0])
-        number = -failed if failed < 0 else errno.EIO
-        raise OSError(number, os.strerror(number))
+        raise _error(-failed if failed < 0 else errno.EIO)
 
     def _one(self, fds: I64, offsets: I64, lengths: I64, stride: int, slots: int) -> Iterator[tuple[I64, I64]]:
         place = np.zeros(1, np.int64)
@@ -130,7 +124,11 @@ class DiskQueue:
                 yield np.array([number]), place
 
     def close(self) -> None:
-        """Give the queue back to the kernel; waits for what is under way."""
+        """Return the queue to the kernel, once the requests under way are done."""
         if self._calls:
-            _LIBC.syscall(ctypes.c_long(self._calls[1]), self._context)
+            self._call(1, self._context)
             self._calls = None
+
+
+def _error(number: int) -> OSError:
+    return OSError(number, os.strerror(number))

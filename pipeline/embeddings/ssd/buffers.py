@@ -1,6 +1,6 @@
-"""Memory of ours under TorchRec's fused CPU kernels, and how a kernel gets it.
+"""Our own memory under TorchRec's fused CPU kernels, and how a kernel gets it.
 
-FBGEMM's kernel takes its host memory from ``preallocated_host_buffers`` where it is given. Three things are in the way:
+FBGEMM's kernel uses ``preallocated_host_buffers`` as its host memory. Three things are in the way:
 TorchRec puts a kernel's arguments into a grouping key (``HostBuffers``), its kernel fills every table with random
 numbers when built (``kept_buffers``), and its sharded collection fills them once more by ``init_fn``.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import mmap
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -34,7 +34,7 @@ def sparse_memory(count: int) -> Tensor:
 
 
 def mapped(file: ScratchFile, count: int) -> Tensor:
-    """float32 [count] that lie in ``file``."""
+    """float32 [count] mapped from ``file``."""
     values = mmap.mmap(file.fd, file.size)
     # Without it every fault reads 128 KiB ahead: two hundred times slower under a memory limit.
     values.madvise(mmap.MADV_RANDOM)
@@ -58,14 +58,14 @@ class HostBuffers(dict[str, Tensor]):
 
 
 def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, HostBuffers]) -> None:
-    """Tell each named table to live in its buffers, with those that have the same. After ``fuse_optimizer``.
+    """Store each named table in its buffers; tables with the same ones share a kernel. Call after ``fuse_optimizer``.
 
-    Every rank names the same tables, for TorchRec's groups must be alike; PlanError where FBGEMM cannot do it.
+    Every rank names the same tables, since TorchRec groups them alike. PlanError where FBGEMM lacks the feature.
     """
     taken = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     if any(buffers.values()) and "preallocated_host_buffers" not in taken:
         raise PlanError(
-            "tier ssd needs an fbgemm-gpu whose kernels take preallocated_host_buffers; this one does not",
+            "tier ssd needs an fbgemm-gpu whose kernels take preallocated_host_buffers; the installed one does not",
             hint="install fbgemm-gpu 1.8 and torchrec 1.8, or +plan.tables.<table>.tier=ddr",
         )
     for name, table in buffers.items():
@@ -82,16 +82,22 @@ def _keep(weight: Tensor) -> Tensor:
 
 
 @contextmanager
-def kept_buffers() -> Iterator[None]:
-    """While kernels are built: those with buffers of ours keep what lies there instead of filling it anew."""
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While it is entered, attribute ``name`` of ``owner`` is ``value``."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def kept_buffers() -> AbstractContextManager[None]:
+    """While kernels are built: those with our buffers keep the buffers' values instead of filling them anew."""
     original = BaseBatchedEmbeddingBag.init_parameters
 
     def init_parameters(kernel: Any) -> None:
         if getattr(kernel.emb_module, "_preallocated_host_buffers", None) is None:
             original(kernel)
 
-    BaseBatchedEmbeddingBag.init_parameters = init_parameters  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        BaseBatchedEmbeddingBag.init_parameters = original  # type: ignore[method-assign]
+    return replaced(BaseBatchedEmbeddingBag, "init_parameters", init_parameters)

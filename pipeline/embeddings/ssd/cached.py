@@ -1,8 +1,8 @@
 """A shard with a fixed number of slots: a cache of its rows in the memory of a device.
 
-Rows stay in their slots when their batch is done; the least recently used ones leave, many at a time, when others need
-their slots. Rows that a batch on its way holds never leave: where these leave too few slots for the next batch, it
-waits until a batch is done (``SsdStore``).
+Rows stay in their slots when their batch is done. The least recently used ones leave, many at a time, when others need
+their slots. Rows of a batch under way never leave: where they leave too few slots for the next batch, that one waits
+until a batch is done (``SsdStore``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.records import ShardPlan
 
 
 class CachedShard(SsdShard):
-    """As ``SsdShard``, none of its rows pinned, at most ``slots`` of them in memory at a time.
+    """An ``SsdShard`` without pinned rows and with at most ``slots`` rows in memory.
 
     ``table_rows``: of the whole table, for messages.
     """
@@ -45,16 +45,16 @@ class CachedShard(SsdShard):
         self._unheld = self.count
 
     def live_in(self, weights: Tensor, state: Tensor | None) -> None:
-        """As of any, [slots, dim] and [slots], on any device."""
+        """See ``SsdShard.live_in``; [slots, dim] and [slots], on any device."""
         self.slots = DeviceSlots(weights, state)
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """As of any."""
+        """See ``SsdShard.begin``."""
         super().begin(table, seed)
         self._reset()
 
     def room(self, part: Part) -> bool:
-        """As of any; GuardError for a batch that all slots are too few for."""
+        """See ``SsdShard.room``; GuardError for a batch with more rows than there are slots."""
         if len(part.rows) > self.count:
             needed = -(-2 * len(part.rows) * self._table_rows // self.rows)
             raise GuardError(
@@ -68,7 +68,7 @@ class CachedShard(SsdShard):
         return len(part.rows) - len(here) <= self._unheld - int(np.count_nonzero(self._held[here] == 0))
 
     def claim(self, part: Part) -> tuple[I64, I64]:
-        """As of any."""
+        """See ``SsdShard.claim``."""
         absent, where = super().claim(part)
         self._row[part.slots[absent]] = part.rows[absent]
         return absent, where
@@ -84,7 +84,7 @@ class CachedShard(SsdShard):
         return taken
 
     def _evict(self, count: int) -> None:
-        """Write the ``count`` rows back that were let go longest ago; their slots are free."""
+        """Write the ``count`` least recently used rows back and free their slots."""
         leaving = []
         while count:
             times, slots = self._idle.popleft()
@@ -102,7 +102,7 @@ class CachedShard(SsdShard):
         self._free = np.concatenate([self._free, slots])
 
     def release(self, part: Part) -> None:
-        """The batch is done: its rows may leave."""
+        """End a batch: its rows may leave."""
         if part.era != self._era:
             return
         self._held[part.slots] -= 1
@@ -116,7 +116,7 @@ class CachedShard(SsdShard):
             self._compact()
 
     def _compact(self) -> None:
-        """Forget what is in line and was used since."""
+        """Drop the entries of rows that were used since they were queued."""
         slots = np.flatnonzero((self._time > 0) & (self._held == 0))
         slots = slots[np.argsort(self._time[slots], kind="stable")]
         self._idle, self._queued = deque([(self._time[slots], slots)]), len(slots)

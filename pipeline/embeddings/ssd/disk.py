@@ -20,43 +20,35 @@ from pipeline.embeddings.tables import TableSpec
 class DiskRows(Protocol):
     """What a ``DiskShard`` reads and writes through: ``SsdStore``, by table and places in the shard."""
 
-    def shard(self, table: str) -> SsdShard:
-        """As of ``SsdStore``."""
-        ...
-
     def read(self, table: str, places: I64) -> F32:
-        """As of ``SsdStore``."""
+        """See ``SsdStore``."""
         ...
 
     def write(self, table: str, places: I64, weights: F32, state: F32) -> None:
-        """As of ``SsdStore``."""
+        """See ``SsdStore``."""
         ...
 
     def scratch(self, table: str) -> Tensor:
-        """As of ``SsdStore``."""
+        """See ``SsdStore``."""
         ...
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """As of ``SsdStore``."""
+        """See ``SsdStore``."""
         ...
 
     def zero_state(self, table: str) -> None:
-        """As of ``SsdStore``."""
+        """See ``SsdStore``."""
         ...
 
 
 class DiskShard(LocalShard):
-    """A shard on tier ssd: ``copy`` and ``put`` as of any; ``weight`` and ``state`` are copies of all its rows.
-
-    A row that was never used has its initial value.
-    """
+    """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
 
     _store: DiskRows
     _states: list[str]
 
-    def __init__(self, store: DiskRows, table: str, owner: bool, states: list[str]) -> None:
-        shard = store.shard(table)
-        place = {"table": table, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
+    def __init__(self, store: DiskRows, shard: SsdShard, owner: bool, states: list[str]) -> None:
+        place = {"table": shard.name, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
         for name, value in {**place, "owner": owner, "_store": store, "_states": states}.items():
             object.__setattr__(self, name, value)
 
@@ -74,7 +66,7 @@ class DiskShard(LocalShard):
         return torch.from_numpy(self._store.read(self.table, _numbers(places)))
 
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
-        """As of any shard."""
+        """See ``LocalShard``."""
         records = self._read(places)
         weight.copy_(records[:, :-2])
         for into in state.values():
@@ -83,7 +75,7 @@ class DiskShard(LocalShard):
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
-        """As of any shard; rows that are not given whole are read before."""
+        """See ``LocalShard.put``. Rows that are not given whole are read first."""
         whole = weight.shape[1] == self.columns and not add and set(state) == set(self._states)
         records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
         records[:, column : column + weight.shape[1]] = weight
@@ -92,7 +84,7 @@ class DiskShard(LocalShard):
         self._write(places, records)
 
     def scratch(self) -> Tensor | None:
-        """As of any shard."""
+        """See ``LocalShard``."""
         return self._store.scratch(self.table)
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -101,11 +93,11 @@ class DiskShard(LocalShard):
 
     @property
     def device(self) -> torch.device:
-        """As of any shard."""
+        """See ``LocalShard``."""
         return torch.device("cpu")
 
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """As of any shard; none of values."""
+        """Shapes of the states of ``rows`` rows by name; on this tier a state is one figure a row."""
         return dict.fromkeys(self._states, (rows,))
 
     def zero_state(self) -> None:

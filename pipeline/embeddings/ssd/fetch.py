@@ -30,7 +30,7 @@ class Fetcher:
         self.queue = DiskQueue()
 
     def fetch(self, parts: Sequence[tuple[SsdShard, Part]]) -> None:
-        """Bring the rows of ``parts``, all of one batch, into slots, and tell those who wait."""
+        """Bring the rows of ``parts``, all of one batch, into slots, and mark the parts as ready."""
         claims = [(shard, part, *shard.claim(part)) for shard, part in parts if len(part.rows)]
         wants = [
             _Want(shard, part.rows[absent], where, np.empty((len(absent), shard.log.words), np.float32))
@@ -54,21 +54,20 @@ class Fetcher:
         return records
 
     def _load(self, wants: Sequence[_Want]) -> None:
-        reads = [(want, found) for want in wants if (found := want.shard.values(want.rows, want.where, want.records))]
+        reads = [(want, read) for want in wants if (read := want.shard.values(want.rows, want.where, want.records))]
         for words in {want.shard.log.words for want, _ in reads}:
-            self._scatter([(want, found) for want, found in reads if want.shard.log.words == words], words)
+            self._scatter([(want, read) for want, read in reads if want.shard.log.words == words], words)
 
     def _scatter(self, reads: list[tuple[_Want, Reads]], words: int) -> None:
-        """Read all, and put the records where they are wanted."""
+        """Read all records, of ``words`` words each, and put each where it is wanted."""
         sizes = [len(want.records) for want, _ in reads]
         together = np.empty((sum(sizes), words), np.float32)
         begins = np.cumsum([0, *sizes])
-        fds = np.concatenate([np.full(len(found.offset), want.shard.log.file.fd) for want, found in reads])
+        fds = np.concatenate([np.full(len(read.offset), want.shard.log.file.fd) for want, read in reads])
         offset, length, count, skip = (
-            np.concatenate([getattr(found, name) for _, found in reads])
-            for name in ("offset", "length", "count", "skip")
+            np.concatenate([getattr(read, name) for _, read in reads]) for name in ("offset", "length", "count", "skip")
         )
-        target = np.concatenate([found.target + begin for (_, found), begin in zip(reads, begins, strict=False)])
+        target = np.concatenate([read.target + begin for (_, read), begin in zip(reads, begins, strict=False)])
         first, whole = np.cumsum(count) - count, together.view(f"V{4 * words}")[:, 0]
         try:
             for which, where, memory in self.queue.read(fds, offset, length):
@@ -81,11 +80,11 @@ class Fetcher:
                 whole[target[record]] = items[at]
         except OSError as error:
             raise _unreadable(error, [want.shard for want, _ in reads]) from error
-        for (want, found), begin in zip(reads, begins, strict=False):
-            want.records[found.target] = together[begin + found.target]
+        for (want, read), begin in zip(reads, begins, strict=False):
+            want.records[read.target] = together[begin + read.target]
 
     def close(self) -> None:
-        """Let go of the queue."""
+        """Close the queue."""
         self.queue.close()
 
 

@@ -1,4 +1,4 @@
-"""What the SSD tier costs: lookups that found their row in memory, faults, bytes to and from the disk, memory used."""
+"""The figures of the SSD tier: lookups with their row in memory, page faults, bytes read and written, memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIGURES = 7
 
 
 def pss_bytes() -> int:
-    """Proportional set size of this process, its mapped part of the page cache included; 0 where it is not told.
+    """Proportional set size of this process, with its mapped part of the page cache; 0 where unknown.
 
     Walks the page tables: about a millisecond for every GiB in memory.
     """
@@ -26,7 +26,7 @@ def pss_bytes() -> int:
 
 
 def _disk_bytes() -> tuple[int, int]:
-    """Bytes this process has had read from and written to disks so far, for whatever purpose."""
+    """Bytes that this process has read from and written to disks so far."""
     try:
         fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
     except OSError:
@@ -37,8 +37,8 @@ def _disk_bytes() -> tuple[int, int]:
 class Figures:
     """Counts of one rank since the last ``take``.
 
-    ``looked``/``found``: lookups and those whose row was in memory at that moment; ``asked``/``there``: the same when
-    the ids of a batch were first seen, ahead of it, a row counted once. One thread writes each pair.
+    ``looked``/``found``: lookups, and those whose row was in memory at that moment; ``asked``/``there``: the same when
+    the ids of a batch are announced, a row counted once. One thread writes each pair.
     """
 
     def __init__(self) -> None:
@@ -57,10 +57,10 @@ class Figures:
 
 
 def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
-    """The figures of an interval of ``steps`` from ``take`` of all ranks: for ``metrics.jsonl``.
+    """The figures of an interval of ``steps`` for ``metrics.jsonl``, from the ``sums`` of ``take`` over all ranks.
 
-    ``ssd_prefetch_coverage``: the share of lookups whose row was not in memory when the prefetcher saw their ids and
-    was when they took place. None where there was nothing to count.
+    ``ssd_prefetch_coverage``: of the lookups whose row was not in memory when their ids were announced, the share whose
+    row was there at the lookup. None without lookups.
     """
     looked, found, asked, there, faults, read, written = sums
     cold, missed = (1 - there / asked if asked else 0.0), (1 - found / looked if looked else 0.0)

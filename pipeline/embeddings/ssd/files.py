@@ -1,8 +1,8 @@
-"""Scratch files of the SSD tier: they have no name, so nothing of a run outlives it or is ever read by another.
+"""Scratch files of the SSD tier: they have no names, so no other run can read them and none outlives its run.
 
-A file is opened without a name (``O_TMPFILE``; where the file system has none, it is unlinked at once). The kernel
-frees it with the process that holds it, however that ends: there is no stale file to find and none to remove.
-Its space is taken at the start: a disk that is too small says so before the first step, not in the middle of a run.
+A file is opened without a name (``O_TMPFILE``), or unlinked at once where the file system does not support that. The
+kernel frees it when the process ends, in whatever way, so there are no stale files to remove. Its space is taken at the
+start: a disk that is too small fails before the first step, not in the middle of a run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from pipeline.errors import ConfigError, GuardError
@@ -26,9 +26,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def check_paths(paths: Sequence[str]) -> list[Path]:
     """``hardware.ssd_paths`` as directories; ConfigError for none, and for one that is missing or read-only."""
     if sys.platform != "linux":
-        raise ConfigError(
-            "tier ssd maps files as only Linux does", hint="+plan.tables.<table>.tier=ddr for every table"
-        )
+        raise ConfigError("tier ssd needs Linux", hint="+plan.tables.<table>.tier=ddr for every table")
     if not paths:
         raise ConfigError(
             "the plan has tables on tier ssd, but hardware.ssd_paths names no directory and the store is not local",
@@ -46,8 +44,8 @@ def check_paths(paths: Sequence[str]) -> list[Path]:
 class ScratchFile:
     """``size`` bytes, rounded up to pages, on the disk of ``directory``; ``what`` names their use in messages.
 
-    ``direct``: reads and writes are of whole pages, from and to page-aligned memory, and go past the page cache: they
-    take no memory but the caller's. Where the file system refuses that, ``cached`` says why and the page cache is used.
+    ``direct``: reads and writes take whole pages in page-aligned memory and bypass the page cache, so they use no
+    memory but the caller's. Where the file system refuses that, ``cached`` says why, and they use the page cache.
     GuardError where there is no room.
     """
 
@@ -76,7 +74,7 @@ class ScratchFile:
         return self._file.fileno()
 
     def check(self) -> None:
-        """GuardError where another process cut the file: what is gone cannot be read again."""
+        """GuardError where another process truncated the file."""
         size = os.fstat(self.fd).st_size
         if size < self.size:
             raise GuardError(
@@ -86,30 +84,27 @@ class ScratchFile:
             )
 
     def write(self, data: memoryview, place: int) -> None:
-        """Write ``data`` at byte ``place``. GuardError where the disk does not take it."""
-        rest, at = data, place
-        try:
-            while rest:
-                done = os.pwrite(self.fd, rest, at)
-                rest, at = rest[done:], at + done
-        except OSError as error:
-            raise self.failed(error, f"written: {len(data):,} bytes at byte {place:,}") from error
+        """Write ``data`` at byte ``place``. GuardError where the disk fails."""
+        self._transfer(os.pwrite, data, place, "written")
 
     def read_into(self, data: memoryview, place: int) -> None:
-        """Fill ``data`` from byte ``place`` on. GuardError where the disk does not give it."""
+        """Fill ``data`` from byte ``place`` on. GuardError where the disk fails."""
+        self._transfer(lambda fd, rest, at: os.preadv(fd, [rest], at), data, place, "read")
+
+    def _transfer(self, act: Callable[[int, memoryview, int], int], data: memoryview, place: int, done: str) -> None:
         rest, at = data, place
         try:
             while rest:
-                done = os.preadv(self.fd, [rest], at)
-                if not done:
+                count = act(self.fd, rest, at)
+                if not count:
                     self.check()
                     raise OSError(errno.EIO, f"the file ends at byte {at:,}")
-                rest, at = rest[done:], at + done
+                rest, at = rest[count:], at + count
         except OSError as error:
-            raise self.failed(error, f"read: {len(data):,} bytes at byte {place:,}") from error
+            raise self.failed(error, f"{done}: {len(data):,} bytes at byte {place:,}") from error
 
     def failed(self, error: OSError, task: str) -> GuardError:
-        """What is said of ``error``; ``task`` ends the sentence "the file cannot be ..."."""
+        """The GuardError for ``error``; ``task`` ends its sentence "the file cannot be ..."."""
         free = f", {_gib(shutil.disk_usage(self.directory).free)} are free" if error.errno in _FULL else ""
         return GuardError(
             f"the scratch file of {self.what} in {self.directory} cannot be {task} ({error.strerror or error}{free})",

@@ -1,9 +1,9 @@
-"""A fused kernel that has memory for some rows of its tables only, while TorchRec sees tables of full size.
+"""A fused kernel with memory for some rows of its tables only, while TorchRec sees tables of full size.
 
-On a GPU there is no memory that takes no room until it is touched, so the kernel of tables on SSD is built with as many
-rows as its cache has slots, and lookups give it slot numbers. TorchRec checks the sizes of weights and optimizer states
-against its shards and makes its ``state_dict`` of them: it is shown stand-ins of the full size, one value repeated,
-which nothing reads. ``storage_of`` gives the real ones.
+GPU memory takes room before it is touched, so the kernel of tables on SSD has as many rows as its cache has slots, and
+lookups pass slot numbers. TorchRec compares the sizes of weights and optimizer states with its shards and puts them
+into its ``state_dict``: it gets stand-ins of the full size, one value repeated, which nothing reads. ``storage_of``
+gives the real ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBat
 from torch import Tensor
 from torchrec.distributed import batched_embedding_kernel
 
-from pipeline.embeddings.ssd.buffers import HostBuffers, kept_buffers
+from pipeline.embeddings.ssd.buffers import HostBuffers, kept_buffers, replaced
 
 
 class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
@@ -51,14 +51,9 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
     def _rows(self) -> list[int] | None:
         return self.__dict__.get("_whole_rows")
 
-    def storage(self) -> list[tuple[Tensor, Tensor | None]]:
-        """By table the weights [slots, dim], and the state [slots] where the optimizer has one."""
-        weights, states = super().split_embedding_weights(), super().split_optimizer_states()
-        return [(weight, states[i][0] if states else None) for i, weight in enumerate(weights)]
-
 
 class _StandIn(Tensor):
-    """One value repeated to any size; it says it is contiguous, for TorchRec's ShardedTensor takes no other."""
+    """One value repeated to any size. It claims to be contiguous, since TorchRec's ShardedTensor takes nothing else."""
 
     def is_contiguous(self, *_: Any, **__: Any) -> bool:
         """True."""
@@ -74,19 +69,13 @@ def _stand_in(tensors: Sequence[Tensor], rows: list[int] | None) -> list[Tensor]
 
 def storage_of(kernel: Any) -> list[tuple[Tensor, Tensor | None]]:
     """By table of FBGEMM's ``kernel`` the rows that it computes with, and their optimizer state if it has one."""
-    if isinstance(kernel, SlotKernel):
-        return kernel.storage()
-    states = kernel.split_optimizer_states()
-    return [(w, states[i][0] if states else None) for i, w in enumerate(kernel.split_embedding_weights())]
+    fbgemm = SplitTableBatchedEmbeddingBagsCodegen  # its own methods, which give no stand-ins
+    weights, states = fbgemm.split_embedding_weights(kernel), fbgemm.split_optimizer_states(kernel)
+    return [(weight, states[i][0] if states else None) for i, weight in enumerate(weights)]
 
 
 @contextmanager
 def kernels_on_ssd() -> Iterator[None]:
     """While kernels are built: those of tables on SSD get the memory that ``give_buffers`` has for them."""
-    original = batched_embedding_kernel.SplitTableBatchedEmbeddingBagsCodegen
-    batched_embedding_kernel.SplitTableBatchedEmbeddingBagsCodegen = SlotKernel  # type: ignore[misc]
-    try:
-        with kept_buffers():
-            yield
-    finally:
-        batched_embedding_kernel.SplitTableBatchedEmbeddingBagsCodegen = original  # type: ignore[misc]
+    with replaced(batched_embedding_kernel, "SplitTableBatchedEmbeddingBagsCodegen", SlotKernel), kept_buffers():
+        yield

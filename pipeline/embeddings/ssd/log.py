@@ -1,10 +1,10 @@
-"""Rows of one shard on the disk as a log: rows that leave memory are written one after the other.
+"""The rows of one shard on disk as a log: rows that leave memory are appended.
 
-A cold row is read at random once and written at once with hundreds of others, so a step costs the disk reads of single
-pages and a few long writes. In place every written row would cost a page written at random, of which a disk does half
-as many as reads, and sixteen times the bytes. Segments with few live rows are emptied to make room (Rosenblum and
-Ousterhout, "The Design and Implementation of a Log-Structured File System", SOSP'91, section 3). Rows of similar age
-lie together and frequent ones leave early, so segments empty themselves more than evenly.
+A cold row is read alone but written together with hundreds of others, so a step costs reads of single pages and a few
+long writes. Written in place, every row would cost a random page write, which a disk does at half the rate of reads,
+and sixteen times the bytes. Segments with few live rows are emptied to make room (Rosenblum and Ousterhout, "The Design
+and Implementation of a Log-Structured File System", SOSP'91, section 3). Rows of similar age share a segment and
+frequent rows leave it early, so segments empty unevenly, which makes that cheap.
 
 A record is the row's weights, its optimizer state and its number: ``dim + 2`` words of 4 bytes. So a shard has at most
 ``MOST_ROWS`` rows.
@@ -49,7 +49,7 @@ class Reads:
 
 
 def place_type(rows: int) -> type[np.signedinteger[Any]]:
-    """What holds the place of every record in a log of ``rows`` rows, and -1 - the number of every slot."""
+    """The integer type for the places of records in a log of ``rows`` rows, and for -1 - the number of a slot."""
     return np.int32 if rows * (1 + 2 * _SPARE) <= np.iinfo(np.int32).max else np.int64
 
 
@@ -69,8 +69,8 @@ def _shape(rows: int, dim: int) -> tuple[int, int, int]:
 class RowLog:
     """Records of up to ``rows`` rows of ``dim`` values in a scratch file; places are record numbers. For one thread.
 
-    GuardError where the disk of ``directory`` has no room, and where it fails; ``what`` names the rows in messages.
-    ``emptied``: segments that were emptied to make room since the last ``clear``.
+    GuardError where the disk of ``directory`` has no room or fails; ``what`` names the rows in messages. ``emptied``:
+    segments that were emptied to make room since the last ``clear``.
     """
 
     def __init__(self, directory: Path, rows: int, dim: int, what: str) -> None:
@@ -115,7 +115,7 @@ class RowLog:
         return np.concatenate(places) if places else np.empty(0, np.int64)
 
     def _seal(self) -> None:
-        """Write the open segment and open another; one that died before it was written is used again."""
+        """Write the open segment and open another; reuse one without live records."""
         self._used = 0
         if not self._live[self._open]:
             return
@@ -124,7 +124,7 @@ class RowLog:
         self._open = self._free.popleft()
 
     def drop(self, places: I64) -> None:
-        """The records at ``places`` are live no more; segments without any are free."""
+        """Mark the records at ``places`` as dead; segments without live ones become free."""
         segments, counts = np.unique(places // self.per_segment, return_counts=True)
         self._live[segments] -= counts.astype(np.int32)
         for segment in segments[(self._live[segments] == 0) & self._closed[segments]].tolist():
@@ -135,9 +135,9 @@ class RowLog:
         self._free.append(segment)
 
     def empty(self) -> tuple[I64, F32, I64]:
-        """Take the closed segment with fewest live records out: (row numbers, records, places), dead ones included.
+        """Take out the closed segment with fewest live records: (row numbers, records, places), dead ones included.
 
-        Its records are overwritten by the next call; add those that are live again.
+        The next call overwrites its records; add the live ones again.
         """
         self.emptied += 1
         segment = int(np.where(self._closed, self._live, self.per_segment + 1).argmin())
@@ -157,7 +157,7 @@ class RowLog:
         return copies
 
     def reads(self, places: I64, target: I64) -> Reads:
-        """What to read for the records at ``places`` [n], each wanted as row ``target`` [n]: every page once."""
+        """The reads for the records at ``places`` [n], each wanted as row ``target`` [n]; every page is read once."""
         order = np.argsort(places)
         places = places[order]
         segment, number = np.divmod(places, self.per_segment)

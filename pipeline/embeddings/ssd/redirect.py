@@ -1,9 +1,9 @@
-"""The hook before a lookup of tables on SSD: what a kernel gets are slots, not row numbers."""
+"""The hook before a lookup of tables on SSD, which gives the kernel slots in place of row numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,39 +15,29 @@ from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
 
 
-class Holder(Protocol):
-    """What a ``Redirect`` asks for slots: ``SsdStore``."""
-
-    figures: Figures
-
-    def shard(self, table: str) -> SsdShard:
-        """As of ``SsdStore``."""
-        ...
-
-    def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
-        """As of ``SsdStore``."""
-        ...
-
-    def let_go(self, parts: Sequence[tuple[str, Part]]) -> None:
-        """As of ``SsdStore``."""
-        ...
-
-
 class Redirect:
     """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
 
     By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
-    ``tables``: the table of each feature of the kernel.
+    ``tables``: the table of each feature of the kernel; ``hold``, ``let_go``: of ``SsdStore``.
     """
 
-    def __init__(self, store: Holder, tables: Sequence[str]) -> None:
-        self._store, self._tables = store, tables
+    def __init__(
+        self,
+        shards: Mapping[str, SsdShard],
+        tables: Sequence[str],
+        figures: Figures,
+        hold: Callable[[str, I64, int], tuple[Part, I64]],
+        let_go: Callable[[Sequence[tuple[str, Part]]], None],
+    ) -> None:
+        self._shards, self._tables, self._figures = shards, tables, figures
+        self._hold, self._let_go = hold, let_go
         self._held: list[tuple[str, Part]] = []
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        self._store.let_go(self._held)
+        self._let_go(self._held)
         self._held = []
         indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
         offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
@@ -63,12 +53,13 @@ class Redirect:
 
     def _redirect(self, table: str, rows: NDArray[Any]) -> None:
         """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
-        cold = np.flatnonzero(rows >= self._store.shard(table).pinned)
+        shard = self._shards[table]
+        cold = np.flatnonzero(rows >= shard.pinned)
         if not len(cold):
-            self._store.figures.looked += len(rows)
-            self._store.figures.found += len(rows)
+            self._figures.looked += len(rows)
+            self._figures.found += len(rows)
             return
-        part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
-        self._store.shard(table).slots.arrived()
+        part, places = self._hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
+        shard.slots.arrived()
         self._held.append((table, part))
         rows[cold] = part.slots[places]

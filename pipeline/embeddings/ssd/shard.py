@@ -1,9 +1,9 @@
-"""Rows of one table on one rank: the first ones stay in memory, the others lie in the log until a batch needs them.
+"""The rows of one table on one rank: the first ones stay in memory, the others are in the log until a batch needs them.
 
-The kernel's storage is as long as the table, but only its beginning is ever touched: row r < ``pinned`` is row r of it,
-and behind these are the slots, each with a row of a batch on its way. A map says where every other row is. A row in a
-slot is held by the batches that need it; when the last one is done it goes to the log and the slot is free. All of it
-runs in the store's worker thread, but for ``part``. ``cached.CachedShard`` has a fixed number of slots instead.
+The kernel's storage is as long as the table, but only its beginning is ever touched: first the pinned rows, row r <
+``pinned`` as row r, then the slots, each with a row of a batch under way. A map has the place of every other row.
+Batches hold the rows that they need in slots; when the last one is done, the row goes to the log and its slot is free.
+All methods but ``part`` run in the store's worker thread. ``cached.CachedShard`` has a fixed number of slots instead.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NONE: I64 = np.empty(0, np.int64)
 
 @dataclass(eq=False)
 class Part:
-    """What a batch needs of a shard: its ``lookups``, and the distinct ``rows`` of them that are not pinned, ascending.
+    """A batch's needs of a shard: the number of ``lookups``, and their distinct rows that are not pinned, ascending.
 
-    Once ``ready`` is set they lie in ``slots``, of the kernel's storage; ``missing`` of them came from elsewhere.
+    Once ``ready`` is set, the ``rows`` are in ``slots`` of the kernel's storage; ``missing`` of them were not before.
     """
 
     lookups: int
@@ -42,7 +42,7 @@ class Part:
     era: int = -1
 
     def find(self, rows: I64) -> I64 | None:
-        """Places of ``rows`` in ours; None where one is not there."""
+        """Places of ``rows`` among the part's rows; None where one is missing."""
         places = np.searchsorted(self.rows, rows)
         if not len(self.rows) or places.max(initial=0) >= len(self.rows) or (self.rows[places] != rows).any():
             return None
@@ -75,7 +75,7 @@ class SsdShard:
         self.slots: Slots = HostSlots(weights, state)
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Forget all; every row has its initial value. Batches that hold slots have none from now on."""
+        """Give every row its initial value and take the slots of all batches away."""
         self.log.clear()
         self._era += 1
         self._where[:] = 0
@@ -88,13 +88,13 @@ class SsdShard:
             self.slots.write(slice(start, stop), values, np.zeros(stop - start, np.float32))
 
     def part(self, ids: I64, ready: Event) -> Part:
-        """What a batch with the global row numbers ``ids`` needs; those of other ranks are left out."""
+        """The part of a batch with the global row numbers ``ids``; rows of other ranks are left out."""
         places = ids - self.first
         places = places[(places >= 0) & (places < self.rows)]
         return Part(len(places), np.unique(places[places >= self.pinned]), ready)
 
     def claim(self, part: Part) -> tuple[I64, I64]:
-        """Hold the rows of ``part`` in slots: (places in ``part`` that must be filled, where their values are)."""
+        """Give the rows of ``part`` slots: (places in ``part`` to fill, the map's entries of their values)."""
         places = part.rows - self.pinned
         where = self._where[places].astype(np.int64)
         absent = np.flatnonzero(where >= 0)
@@ -125,12 +125,12 @@ class SsdShard:
         return taken
 
     def fill(self, part: Part, absent: I64, where: I64, records: F32) -> None:
-        """Put ``records``, what ``values`` found for the ``absent`` rows, into their slots."""
+        """Put ``records``, the values of the ``absent`` rows, into their slots."""
         self.slots.write(part.slots[absent], records[:, :-2], records[:, -2])
         self.log.drop(where[where > 0] - 1)
 
     def values(self, rows: I64, where: I64, records: F32) -> Reads | None:
-        """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; what is left to be read."""
+        """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; the rest must be read."""
         unused = where == 0
         if unused.any():
             records[unused] = 0
@@ -144,7 +144,7 @@ class SsdShard:
         return self.log.reads(where[far] - 1, far) if len(far) else None
 
     def release(self, part: Part) -> None:
-        """The batch is done: rows that no other holds go to the log."""
+        """End a batch: rows that no other batch holds go to the log."""
         if part.era != self._era:
             return
         slots = part.slots - self.pinned
@@ -170,7 +170,7 @@ class SsdShard:
         self._where[rows[live] - self.pinned] = new + 1
 
     def look_up(self, places: I64) -> tuple[I64, I64]:
-        """Where rows ``places`` are: (kernel rows, -1 for those in no slot; the map's entry of those)."""
+        """Find rows ``places``: (kernel rows, -1 for those in no slot; the map's entries of these)."""
         rows = places.copy()
         cold = np.flatnonzero(places >= self.pinned)
         where = self._where[places[cold] - self.pinned].astype(np.int64)
@@ -189,7 +189,7 @@ class SsdShard:
         into[here, :-2], into[here, -2] = self.slots.read(rows[here])
 
     def put(self, places: I64, weights: F32, state: F32) -> None:
-        """Overwrite rows ``places``, each once, wherever they are."""
+        """Overwrite rows ``places``, each once, in memory and on disk."""
         rows, where = self.look_up(places)
         here = rows >= 0
         self.slots.write(rows[here], weights[here], state[here])

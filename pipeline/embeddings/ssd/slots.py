@@ -1,7 +1,7 @@
-"""Where the slots of a shard lie: in host memory that NumPy sees, or in tensors of a device.
+"""The slots of a shard: in host memory through NumPy, or in tensors of a device.
 
-A slot is a row of the kernel's storage. The thread that fills and empties slots is not the one that trains, and on a
-CUDA device neither waits for the other: what both need of the order is an event and a stream (``DeviceSlots``).
+A slot is a row of the kernel's storage. One thread fills and empties slots and another one trains. On a CUDA device
+neither waits for the other: an event and a stream keep the order that both need (``DeviceSlots``).
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ class HostSlots:
         self._weights[slots], self._state[slots] = weights, state
 
     def trained(self) -> None:
-        """The caller's thread has changed slots: what it did so far comes before reads and writes to come."""
+        """Call after the calling thread changed slots: its work so far comes before later reads and writes."""
 
     def arrived(self) -> None:
-        """The caller's thread is about to use slots: writes so far come before what it does next."""
+        """Call before the calling thread uses slots: the writes so far come before its next work."""
 
 
 class DeviceSlots:
     """Slots in tensors of a device; on CUDA rows travel in batches through page-locked memory on a stream of their own.
 
-    ``weights`` [slots, dim] and ``state`` [slots] as of ``HostSlots``. ``read`` returns once the rows are here,
-    ``write`` once the copy is under way. Bits are kept.
+    ``weights`` [slots, dim] and ``state`` [slots] as in ``HostSlots``. ``read`` returns once the rows have arrived,
+    ``write`` once the copy is under way. Copies keep every bit.
     """
 
     def __init__(self, weights: Tensor, state: Tensor | None) -> None:
-        # ``data`` has a version count of its own: slots are filled between a lookup and its backward pass, which must
-        # not take that for a change of what it saved.
+        # ``data`` has its own version counter: slots are filled between a lookup and its backward pass, and autograd
+        # must not take that for a change of the tensors that it saved.
         self._weights = weights.data
         self._state = torch.zeros(len(weights), device=weights.device) if state is None else state.data
         self._cuda = weights.device.type == "cuda"
@@ -58,7 +58,7 @@ class DeviceSlots:
         self._trained: Any = None
 
     def read(self, slots: I64) -> tuple[F32, F32]:
-        """As of ``HostSlots``."""
+        """See ``HostSlots``."""
         count, dim = len(slots), self._weights.shape[1]
         here = self._staging(count, dim + 1)
         with self._in_order():
@@ -73,7 +73,7 @@ class DeviceSlots:
         return records[:, :-1], records[:, -1]
 
     def write(self, slots: I64 | slice, weights: F32, state: F32) -> None:
-        """As of ``HostSlots``."""
+        """See ``HostSlots``."""
         numbers = np.arange(slots.start, slots.stop) if isinstance(slots, slice) else slots
         dim = self._weights.shape[1]
         here = self._staging(len(numbers), dim + 1)
@@ -86,14 +86,14 @@ class DeviceSlots:
             self._state.index_copy_(0, places, rows[:, dim])
 
     def trained(self) -> None:
-        """As of ``HostSlots``: work of the caller's stream."""
+        """See ``HostSlots``; orders the work of the caller's stream."""
         if self._cuda:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(self._weights.device))
             self._trained = event
 
     def arrived(self) -> None:
-        """As of ``HostSlots``: work of the caller's stream."""
+        """See ``HostSlots``; orders the work of the caller's stream."""
         if self._cuda:
             torch.cuda.current_stream(self._weights.device).wait_stream(self._stream)
 
@@ -107,7 +107,7 @@ class DeviceSlots:
         return places.pin_memory().to(self._weights.device, non_blocking=True)
 
     def _in_order(self) -> AbstractContextManager[Any]:
-        """Work on our stream, behind what training has done to the slots."""
+        """Work on the copy stream, after training's last change of the slots."""
         if not self._cuda:
             return nullcontext()
         if self._trained is not None:

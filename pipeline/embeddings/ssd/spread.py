@@ -1,4 +1,4 @@
-"""Which disk gets what: the logs of a host's shards and a checkpoint's copies of their rows, spread by their bytes."""
+"""Spreads the logs of a host's shards, and a checkpoint's copies of their rows, over the disks by their bytes."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ class Piece(NamedTuple):
 
 
 def pieces(plan: Plan, tables: Iterable[str], rank: int) -> list[Piece]:
-    """Those of all ranks on the host of ``rank``, whose disks they share."""
-    host, found = rank // plan.ranks_per_host, []
+    """The pieces of ``tables`` of all ranks on the host of ``rank``, which share its disks."""
+    host, on_host = rank // plan.ranks_per_host, []
     for name in tables:
         for shard in plan.tables[name].shards:
             if shard.rank // plan.ranks_per_host == host and shard.rows:
                 copied = shard.rows * plan.tables[name].row_bytes(shard.columns)
-                found.append(Piece(log_bytes(shard.rows, shard.columns), name, shard.rank, copy=False))
-                found.append(Piece(copied, name, shard.rank, copy=True))
-    return found
+                on_host.append(Piece(log_bytes(shard.rows, shard.columns), name, shard.rank, copy=False))
+                on_host.append(Piece(copied, name, shard.rank, copy=True))
+    return on_host
 
 
-def spread(found: Iterable[Piece], disks: int) -> dict[Piece, int]:
+def spread(on_host: Iterable[Piece], disks: int) -> dict[Piece, int]:
     """The disk of each piece: the largest first, each to the disk with fewest bytes so far.
 
-    A function of its arguments alone, so every rank of the host finds the same without a word between them.
+    A function of its arguments alone, so every rank of the host gets the same answer without communication.
     """
     filled = [(0, disk) for disk in range(disks)]
     placed = {}
-    for piece in sorted(found, reverse=True):
+    for piece in sorted(on_host, reverse=True):
         size, disk = heapq.heappop(filled)
         placed[piece] = disk
         heapq.heappush(filled, (size + piece.size, disk))

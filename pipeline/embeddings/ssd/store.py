@@ -1,4 +1,4 @@
-"""Tables of tier ``ssd`` of one rank: rows of coming batches are fetched ahead, lookups go to their slots."""
+"""The tables on tier ssd of one rank: fetches the rows of coming batches and redirects lookups to their slots."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def ssd_tables(plan: Plan) -> list[str]:
 
 
 class SsdStore:
-    """The rows of this rank's shards; give it to ``shard_model``, feed it the ids of coming batches, close it.
+    """The rows of this rank's shards. Pass it to ``shard_model``, announce the ids of coming batches, and close it.
 
-    ``paths``: ``hardware.ssd_paths``, over which the shards and checkpoints' copies of them are spread by their bytes.
-    Of the ``cache_rows`` rows of a table that stay in memory each shard has its share: its first ones, or in a
-    ``cached`` store (None: that of a plan for a GPU) those used last, for which alone the kernels have memory.
-    ConfigError for paths that cannot be used, GuardError where a disk has no room.
+    ``paths``: ``hardware.ssd_paths``; shards and checkpoints' copies of them are spread over these by their bytes.
+    Each shard keeps its share of a table's ``cache_rows`` rows in memory: its first rows, or in a ``cached`` store
+    (None: for a plan for GPUs) the last used ones, and then the kernels have memory for no other rows. ConfigError for
+    paths that cannot be used, GuardError where a disk has no room.
     """
 
     def __init__(self, plan: Plan, paths: Sequence[str], rank: int, cached: bool | None = None) -> None:
@@ -89,14 +89,14 @@ class SsdStore:
         return tuple(self._shards)
 
     def shortcomings(self) -> list[tuple[str, str]]:
-        """What the machine refuses that the tier is quick with, each with what to change."""
+        """Features that make the tier fast and that the machine refuses, each with what to change."""
         files = [shard.log.file for shard in self._shards.values()]
         return shortcomings(self._fetcher.queue, self._worker, files)
 
     def give(self, collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
-        """Make the tables of ``collection``, all of the plan's or those of a tower, live in our memory once sharded.
+        """Store the tables of ``collection``, all of the plan's or those of a tower, in our memory once sharded.
 
-        Those of a width share a kernel. ``optimizer``: theirs, which fits tier ssd.
+        Tables of the same width share a kernel. ``optimizer``: of the tables; it fits tier ssd.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in (name for name in self._names if name in collection.embedding_bags):
@@ -113,14 +113,14 @@ class SsdStore:
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )
         rows = sum(shard.rows for shard in shards)
-        # FBGEMM calls the first state of any optimizer momentum1, and refuses one that it does not need.
+        # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
         buffers = HostBuffers(weights=sparse_memory(rows * dim))
         if state:
             buffers["momentum1"] = sparse_memory(rows)
         return buffers
 
     def attach(self, dmp: DistributedModelParallel) -> None:
-        """Turn the row numbers of the sharded model's lookups into slots; hooks that want rows go before."""
+        """Turn the row numbers of the sharded model's lookups into slots; prepend hooks that need row numbers."""
         for kernel in kernels(dmp):
             names = [table.name for table in kernel.tables]
             if self._shards.keys().isdisjoint(names):
@@ -129,11 +129,11 @@ class SsdStore:
                 if name in self._shards:
                     self._shards[name].live_in(weights.detach(), state)
             features = [table.name for table in kernel.tables for _ in table.feature_names]
-            hook = Redirect(self, features)
+            hook = Redirect(self._shards, features, self.figures, self.hold, self.let_go)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Initial values for all rows of ``table`` on this rank, zeros for their optimizer state; at once."""
+        """Give all rows of ``table`` on this rank their initial values and zero their optimizer state, at once."""
         shard = self._shards.get(table.name)
         if shard is not None:
             self._waiting[table.name].clear()
@@ -170,9 +170,9 @@ class SsdStore:
         return shard.rows * self._plan.tables[table].row_bytes(shard.dim) // 4
 
     def prefetch(self, ids: Ids) -> None:
-        """Bring the rows of a batch to come into memory. ``ids``: row numbers by table, of the whole global batch.
+        """Bring the rows of a coming batch into memory. ``ids``: row numbers by table, of the whole global batch.
 
-        Returns at once. Call from one thread, batch after batch; its rows stay until the batch was looked up.
+        Returns at once. Call it from one thread, in the order of the batches; rows stay until the batch is trained.
         """
         parts = []
         for name, rows in ids.items():
@@ -190,14 +190,14 @@ class SsdStore:
         self.figures.there += sum(part.lookups - part.missing for _, part in parts)
 
     def hold(self, table: str, rows: I64, lookups: int) -> tuple[Part, I64]:
-        """The part of a batch with ``rows`` (not pinned, of the shard), in its slots, and their places in it; waits.
+        """The part of a batch with ``rows`` (of the shard, not pinned), in its slots, and their places in it; waits.
 
-        Batches announced before the one that has them all were left out by their reader and are let go. So is what was
-        announced of this batch in pieces, once its rows are held.
+        Batches announced before the first one that has all of them were dropped by their reader, and their slots are
+        released. Those of this batch's announcements in pieces are released too, once its rows have slots.
         """
         shard, waiting = self._shards[table], self._waiting[table]
-        found = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
-        number, part, places = next((hit for hit in found if hit[2] is not None), (-1, None, None))
+        tries = ((number, part, part.find(rows)) for number, part in enumerate(list(waiting)))
+        number, part, places = next((each for each in tries if each[2] is not None), (-1, None, None))
         if part is None or places is None:
             unique, places = np.unique(rows, return_inverse=True)
             part = Part(lookups, unique, Event())
@@ -216,14 +216,14 @@ class SsdStore:
 
     def _fetch_now(self, shard: SsdShard, part: Part) -> None:
         def fetch() -> None:
-            self._release()  # what was let go before and is still in line behind others
+            self._release()  # parts that were let go before, whose release is still queued
             check_room(shard, part)
             self._fetcher.fetch([(shard, part)])
 
         self._worker.submit(fetch, urgent=True)
 
     def let_go(self, parts: Sequence[tuple[str, Part]]) -> None:
-        """The batches of ``parts``, each with its table, have been trained, or are left out."""
+        """Release the slots of ``parts``, each with its table: their batches are trained, or left out."""
         if parts:
             done = [(self._shards[table], part) for table, part in parts]
             for shard, _ in done:
@@ -243,7 +243,7 @@ class SsdStore:
 
     def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
         """The shard of ``table`` on this rank, as row access and checkpoints see it."""
-        return DiskShard(self, table, owner, states)
+        return DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
         """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
@@ -258,7 +258,7 @@ class SsdStore:
         self._worker.call(lambda: shard.put(places, weights, state))
 
     def zero_state(self, table: str) -> None:
-        """Set the optimizer state of all rows of this rank to zero; reads and writes those that were used."""
+        """Set the optimizer state of all rows of ``table`` on this rank to zero; reads and writes the used ones."""
         shard = self._shards[table]
         shard.slots.trained()
 
@@ -272,13 +272,13 @@ class SsdStore:
             self._worker.call(lambda block=block: zero(block))  # type: ignore[misc]
 
     def check(self) -> None:
-        """Call before a step: GuardError for a file that was cut, and what the worker thread met."""
+        """Call before a step: GuardError for a truncated file, and any error of the worker thread."""
         for shard in self._shards.values():
             shard.log.file.check()
         self._worker.check()
 
     def close(self) -> None:
-        """Stop fetching and let go of the files; memory is freed with the model's tensors."""
+        """Stop fetching and close the files; the memory is freed with the model's tensors."""
         self._worker.close()
         self._fetcher.close()
         for hook in self._hooks:

@@ -1,4 +1,4 @@
-"""What the tier is quick with and a kernel, a container or a file system may refuse: said once, and by ``doctor``."""
+"""Features that make the tier fast and that a kernel, a container or a file system may refuse."""
 
 from __future__ import annotations
 
@@ -11,32 +11,22 @@ from pipeline.embeddings.ssd.worker import Worker
 
 
 def shortcomings(queue: DiskQueue, worker: Worker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
-    """For everything that was refused: what, why and what it costs; what to change."""
-    found = []
+    """What was refused, why and what it costs; with each, what to change."""
+    refused = {}
     if queue.refused:
-        found.append(
-            (
-                f"io_setup is refused ({queue.refused}): rows on SSD are read one after another, which is many times "
-                "slower",
-                "allow io_setup, io_submit, io_getevents and io_destroy, or raise fs.aio-max-nr",
-            )
+        refused[f"io_setup is refused ({queue.refused}): rows on SSD are read one after another, many times slower"] = (
+            "allow io_setup, io_submit, io_getevents and io_destroy, or raise fs.aio-max-nr"
         )
     if worker.refused:
-        found.append(
-            (
-                f"setpriority is refused ({worker.refused}): the thread that reads rows from SSD ahead competes with "
-                "training for the cores",
-                "allow setpriority",
-            )
-        )
+        refused[
+            f"setpriority is refused ({worker.refused}): the thread that reads rows from SSD ahead competes with "
+            "training for the cores"
+        ] = "allow setpriority"
     for directory, why in {file.directory: file.cached for file in files if file.cached}.items():
-        found.append(
-            (
-                f"{directory} refuses O_DIRECT ({why}): rows on SSD go through the page cache, which counts as memory",
-                "hardware.ssd_paths=[/a/directory/on/ext4/or/xfs]",
-            )
-        )
-    return found
+        refused[
+            f"{directory} refuses O_DIRECT ({why}): rows on SSD go through the page cache, which counts as memory"
+        ] = "hardware.ssd_paths=[/a/directory/on/ext4/or/xfs]"
+    return list(refused.items())
 
 
 def examine(directory: Path) -> list[tuple[str, str]]:

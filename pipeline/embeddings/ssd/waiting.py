@@ -1,7 +1,7 @@
-"""Announced batches in the order they came: a batch that a shard has no free slots for waits until others are done.
+"""The queue of announced batches: a batch without free slots in a shard waits until others are done.
 
-By shard, for the tables of a model are looked up one kernel after another: the next batch's rows of one table may be
-waited for while rows of the former batch are still held in another. For the store's worker thread alone.
+There is a queue for each shard, since the kernels of a model look up their tables one after another: the next batch's
+rows of one table may be needed while the former batch still holds rows of another. For the store's worker thread alone.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ LEFT_OUT = -2  # the ``era`` of a part that was let go before it had slots
 
 
 class Line:
-    """Parts of batches that have no slots yet. ``bring`` fetches the rows of parts, of each shard one at most."""
+    """Parts of batches without slots. ``bring`` fetches the rows of parts, at most one of each shard."""
 
     def __init__(self, bring: Callable[[Parts], None]) -> None:
         self._bring = bring
         self._parts: dict[SsdShard, deque[Part]] = {}
 
     def join(self, parts: Parts) -> None:
-        """Bring what has slots now; the rest waits. GuardError for a batch that no shard of its size can hold."""
+        """Bring the parts with free slots; the others wait. GuardError for a part larger than its shard's cache."""
         now = []
         for shard, part in parts:
             if part.era == LEFT_OUT:
@@ -36,7 +36,7 @@ class Line:
         self._bring(now)
 
     def release(self, parts: Parts) -> None:
-        """These batches are done, or left out; bring those that have slots now."""
+        """End ``parts``, trained or left out, and bring the waiting ones that now have free slots."""
         for shard, part in parts:
             if part.era >= 0:
                 shard.release(part)
@@ -53,15 +53,15 @@ class Line:
             self._bring(now)
 
     def leave(self, shard: SsdShard) -> None:
-        """Forget what waits for slots of ``shard``."""
+        """Drop the parts that wait for slots of ``shard``."""
         self._parts.pop(shard, None)
 
 
 def check_room(shard: SsdShard, part: Part) -> None:
-    """GuardError where batches on their way hold too many slots for one that nobody announced."""
+    """GuardError where batches under way leave too few slots for a batch that was not announced."""
     if not shard.room(part):
         raise GuardError(
-            f"{len(part.rows):,} rows of table {shard.name!r} are needed at once beside those of the batches that are "
-            "read ahead, but the plan's cache_rows is too small for them",
+            f"the plan's cache_rows of table {shard.name!r} is too small: {len(part.rows):,} rows are needed beside "
+            "those of the batches read ahead",
             hint=f"a larger +plan.tables.{shard.name}.cache_rows, or train.prefetch_batches=1",
         )

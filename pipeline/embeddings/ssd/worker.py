@@ -1,4 +1,4 @@
-"""The thread that alone touches the SSD tier's maps, slots and files: what runs in it needs no locks."""
+"""The one thread that touches the SSD tier's maps, slots and files, so that these need no locks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 T = TypeVar("T")
-# The thread takes what the dense part leaves of the cores, and gives the interpreter back at once: with Python's 5 ms a
-# training step waited for it some ten times, and a step on two cores took 116 ms where it now takes 94.
+# The thread uses the cores that the dense part leaves, and gives the interpreter back at once: with Python's 5 ms a
+# training step waits for it some ten times, and a step on two cores takes 116 ms in place of 94.
 _NICE = 10
 _SWITCH_SECONDS = 0.0002
 
 
 class Worker:
-    """Runs tasks one after the other, in the order given. An error of one ends all; ``check`` and ``call`` raise it.
+    """Runs tasks one after another, in their order. An error ends all of them; ``check`` and ``call`` raise it.
 
-    ``refused``: why the thread has training's priority, '' where it gives way.
+    ``refused``: why the thread has the same priority as training, '' where it has a lower one.
     """
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Worker:
         self._began.wait()
 
     def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
-        """Have ``task`` run; ``urgent``: before all that wait."""
+        """Queue ``task``; ``urgent``: in front."""
         with self._change:
             (self._tasks.appendleft if urgent else self._tasks.append)(task)
             self._change.notify_all()
 
     def call(self, task: Callable[[], T]) -> T:
-        """Run ``task`` before all that wait, and return what it does; raises its error."""
+        """Run ``task`` before all queued ones and return its result; raises its error."""
         result: list[T] = []
         done = threading.Event()
 
@@ -55,19 +55,19 @@ class Worker:
         return cast(T, result[0])
 
     def wait(self, event: threading.Event) -> None:
-        """Until a task sets ``event``; raises the error that ended the thread before."""
+        """Wait until a task sets ``event``; raises the error that ended the thread."""
         while not event.wait(0.05):
             if self._stopped and not event.is_set():
                 self.check()
                 raise RuntimeError("the SSD tier was closed while a lookup waited for its rows")
 
     def check(self) -> None:
-        """Raise what a task raised."""
+        """Raise the error of a task."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """End the thread after the task it is at; what waits is dropped."""
+        """End the thread after its current task; queued ones are dropped."""
         with self._change:
             self._stopped = True
             self._change.notify_all()
@@ -91,7 +91,7 @@ class Worker:
             self._began.set()
 
     def _give_way(self) -> None:
-        if sys.platform != "linux":  # elsewhere it would be the whole process
+        if sys.platform != "linux":  # elsewhere this changes the whole process
             return
         try:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

@@ -14,8 +14,8 @@ from pipeline.models.layers.mlp import Logit, Ranker, compute_dtype, mlp
 class Dlrm(Ranker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32.
 
-    With ``dense`` 0 there is no bottom MLP and the first embedding takes the place of its output
-    beside the dot products; the ``dense`` argument of forward is then [B, 0] and is not read.
+    With ``dense`` 0 there is no bottom MLP, and the first embedding replaces its output beside the dot products; the
+    ``dense`` argument of forward is then [B, 0] and is not read.
     """
 
     def __init__(self, *, dense: int, vectors: int, dim: int, bottom: Sequence[int], top: Sequence[int]) -> None:
@@ -36,5 +36,5 @@ class Dlrm(Ranker):
         return logits
 
     def start_at(self, logit: float) -> None:
-        """Set the last layer's bias, so that an untrained model's logits lie around ``logit``."""
+        """See ``Ranker.start_at``."""
         self.head.start_at(logit)

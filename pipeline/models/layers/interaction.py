@@ -1,7 +1,7 @@
 """The dot interaction of DLRM, written so that neither direction scatters.
 
-PyTorch's own backward of an index selection adds into a zero tensor element by element, which costs
-more than the batched products around it. Both directions here only read and copy.
+PyTorch's own backward of an index selection adds into a zero tensor element by element, which costs more than the
+batched products around it. Here both directions only read and copy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _maps(vectors: int, dim: int) -> tuple[Tensor, Tensor]:
 
 
 class _DotInteraction(torch.autograd.Function):
-    """Eager and compiled code use other copies: each is the fastest one measured there (README)."""
+    """Eager and compiled code copy in different ways, each the fastest one measured (README)."""
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, pairs: Tensor, cells: Tensor) -> Tensor:

@@ -15,11 +15,11 @@ class Ranker(nn.Module, ABC):
 
     @abstractmethod
     def start_at(self, logit: float) -> None:
-        """Set the last bias, so that an untrained model's logits lie around ``logit``."""
+        """Set the last bias, so that an untrained model's logits are near ``logit``."""
 
 
 class Logit(nn.Linear):
-    """forward(hidden [B, width]) -> logits [B], computed in float32 whatever the autocast dtype before is."""
+    """forward(hidden [B, width]) -> logits [B], computed in float32 under autocast too."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 1)
@@ -54,9 +54,9 @@ def compute_dtype(like: Tensor) -> torch.dtype:
 
 
 def log_odds(rate: float, rows: int) -> float:
-    """The logit of ``rate``, a share of ``rows``; finite for 0 and 1, where half a row more is taken to be the other.
+    """The logit of ``rate``, a share of ``rows``, estimated as (clicks + 1/2) / (rows + 1), so that 0 and 1 are finite.
 
-    Krichevsky and Trofimov (1981): (clicks + 1/2) / (rows + 1).
+    Krichevsky and Trofimov (1981).
     """
     clicks = rate * rows
     return math.log((clicks + 0.5) / (rows - clicks + 0.5))
@@ -65,7 +65,7 @@ def log_odds(rate: float, rows: int) -> float:
 def initialise(module: nn.Module, seed: int) -> None:
     """Draw every linear layer from ``seed`` alone: weights N(0, 2 / (in + out)), biases N(0, 1 / out), in module order.
 
-    The global random state is neither read nor moved.
+    The global random state is neither read nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

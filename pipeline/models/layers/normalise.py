@@ -1,6 +1,6 @@
 """Online max-normalisation with a trainable bias, as in Twitter's sparse linear layer (2020): a layer before the model.
 
-norm(V_i) = V_i / running max |V_i| + b_i, and 0 where there is no value: so b_i tells an absent value from a zero.
+norm(V_i) = V_i / running max |V_i| + b_i, and 0 for a missing value, so that b_i separates it from a zero.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 
 class MaxNorm(nn.Module):
-    """forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN stands for no value.
+    """forward(dense [B, n]) -> [B, n]: ``columns`` normalised, the others as they are; NaN is a missing value.
 
-    ``largest`` is a parameter without a gradient, so that checkpoints hold it; it grows in training only. ``combine``
-    makes one maximum of those of all ranks.
+    ``largest`` is a parameter without a gradient, so that checkpoints have it; it grows in training only. ``combine``
+    reduces the maxima of all ranks to one.
     """
 
     columns: Tensor

@@ -18,7 +18,7 @@ class Adagrad(DenseOptimizer):
     state_values = 1.0
 
     def build(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """As of any. PyTorch's fused kernel exists for the CPU only."""
+        """See ``DenseOptimizer.build``. PyTorch's fused kernel exists for the CPU only."""
         import torch
 
         fused = all(parameter.device.type == "cpu" for parameter in parameters)

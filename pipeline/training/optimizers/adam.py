@@ -18,7 +18,7 @@ class Adam(DenseOptimizer):
     state_values = 2.0
 
     def build(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """As of any."""
+        """See ``DenseOptimizer.build``."""
         import torch
 
         if weight_decay:

@@ -1,0 +1,147 @@
+"""What is planned: every table with what it may get, and what a rank keeps for everything else. No torch here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pipeline.config import SHARDING_TYPES, Config, HardwareConfig, PlanConfig
+from pipeline.config.values import check_values
+from pipeline.errors import ConfigError
+from pipeline.planning.choices import (
+    DATA_PARALLEL,
+    MIN_COLUMNS,
+    SPLIT_TYPES,
+    TABLE_ROW_WISE,
+    TABLE_WISE,
+    Choice,
+    Table,
+    impossible,
+    table_tiers,
+    tables_of,
+    tiers_of,
+)
+from pipeline.planning.cost import fixed_ms
+from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
+from pipeline.planning.pins import check_pins, pinned
+from pipeline.planning.reservations import dense_bytes, host_bytes
+from pipeline.records import DatasetSchema, Profile
+
+# Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
+SEARCH_PAIRS = 4_096
+HEAVY_SHARE = 0.5
+# The smallest tables stay in the fastest memory, up to this share of it, unless nothing fits then.
+SMALL_SHARE = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What is planned: tables and their choices; on every rank reserved bytes, room and fixed ms by phase."""
+
+    config: Config
+    tables: list[Table]
+    offered: dict[str, Choice]
+    reserved: dict[str, int]
+    room: Capacity
+    fixed: dict[str, float]
+
+
+def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
+    """Check the user's settings, and work out the choices of each table."""
+    check_hardware(config.hardware)
+    tables = tables_of(config.data, config.model, config.train, schema, profile)
+    heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
+    reserved = dense_bytes(config, schema, profile)
+    return Setting(
+        config=config,
+        tables=tables,
+        offered=choices(config.plan, config.hardware, config.train.batch, tables, heavy),
+        reserved=reserved,
+        room=capacity(config.hardware, config.plan, reserved, host_bytes(config, schema, profile)),
+        fixed=fixed_ms(config, schema),
+    )
+
+
+def choices(
+    plan: PlanConfig, hardware: HardwareConfig, batch: int, tables: list[Table], heavy: float
+) -> dict[str, Choice]:
+    """What the planner may try for every table, for a global ``batch`` of samples.
+
+    Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, which keeps
+    1,000 tables on 128 ranks searchable; 0 offers every type. Raises ConfigError for an unknown type, an unknown pinned
+    table or a pin that cannot run.
+    """
+    check_values(plan, "plan")
+    check_pins(plan, {table.name for table in tables})
+    total_bytes = sum(table.bytes for table in tables)
+    total_lookups = sum(table.pooling for table in tables)
+    offered = {}
+    for table in tables:
+        share = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
+        pin = plan.tables.get(table.name)
+        if pin is not None and pin.sharding:
+            offered[table.name] = pinned(hardware, table, pin, None)
+            continue
+        free = _free(plan.sharding_types, hardware, batch, table, share >= heavy)
+        offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
+    return offered
+
+
+def _free(wanted: list[str], hardware: HardwareConfig, batch: int, table: Table, heavy: bool) -> Choice:
+    why = {name: impossible(hardware, table, name, MIN_COLUMNS) for name in SHARDING_TYPES if name in wanted}
+    possible = [name for name, problem in why.items() if not problem]
+    if not possible:
+        raise ConfigError(
+            f"plan.sharding_types=[{','.join(wanted)}] leaves nothing for table {table.name!r}: {why[wanted[0]]}",
+            hint=f"plan.sharding_types=[{','.join(dict.fromkeys([TABLE_WISE, *wanted]))}]",
+        )
+    worthwhile = [name for name in possible if _worthwhile(hardware, batch, table, name, heavy)] or possible
+    if hardware.world_size == 1 and TABLE_WISE in possible:
+        worthwhile = [TABLE_WISE]
+    return Choice(sharding=tuple(worthwhile), tiers=table_tiers(hardware, table), columns=MIN_COLUMNS)
+
+
+def _worthwhile(hardware: HardwareConfig, batch: int, table: Table, sharding: str, heavy: bool) -> bool:
+    if sharding == DATA_PARALLEL:
+        # A replica costs an all-reduce of the whole table each step, and a dense optimizer's sweep over it; below
+        # one rank's batch of rows that is less than the lookups' own all-to-all.
+        return hardware.world_size > 1 and table.rows <= batch // hardware.world_size
+    if sharding == TABLE_ROW_WISE and hardware.ranks_per_host == 1:
+        return False  # a host of one rank: table_wise by another name
+    return heavy or sharding not in SPLIT_TYPES
+
+
+def rounds(setting: Setting) -> list[dict[str, Choice]]:
+    """The choices for each round of the search: the fastest memory alone first, then with slower ones."""
+    hardware, room = setting.config.hardware, setting.room
+    need = sum(table.bytes for table in setting.tables)
+    allowances, have = [], 0
+    for memory in memories(hardware):
+        have += room.of(memory) * setting.config.world_size
+        last = memory == memories(hardware)[-1]
+        if last or need <= have:
+            allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
+            allowances.append({name: _within(choice, allowed) for name, choice in setting.offered.items()})
+    small, fast = _small(setting), tiers(hardware)[:1]
+    if small and len(allowed) > 1:
+        near = {name: _within(choice, fast if name in small else allowed) for name, choice in allowances[-1].items()}
+        allowances.insert(-1, near)
+    return allowances
+
+
+def _small(setting: Setting) -> set[str]:
+    """The smallest tables, which together take so little of the fastest memory that a slower tier gains nothing."""
+    room = setting.room.of(fast_memory(setting.config.hardware)) * setting.config.world_size
+    small, taken = set(), 0
+    for table in sorted(setting.tables, key=lambda t: t.bytes):
+        taken += table.bytes
+        if taken > SMALL_SHARE * room:
+            break
+        small.add(table.name)
+    return small
+
+
+def _within(choice: Choice, allowed: tuple[str, ...]) -> Choice:
+    """The choice within the ``allowed`` tiers; unchanged if it has none of them, because a pin wins."""
+    kept = tuple(tier for tier in choice.tiers if tier in allowed)
+    sharding = tuple(name for name in choice.sharding if tiers_of(name, kept))
+    return replace(choice, tiers=kept, sharding=sharding) if sharding else choice
