@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="URL of the run's config.yaml")
     parser.add_argument("--columns", type=int, default=0, help="width of the launcher's terminal, 0: none")
     parser.add_argument("--launcher", type=int, default=0, help="process whose end ends this one, 0: none")
-    parser.add_argument("--local", action="store_true", help="the launcher passes standard output on")
+    parser.add_argument("--to-launcher", action="store_true", help="the launcher passes standard output on")
     add_level(parser)
     parser.set_defaults(function=_work)
 
@@ -35,7 +35,7 @@ def _work(options: argparse.Namespace) -> int:
     def make_io(config: Config, store: Store, rank: int) -> StageIO:
         logs.start_rank(
             options.log_level, config.launch.logs, rank, stage=options.stage, run=str(config.run),
-            in_pod=not options.local, live=options.columns > 0,
+            in_pod=not options.to_launcher, live=options.columns > 0,
         )  # fmt: skip
         return StageIO() if rank else stage_io(config, store, options.columns)
 

@@ -33,7 +33,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     ``columns``: width of the launcher's terminal, 0 where its output is none; ``launcher``: the process whose end
     ends the ranks, 0 for none. Single-rank stages go through torchrun too, so that all stages start alike.
     """
-    worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--local", "--columns", str(columns)]
+    worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--to-launcher", "--columns", str(columns)]
     worker += ["--launcher", str(launcher), *level_arguments()]
     return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], _threads(stage, config))
 

@@ -61,7 +61,7 @@ def free_and_watch(folder):
     del kept
     idle = pss_bytes() - before
     current.ddr_gib = (before + (200 << 20)) / GIB
-    budget = MemoryBudget(current, "auto", on_tier(plan_for("row_wise", 1), "ssd"), print)
+    budget = MemoryBudget(current, "auto", on_tier(plan_for("row_wise", 1), "ssd"))
     (folder / "found.json").write_text(json.dumps([idle, budget.interval(1)["host_memory_bytes"], budget.limit]))
 
 
