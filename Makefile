@@ -33,13 +33,16 @@ demo: install ## install, then run the main job: synthetic clicks in, an evaluat
 # As many files of tests at a time as there are CPUs to use, two at least: much of a test's time is waiting for ranks.
 WORKERS = $(shell .venv/bin/python -c "from pipeline.cpus import available_cpus; print(max(2, available_cpus()))")
 
+# A file of tests stays in one process, which makes its fixtures once; files with slow tests begin first (tests/conftest.py).
+SPREAD = --dist loadfile --no-loadscope-reorder
+
 # The image and the whole grid of faults have targets of their own: each takes minutes, and the image needs root,
 # buildah, debootstrap and a network.
 test: install ## install, then run every test this machine can run, but for test-image and test-faults
-	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not image and not grid"
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not image and not grid"
 
-test-fast: install ## the tests that take less than half a minute each
-	@.venv/bin/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not image and not grid"
+test-fast: install ## the tests that take less than ten seconds each
+	@.venv/bin/python -m pytest -n $(WORKERS) $(SPREAD) -m "not slow and not image and not grid"
 
 test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
 	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults

@@ -74,6 +74,12 @@ def _denormals() -> Iterator[None]:
         sys.modules["torch"].set_flush_denormal(False)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: one that begins last would keep a single process busy at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     default = Path.home() / ".cache" / "nightjar" / "k8s-assets"
     text = f"folder of the test cluster's programs, which ../shared/k8s/build.sh makes (default: {default})"

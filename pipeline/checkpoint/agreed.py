@@ -1,7 +1,7 @@
-"""What all ranks see alike of a store. What one rank alone finds missing or wrong proves nothing about a checkpoint.
+"""What all ranks see in a store. A file that is missing or wrong for one rank alone is no proof of damage.
 
-Ranks on several hosts have several views: a cache of names and attributes (NFS), or another disk at the same path. So a
-checkpoint is there, and is damaged, where all ranks see it so.
+Hosts may see different things: a cache of names and attributes (NFS), or another disk at the same path. So a checkpoint
+exists, or is damaged, only if all ranks agree.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
             break
         if pause is None:
             raise PassingError(
-                f"the ranks do not see the same checkpoints in {where}: rank 0 {_told(views[0])}, rank {other} "
-                f"{_told(views[other])}",
+                f"the ranks do not see the same checkpoints in {where}: rank 0 {_described(views[0])}, rank {other} "
+                f"{_described(views[other])}",
                 hint=_HINT,
             )
         time.sleep(pause)
@@ -45,7 +45,7 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
     return list(names), dict(wrong)
 
 
-def _told(view: tuple[list[str], list[str]]) -> str:
+def _described(view: tuple[list[str], list[str]]) -> str:
     """The newest of what a rank sees, in words."""
     names, wrong = view
     newest = max([*names, *wrong], default="")
@@ -69,22 +69,22 @@ def require_seen_by_all(store: Store, error: DamagedError) -> None:
     seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file))
     whole = [rank for rank, problem in enumerate(seen) if not problem]
     if whole:
-        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} whole", hint=_HINT)
+        raise PassingError(f"{error.message}; rank {whole[0]} reads {error.file} intact", hint=_HINT)
 
 
 def _problem(store: Store, file: str) -> str:
     """What this rank finds wrong with a file of a checkpoint; "" where it is whole."""
-    found = _FILE.fullmatch(file)
-    if found is None:
+    match = _FILE.fullmatch(file)
+    if match is None:
         return "is not a checkpoint's"
     damaged: dict[str, str] = {}
     with reachable(store.url_of(file)):
-        artifact = next(iter(readable(store, [found[1]], damaged)), None)
+        artifact = next(iter(readable(store, [match[1]], damaged)), None)
     if artifact is None:
         return next(iter(damaged.values()), f"its {MANIFEST} is missing")
     try:
-        if found[2] != MANIFEST:
-            read_verified(store, artifact, found[2])
+        if match[2] != MANIFEST:
+            read_verified(store, artifact, match[2])
     except DamagedError as error:
         return error.message
     return ""

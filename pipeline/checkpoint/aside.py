@@ -13,8 +13,7 @@ from pathlib import Path
 
 from pipeline.checkpoint.index import readable, step_of
 from pipeline.errors import ArtifactError
-from pipeline.store import MANIFEST, Store
-from pipeline.store.removal import removing
+from pipeline.store import MANIFEST, Store, removal
 
 FOLDER, RECORD = "aside", "set-aside.json"
 FORMER = "former-manifest.json"
@@ -50,7 +49,7 @@ def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[st
         target = _free_place(store, path)
         parents = [parent for each in readable(store, [path]) for parent in each.summary["parents"]]
         record = {"checkpoint": path, "why": problems[name], "created": time.time(), "parents": parents}
-        with removing(path):
+        with removal.removing(path):
             if store.is_local:
                 store.write_json(f"{path}/{RECORD}", {**record, "moved": True})
                 store.fs.makedirs(store.full(f"{directory}/{FOLDER}"), exist_ok=True)
@@ -66,11 +65,11 @@ def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[st
 def _free_place(store: Store, path: str) -> str:
     """The folder for the checkpoint at ``path``: that of a call that was killed, or a new one."""
     directory, _, name = path.rpartition("/")
-    there = store.names(f"{directory}/{FOLDER}")
     for each in listed(store, directory):
         if each.former == path and each.files == path:
             return each.path
-    taken = [int(text) for found in there if (text := found.removeprefix(f"{name}.")).isdigit()]
+    names = store.names(f"{directory}/{FOLDER}")
+    taken = [int(number) for each in names if (number := each.removeprefix(f"{name}.")).isdigit()]
     return f"{directory}/{FOLDER}/{name}.{max(taken, default=0) + 1}"
 
 
@@ -88,7 +87,7 @@ def _read(store: Store, directory: str, name: str) -> SetAside:
         parents = tuple(map(str, record.get("parents", ())))
         return SetAside(path, former, str(record["why"]), files, float(record["created"]), parents)
     except (ArtifactError, KeyError, TypeError, ValueError):  # it is damaged itself
-        return SetAside(path, former, f"it has no {RECORD} that can be read", path if store.is_local else former, None)
+        return SetAside(path, former, f"its {RECORD} cannot be read", path if store.is_local else former, None)
 
 
 def in_place(store: Store, directory: str) -> set[str]:
@@ -120,7 +119,7 @@ def make_room(store: Store, path: str) -> None:
             "moved": True,
         }  # fmt: skip
         store.write_json(f"{each.path}/{RECORD}", record)
-        store.fs.rm(begin, recursive=True)
+        removal.remove(store, path)
 
 
 def size(store: Store, each: SetAside) -> int:
@@ -130,8 +129,6 @@ def size(store: Store, each: SetAside) -> int:
 
 def remove(store: Store, each: SetAside) -> None:
     """Remove a checkpoint set aside, its files first. ArtifactError where the store refuses it."""
-    with removing(each.path):
-        if each.files != each.path and store.exists(each.files) and not store.exists(f"{each.files}/{MANIFEST}"):
-            store.fs.rm(store.full(each.files), recursive=True)
-        if store.exists(each.path):
-            store.fs.rm(store.full(each.path), recursive=True)
+    if each.files != each.path and not store.exists(f"{each.files}/{MANIFEST}"):
+        removal.remove(store, each.files)
+    removal.remove(store, each.path)

@@ -109,10 +109,10 @@ class Checkpointer:
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
         patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None)
         damaged: dict[str, str] = {}
-        found = restore_newest(self.store, self.directory, target, damaged)
-        if found is None:
+        restored = restore_newest(self.store, self.directory, target, damaged)
+        if restored is None:
             return None
-        artifact, state = found
+        artifact, state = restored
         # Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged,
         # or rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
@@ -278,5 +278,5 @@ class Checkpointer:
 
 def latest(store: Store, directory: str) -> Artifact | None:
     """The newest committed checkpoint under ``directory``; None where there is none."""
-    found = committed(store, directory)
-    return found[-1] if found else None
+    artifacts = committed(store, directory)
+    return artifacts[-1] if artifacts else None

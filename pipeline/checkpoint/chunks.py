@@ -16,16 +16,16 @@ import zstandard
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pipeline.checkpoint.container import read_tensors, require_memory, write_tensors
+from pipeline.checkpoint.container import read_tensors, unreadable, write_tensors
 from pipeline.checkpoint.quantise import Coding, EncodedRows, decode, encode
 from pipeline.checkpoint.rowids import decode_ids, encode_ids
-from pipeline.errors import DamagedError
 
 FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Compressed only where it takes off at least this share; quantised codes hardly shrink.
 _WORTH = 0.05
 _STATE = "state."
+_CHUNK = "a chunk of table rows"
 HOT = Coding(8)
 
 
@@ -139,7 +139,7 @@ def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
         chunk = Chunk(ids, tensors, metadata)
         _ = chunk.table, chunk.column, chunk.columns
     except (KeyError, ValueError, TypeError, RuntimeError, AttributeError, zstandard.ZstdError) as error:
-        raise _not_a_chunk(where, error) from None
+        raise unreadable(where, _CHUNK, error) from None
     return chunk
 
 
@@ -151,15 +151,8 @@ def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
         if block.weight.shape != (len(block.ids), chunk.columns):
             raise ValueError(f"tensors do not hold {len(block.ids)} rows of {chunk.columns} columns")
     except (KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise _not_a_chunk(where, error) from None
+        raise unreadable(where, _CHUNK, error) from None
     return block
-
-
-def _not_a_chunk(where: str, error: Exception) -> DamagedError:
-    require_memory(error)
-    return DamagedError(
-        f"{where} is not a chunk of table rows: {error}", hint="nightjar ckpt verify <its run> names all damage"
-    )
 
 
 def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:

@@ -36,7 +36,7 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
     Damaged ones and those that a training set aside are among them. Raises ConfigError for an unknown run.
     """
     _check_run(store, run)
-    found = []
+    listed = []
     for directory in directories(store, run):
         damaged: dict[str, str] = {}
         artifacts = committed(store, directory, damaged)
@@ -46,8 +46,8 @@ def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpo
         records += [_aside_record(store, each) for each in aside.listed(store, directory)]
         for record in sorted(records, key=lambda record: record.step):
             rests = tuple(each.name for each in entries.values() if record.name in needed(each, entries))
-            found.append(replace(record, rests=rests))
-    return found
+            listed.append(replace(record, rests=rests))
+    return listed
 
 
 def _check_run(store: Store, run: str | None) -> None:
@@ -118,13 +118,13 @@ def verify(store: Store, name: str, progress: Progress) -> Verified:
     """
     from pipeline.checkpoint.verify import verify as look
 
-    found, damaged = candidates(store, name)
-    if not found and not damaged:
+    artifacts, damaged = candidates(store, name)
+    if not artifacts and not damaged:
         raise unknown(store, name)
-    damage, files, size = look(store, found[-1], progress) if found else (list[Damage](), 0, 0)
+    damage, files, size = look(store, artifacts[-1], progress) if artifacts else (list[Damage](), 0, 0)
     named = {each.checkpoint for each in damage if each.file == MANIFEST}
     damage += [Damage(path, MANIFEST, problem) for path, problem in damaged.items() if path not in named]
-    checkpoint = found[-1].path if found else newest(damaged)
+    checkpoint = artifacts[-1].path if artifacts else newest(damaged)
     return Verified(name=name, checkpoint=checkpoint, whole=not damage, files=files, bytes=size, damage=tuple(damage))
 
 
@@ -163,15 +163,15 @@ def diff(store: Store, first: str, second: str, progress: Progress) -> Checkpoin
 
 def _diff_dense(store: Store, one: Artifact, two: Artifact) -> dict[str, DenseDiff]:
     a, b = _dense(store, one), _dense(store, two)
-    found: dict[str, DenseDiff] = {}
+    diffs: dict[str, DenseDiff] = {}
     for name in {**a, **b}:
         if name not in a or name not in b or a[name].shape != b[name].shape:
             then, now = (list(x[name].shape) if name in x else None for x in (a, b))
-            found[name] = DenseDiff(shapes=(then, now))
+            diffs[name] = DenseDiff(shapes=(then, now))
         else:
             gap = (a[name].double() - b[name].double()).abs()
-            found[name] = DenseDiff(values=gap.numel(), largest=float(gap.max()), mean=float(gap.mean()))
-    return found
+            diffs[name] = DenseDiff(values=gap.numel(), largest=float(gap.max()), mean=float(gap.mean()))
+    return diffs
 
 
 def _dense(store: Store, artifact: Artifact) -> dict[str, Any]:

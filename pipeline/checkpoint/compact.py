@@ -24,6 +24,7 @@ from pipeline.embeddings.shards import columns_of
 from pipeline.errors import ArtifactError, DamagedError
 from pipeline.records import Extent, Index
 from pipeline.store import MANIFEST, Artifact, Draft, Store
+from pipeline.store.removal import remove
 
 ROWS, NEW_ROWS, NEW_INDEX = "rows", "compacted", "index-compacted.json"
 
@@ -45,7 +46,7 @@ def compact(
     chain = restore_order(store, artifact)
     indices = [read_index(store, each) for each in chain]
     draft = Draft(store, artifact.path, artifact.kind, artifact.key, artifact.config, artifact.inputs)
-    _remove(store, f"{artifact.path}/{NEW_ROWS}")
+    remove(store, f"{artifact.path}/{NEW_ROWS}")
     merge = _Merge(store, chain, indices, draft, on_point, progress)
     extents = merge.run()
     tables = indices[-1].tables
@@ -53,8 +54,8 @@ def compact(
     on_point(FaultPoint.BEFORE_SWAP)
     done = _swap(store, artifact, draft, extents, chain)
     on_point(FaultPoint.AFTER_SWAP)
-    _remove(store, f"{artifact.path}/{ROWS}")
-    _remove(store, f"{artifact.path}/{INDEX}")
+    remove(store, f"{artifact.path}/{ROWS}")
+    remove(store, f"{artifact.path}/{INDEX}")
     return done
 
 
@@ -164,17 +165,12 @@ def _swap(store: Store, artifact: Artifact, draft: Draft, extents: list[Extent],
     )  # fmt: skip
     gone = ArtifactError(
         f"checkpoint {artifact.path} was removed or replaced while it was compacted",
-        hint=f"nightjar ckpt ls {in_store(store)} shows what is there",
+        hint=f"nightjar ckpt ls {in_store(store)} lists the checkpoints",
     )
     if changed_since(store, artifact):
         raise gone
     store.write_manifest(new)
     if not all(store.exists(f"{artifact.path}/{name}") for name in files):
-        _remove(store, f"{artifact.path}/{MANIFEST}")
+        remove(store, f"{artifact.path}/{MANIFEST}")
         raise gone
     return new
-
-
-def _remove(store: Store, path: str) -> None:
-    if store.exists(path):
-        store.fs.rm(store.full(path), recursive=True)

@@ -27,6 +27,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LONGEST_HEADER = 100 << 20
+VERIFY = "nightjar ckpt verify <its run> names all damage"
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "allocation error")
 
 
@@ -65,11 +66,14 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
         body = view[8 + length :]
         tensors = {name: _tensor(body, entry) for name, entry in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        require_memory(error)
-        raise DamagedError(
-            f"{where} is not a whole safetensors file: {error}", hint="nightjar ckpt verify <its run> names all damage"
-        ) from None
+        raise unreadable(where, "a whole safetensors file", error) from None
     return tensors, metadata
+
+
+def unreadable(where: str, kind: str, error: Exception) -> DamagedError:
+    """The error for content at ``where`` that is not ``kind``. MemoryError where memory ran out."""
+    require_memory(error)
+    return DamagedError(f"{where} is not {kind}: {error}", hint=VERIFY)
 
 
 def require_memory(error: Exception) -> None:

@@ -91,7 +91,7 @@ class Flight:
         longest = self._limits.write + 2 * self._limits.slack
         stuck = ""
         try:
-            self._record = self._record or _told(self._writer.wait(longest if timeout is None else timeout))
+            self._record = self._record or _recorded(self._writer.wait(longest if timeout is None else timeout))
         except TimeoutError as error:
             stuck = str(error)
         records = exchange({**(self._record or {"lost": True}), "stuck": stuck})
@@ -112,7 +112,7 @@ class Flight:
         self._writer = Writer(self._store, group, self._on_phase)
 
 
-def _told(outcome: Outcome | None) -> dict[str, Any]:
+def _recorded(outcome: Outcome | None) -> dict[str, Any]:
     """``outcome`` as plain data."""
     if outcome is None:
         raise RuntimeError("no checkpoint is in flight on this rank")

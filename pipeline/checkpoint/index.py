@@ -85,7 +85,7 @@ def committed(store: Store, directory: str, damaged: dict[str, str] | None = Non
 
 def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None = None) -> list[Artifact]:
     """Those of ``paths`` that are committed; ``damaged`` as in ``committed``."""
-    found = []
+    artifacts = []
     for path in paths:
         try:
             artifact = store.find(path)
@@ -96,8 +96,8 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
             continue
         if artifact is not None:
-            found.append(artifact)
-    return found
+            artifacts.append(artifact)
+    return artifacts
 
 
 def _check_summary(store: Store, artifact: Artifact) -> None:
@@ -123,20 +123,21 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
     """
     directory = artifact.path.rsplit("/", 1)[0]
     order: list[Artifact] = []
-    for parent in reversed(artifact.summary["parents"]):
+    for name in reversed(artifact.summary["parents"]):
         damaged: dict[str, str] = {}
-        found = next(iter(readable(store, [f"{directory}/{parent}"], damaged)), None)
-        if found is None and not damaged:  # looked for twice, for its absence condemns what rests on it
-            store.fs.invalidate_cache(store.full(f"{directory}/{parent}"))
-            found = next(iter(readable(store, [f"{directory}/{parent}"], damaged)), None)
-        if found is None:
+        path = f"{directory}/{name}"
+        parent = next(iter(readable(store, [path], damaged)), None)
+        if parent is None and not damaged:  # a second look: if it is gone, what rests on it is lost
+            store.fs.invalidate_cache(store.full(path))
+            parent = next(iter(readable(store, [path], damaged)), None)
+        if parent is None:
             wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
             raise DamagedError(
-                f"checkpoint {artifact.path} rests on {parent}, {wrong[0]}", hint=damage_hint(store, artifact.path),
-                file=f"{directory}/{parent}/{MANIFEST}",
+                f"checkpoint {artifact.path} rests on {name}, {wrong[0]}", hint=damage_hint(store, artifact.path),
+                file=f"{path}/{MANIFEST}",
             )  # fmt: skip
-        order.insert(0, found)
-        if found.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
+        order.insert(0, parent)
+        if parent.summary["type"] == BASELINE:  # compacted since: it holds all that lies before it
             break
     return [*order, artifact]
 

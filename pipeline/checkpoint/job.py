@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
@@ -29,7 +30,7 @@ from pipeline.store.retrying import TRIES, passes, retried
 
 FORMAT = 2
 KIND = "checkpoint"
-SLOW = "a store or disk that every rank writes to at the same pace; its rows go into the next checkpoint"
+SLOW = "use a store that all ranks write to at a similar speed; the rows go into the next checkpoint"
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         )[0]
     except BaseException:
         if leader:
-            _discard_uncommitted(draft)
+            with suppress(Exception):  # a store that fails here too must not hide the first error
+                draft.discard_uncommitted()
         raise
     return parsed_artifact(job.path, committed)
 
@@ -195,15 +197,3 @@ def _commit(draft: Draft, job: Job, parts: list[dict[str, Any]], on_point: OnPoi
     _retry(draft, MANIFEST, lambda: made.append(draft.commit(summary)))
     on_point(FaultPoint.AFTER_COMMIT)
     return made[0]
-
-
-def _discard_uncommitted(draft: Draft) -> None:
-    """Remove what was written, unless it is committed: then it is whole, though a rank died before it could know.
-
-    A store that fails here too must not hide the first error.
-    """
-    try:
-        if not draft.store.exists(f"{draft.path}/{MANIFEST}"):
-            draft.discard()
-    except Exception:
-        return

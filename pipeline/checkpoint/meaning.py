@@ -37,7 +37,7 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
     ``rename``: {feature then: feature now}. A setting of ``data.sparse`` is named by the feature's name now.
     """
     before, after = then["data"], now["data"]
-    found: dict[str, IdsChange] = {}
+    changes: dict[str, IdsChange] = {}
     for name, feature in before["sparse"].items():
         new = rename.get(name, name)
         if new not in after["sparse"]:
@@ -46,34 +46,34 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
         old_ids = _ids(name, feature, before["sparse_defaults"])
         new_ids = _ids(new, current, after["sparse_defaults"])
         if new != name and any(ID_MAPPINGS.get(ids["mapping"]).by_hash for ids in (old_ids, new_ids)):
-            found[f"checkpoint.rename.{name}"] = IdsChange(REFUSED, [new])  # the hash's seed is the feature's name
+            changes[f"checkpoint.rename.{name}"] = IdsChange(REFUSED, [new])  # the hash's seed is the feature's name
         if feature.get("column") is None and current.get("column") is None:
             old_ids["column"] = new_ids.get("column")  # a feature that is renamed may have had its column renamed
         for setting in sorted(old_ids.keys() & new_ids.keys()):
             if old_ids[setting] != new_ids[setting]:
                 kind = _kind(setting, old_ids[setting], new_ids[setting])
                 for path in _responsible(new, setting, (feature, before), (current, after)):
-                    change = found.setdefault(path, IdsChange(kind))
+                    change = changes.setdefault(path, IdsChange(kind))
                     change.kind = REFUSED if REFUSED in (kind, change.kind) else ALLOW
                     change.features.append(new)
-    return found
+    return changes
 
 
 def _ids(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What decides which ids a feature's rows stand for: settings in force, those that do not count left out."""
     cross, bins = list(feature.get("cross") or []), feature.get("bins")
     mapping = mapping_of(feature.get("mapping"), defaults["mapping"], bins)
-    found: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}
+    ids: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}
     if not cross:
-        found["column"] = feature.get("column") or name
+        ids["column"] = feature.get("column") or name
     if not cross and not bins:
         separator = feature.get("separator") or defaults.get("separator")
-        found["separator"] = separator
+        ids["separator"] = separator
         if separator:
-            found["weight_separator"] = feature.get("weight_separator") or defaults.get("weight_separator")
+            ids["weight_separator"] = feature.get("weight_separator") or defaults.get("weight_separator")
     if mapping.by_hash:
-        found["rows"] = feature.get("rows") or defaults["rows"]
-    return found
+        ids["rows"] = feature.get("rows") or defaults["rows"]
+    return ids
 
 
 def _responsible(

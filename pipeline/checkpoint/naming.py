@@ -23,9 +23,9 @@ def find_checkpoint(
     ``key`` and ``step`` narrow it to one training key and step. ``option``: what the user typed before the name, for
     hints. ArtifactError naming what there is where none is meant, and naming a damaged one where that one may be meant.
     """
-    found, damaged = candidates(store, name)
-    found = [each for each in found if key in (None, each.key) and step in (None, each.summary["step"])]
-    best = found[-1] if found else None
+    artifacts, damaged = candidates(store, name)
+    artifacts = [each for each in artifacts if key in (None, each.key) and step in (None, each.summary["step"])]
+    best = artifacts[-1] if artifacts else None
     if key is not None and best is not None:
         return best  # no other is meant
     wrong = {p: text for p, text in damaged.items() if step in (None, step_of(p)) and not _older(p, best)}
@@ -49,12 +49,12 @@ def candidates(store: Store, name: str) -> tuple[list[Artifact], dict[str, str]]
     run, _, last = name.rpartition("/")
     if not NAME.fullmatch(last):
         places = directories(store, name) if "/" not in name else [name]
-        found = [each for place in places for each in committed(store, place, damaged)]
+        artifacts = [each for place in places for each in committed(store, place, damaged)]
     else:
         exact = "/" in run or not run
         paths = [name] if exact else [f"{place}/{last}" for place in directories(store, run)]
-        found = readable(store, paths, damaged)
-    return sorted(found, key=lambda each: (each.created, each.summary["step"])), damaged
+        artifacts = readable(store, paths, damaged)
+    return sorted(artifacts, key=lambda each: (each.created, each.summary["step"])), damaged
 
 
 def _older(path: str, than: Artifact | None) -> bool:
@@ -71,8 +71,8 @@ def newest(paths: Iterable[str]) -> str:
 
 def unknown(store: Store, name: str) -> ArtifactError:
     """The error that names the checkpoints there are, and folders that ``name`` may mean whose manifest is missing."""
-    found = [each.path for directory in directories(store) for each in committed(store, directory)]
-    known = [f"{run_of(path)}/{path.rpartition('/')[2]}" for path in found]
+    paths = [each.path for directory in directories(store) for each in committed(store, directory)]
+    known = [f"{run_of(path)}/{path.rpartition('/')[2]}" for path in paths]
     text = f"there are: {', '.join(known[-8:])}" if known else "there are none in this store"
     lost = "".join(f"; {path} has no {MANIFEST}: never committed, or it was lost" for path in _folders(store, name))
     return ArtifactError(

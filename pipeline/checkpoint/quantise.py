@@ -83,13 +83,13 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
         block = part.t().contiguous()
         plain = block.amin(0), block.amax(0)
         searched = _Search(block, coding.bits, *plain).best(coding) if coding.steps or coding.fits else plain
-        found, low[start:stop], span[start:stop] = _on_grid(block, *searched, unit, coding.bits)
+        block_codes, low[start:stop], span[start:stop] = _on_grid(block, *searched, unit, coding.bits)
         # A grid must be used to both ends, or decoded rows would have another plain range: see the module's text.
-        unused = (found.amin(0) > 0) | (found.amax(0) < 2**coding.bits - 1)
+        unused = (block_codes.amin(0) > 0) | (block_codes.amax(0) < 2**coding.bits - 1)
         if searched is not plain and bool(unused.any()):
             bottom, top = (torch.where(unused, one, other) for one, other in zip(plain, searched, strict=True))
-            found, low[start:stop], span[start:stop] = _on_grid(block, bottom, top, unit, coding.bits)
-        codes[start:stop] = _pack(found, coding.bits).t()
+            block_codes, low[start:stop], span[start:stop] = _on_grid(block, bottom, top, unit, coding.bits)
+        codes[start:stop] = _pack(block_codes, coding.bits).t()
     return EncodedRows(codes, low, span, unit, coding.bits, columns)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,15 +39,6 @@ _READERS = 2
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class Report:
-    """What a restore did: the checkpoints applied, rows by table, and in words what did not fit or was left out."""
-
-    checkpoints: list[str] = field(default_factory=list)
-    rows: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 @dataclass(frozen=True)
 class Target:
     """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
@@ -64,26 +55,19 @@ class Target:
 
 
 @torch.no_grad()
-def restore(
-    store: Store,
-    artifact: Artifact,
-    target: Target,
-    report: Report | None = None,
-) -> TrainState:
+def restore(store: Store, artifact: Artifact, target: Target) -> TrainState:
     """Read checkpoint ``artifact`` and its chain into ``target``. Collective: every rank reads what its shards need.
 
     The caller sets the random state from ``TrainState.rng``. On all ranks: DamagedError for a missing or corrupt file,
     PassingError where something else failed every time, ArtifactError naming every table and parameter that differs.
     """
     result: list[TrainState] = []
-    report = report or Report()
 
     def read() -> None:
-        for part in (report.checkpoints, report.rows, result):  # of a try that failed
-            part.clear()
+        result.clear()  # of a try that failed
         with reachable(store.url_of(artifact.path)):
             chain = restore_order(store, artifact)
-        _restore_rows(store, chain, target, report)
+        _restore_rows(store, chain, target)
         result.append(restore_dense(store, artifact, target))
 
     try:
@@ -108,11 +92,10 @@ def restore_newest(
     for message in wrong.values():
         once(log.warning, "a checkpoint cannot be used: %s", message)
     for name in reversed(names):
-        found: list[Artifact] = []
         path = f"{directory}/{name}"
         try:
-            patiently(f"opening {path}", lambda path=path, found=found: found.append(_open(store, path)))  # type: ignore[misc]
-            return found[-1], restore(store, found[-1], target)
+            artifact = _open(store, path)
+            return artifact, restore(store, artifact, target)
         except DamagedError as error:
             damaged[name] = error.message
             text = "checkpoint %s cannot be used, going back to the one before it: %s"
@@ -127,8 +110,14 @@ def restore_newest(
 
 
 def _open(store: Store, path: str) -> Artifact:
-    with reachable(store.url_of(path)):
-        return store.get(path, "train")
+    opened: list[Artifact] = []
+
+    def look() -> None:
+        with reachable(store.url_of(path)):
+            opened.append(store.get(path, "train"))
+
+    patiently(f"opening {path}", look)
+    return opened[-1]
 
 
 def read_index(store: Store, artifact: Artifact) -> Index:
@@ -156,7 +145,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
             yield block
 
 
-def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: Report) -> None:
+def _restore_rows(store: Store, chain: list[Artifact], target: Target) -> None:
     shards = target.rows.local_shards()
     for shard in shards:
         shard.zero_state()
@@ -173,10 +162,8 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target, report: R
         for block in read_blocks(store, artifact, wanted):
             for shard in shards:
                 touched = target.touched if artifact is not chain[0] else None
-                count = apply_block(block, shard, states=target.states, touched=touched)
-                report.rows[block.table] = report.rows.get(block.table, 0) + count
+                apply_block(block, shard, states=target.states, touched=touched)
             target.on_point(FaultPoint.RESTORE)
-        report.checkpoints.append(artifact.path)
 
 
 def meets(extent: Extent, shard: LocalShard) -> bool:
@@ -199,15 +186,13 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
     if block.table != shard.table:
         return 0
     low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
-    left, right = (
-        max(block.column, shard.column),
-        min(block.column + block.weight.shape[1], shard.column + shard.columns),
-    )
+    left = max(block.column, shard.column)
+    right = min(block.column + block.weight.shape[1], shard.column + shard.columns)
     if low >= high or left >= right:
         return 0
     ids = block.ids[low:high] - shard.row
-    together_ = int(ids[-1] - ids[0]) + 1 == len(ids)
-    places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if together_ else torch.from_numpy(ids)
+    is_range = int(ids[-1] - ids[0]) + 1 == len(ids)
+    places: slice | Tensor = slice(int(ids[0]), int(ids[-1]) + 1) if is_range else torch.from_numpy(ids)
     part = slice(left - block.column, right - block.column)
     share = (right - left) / shard.columns
     # Tables that were trained without a state have none to give; a shard without takes none.
@@ -265,16 +250,22 @@ def read_state(store: Store, artifact: Artifact) -> dict[str, Any]:
 
 def read_dense(store: Store, artifact: Artifact) -> dict[str, Tensor]:
     """The dense parameters of checkpoint ``artifact`` by name; DamagedError where its file is damaged."""
-    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")
-    return {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+    return _starting("param/", _dense_tensors(store, artifact))
+
+
+def _dense_tensors(store: Store, artifact: Artifact) -> dict[str, Tensor]:
+    return read_tensors(read_verified(store, artifact, DENSE), f"{store.url_of(artifact.path)}/{DENSE}")[0]
+
+
+def _starting(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainState:
     """Fill the dense parameters and their optimizer; ArtifactError naming each parameter that does not fit."""
     where = store.url_of(artifact.path)
-    tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
-    record = read_state(store, artifact)
-    stored = {name.removeprefix("param/"): value for name, value in tensors.items() if name.startswith("param/")}
+    tensors, record = _dense_tensors(store, artifact), read_state(store, artifact)
+    stored = _starting("param/", tensors)
     complaints = []
     for name in [*target.dense, *(name for name in stored if name not in target.dense)]:
         now = tuple(target.dense[name].shape) if name in target.dense else None
@@ -288,7 +279,5 @@ def restore_dense(store: Store, artifact: Artifact, target: Target) -> TrainStat
     if target.optimizer is not None:
         if record["optimizer"] is None:
             raise ArtifactError(f"checkpoint {where} holds no dense optimizer", hint="force=true")
-        prefix = "optimizer/"
-        parts = {name.removeprefix(prefix): v for name, v in tensors.items() if name.startswith(prefix)}
-        load_optimizer(target.optimizer, target.dense, parts, record["optimizer"])
+        load_optimizer(target.optimizer, target.dense, _starting("optimizer/", tensors), record["optimizer"])
     return TrainState(**record["train"], rng=tensors.get("rng"))

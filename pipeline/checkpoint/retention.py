@@ -121,7 +121,7 @@ def _stay(
 
 def _remains(store: Store, directory: str, artifacts: list[Artifact], going: set[str], min_age: float) -> list[Removal]:
     """Directories without a manifest, and files that their checkpoint's manifest does not name."""
-    found = []
+    remains = []
     known = {each.path: each for each in artifacts}
     theirs = aside.in_place(store, directory)
     for name in store.names(directory):
@@ -134,12 +134,12 @@ def _remains(store: Store, directory: str, artifacts: list[Artifact], going: set
             extra = {full: info for full, info in files.items() if full not in named}
             if extra and min(age(store, full) for full in extra) >= min_age:
                 reason = "not in the manifest: left by a killed compaction"
-                found += [_remain(full[len(store.root) + 1 :], info["size"], reason) for full, info in extra.items()]
+                remains += [_remain(full[len(store.root) + 1 :], info["size"], reason) for full, info in extra.items()]
         elif store.exists(f"{path}/{MANIFEST}"):
             continue  # it does not parse: it stays, and ``collect`` says so
         elif min((age(store, full) for full in files), default=min_age) >= min_age:
-            found.append(_remain(path, sum(info["size"] for info in files.values()), "never committed"))
-    return found
+            remains.append(_remain(path, sum(info["size"] for info in files.values()), "never committed"))
+    return remains
 
 
 def _remain(path: str, size: int, reason: str) -> Removal:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.checkpoint.container import VERIFY
 from pipeline.errors import DamagedError
 
 _LONGEST = 9
@@ -37,7 +38,7 @@ def decode_ids(data: NDArray[np.uint8], count: int) -> NDArray[np.int64]:
     if int(last.sum()) != count or (len(data) > 0 and not last[-1]):
         raise DamagedError(
             f"row numbers are corrupt: {int(last.sum())} in the file, expected {count}",
-            hint="nightjar ckpt verify <its run> names all damage",
+            hint=VERIFY,
         )
     if not count:
         return np.empty(0, np.int64)

@@ -9,13 +9,13 @@ from pipeline.config.renamed import with_new_names
 
 def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
-    found: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict) and value:
-            found |= flatten(value, f"{prefix}{name}.")
+            leaves |= flatten(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = value
-    return found
+            leaves[f"{prefix}{name}"] = value
+    return leaves
 
 
 def config_changes(then: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:

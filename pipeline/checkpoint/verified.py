@@ -1,7 +1,7 @@
-"""Reading files that a manifest names: the bytes that were written, or proof that they are lost.
+"""Reading files that a manifest names: returns the bytes that were written, or proves that they are lost.
 
-An error answer is no proof. A file is damaged where two reads agree that it is gone or that its bytes are others;
-anything else that goes wrong may pass.
+An error of the store is no proof. A file is damaged if two reads agree that it is gone or that its bytes are wrong. Any
+other failure may pass.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def _read(store: Store, path: str, expected: FileEntry) -> tuple[bytearray, str]
         return data, "is missing from its artifact"
     except OSError as error:  # a sector that cannot be read, or a disk that is about to come back
         raise UnreachableError(f"{where} cannot be read: {error}", hint=_AGAIN) from error
-    found = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
-    if found == expected:
+    read = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
+    if read == expected:
         return data, ""
     store.fs.invalidate_cache(store.full(path))
     return data, (
-        f"is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
+        f"is corrupt: {read.bytes} bytes and checksum {read.checksum}, "
         f"expected {expected.bytes} and {expected.checksum}"
     )
 

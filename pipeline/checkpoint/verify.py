@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import xxhash
-
 from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.index import BASELINE, DENSE, INDEX, STATE, readable
 from pipeline.checkpoint.parse import parse_state
@@ -14,8 +12,6 @@ from pipeline.checkpoint.verified import read_verified
 from pipeline.errors import DamagedError
 from pipeline.records import Damage, Extent
 from pipeline.store import MANIFEST, Artifact, FileEntry, Store
-
-_BLOCK = 4 << 20
 
 
 def verify(
@@ -41,9 +37,9 @@ def verify(
 
 
 def _chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[Damage]]:
-    """What is there of the chain, and damage for what is not."""
+    """The checkpoints of the chain that can be opened, and damage for the others."""
     directory = artifact.path.rpartition("/")[0]
-    found, damage = [artifact], []
+    chain, damage = [artifact], []
     for parent in reversed(artifact.summary["parents"]):
         path = f"{directory}/{parent}"
         damaged: dict[str, str] = {}
@@ -52,28 +48,23 @@ def _chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[Damag
             rests = f"is missing, and {artifact.path.rpartition('/')[2]} rests on it"
             damage.append(Damage(path, MANIFEST, damaged.get(path, rests)))
             continue
-        found.insert(0, other)
+        chain.insert(0, other)
         if other.summary["type"] == BASELINE:
             break
-    return found, damage
+    return chain, damage
 
 
 def _problem(store: Store, path: str, expected: FileEntry) -> str:
     """What is wrong with the file at ``path``; "" where nothing is."""
-    digest, count = xxhash.xxh3_128(), 0
     try:
-        with store.open(path) as source:
-            while block := source.read(_BLOCK):
-                digest.update(block)
-                count += len(block)
+        read = store.measure(path)
     except FileNotFoundError:
         return "is missing"
     except OSError as error:
         return f"cannot be read: {error}"
-    if count != expected.bytes:
-        return f"has {count} bytes, expected {expected.bytes}"
-    found = f"xxh3_128:{digest.hexdigest()}"
-    return "" if found == expected.checksum else f"is corrupt: checksum {found}, expected {expected.checksum}"
+    if read.bytes != expected.bytes:
+        return f"has {read.bytes} bytes, expected {expected.bytes}"
+    return "" if read == expected else f"is corrupt: checksum {read.checksum}, expected {expected.checksum}"
 
 
 def _extents(store: Store, artifact: Artifact) -> tuple[dict[str, Extent], list[Damage]]:
@@ -101,12 +92,12 @@ def _chunk_problem(store: Store, artifact: Artifact, extent: Extent) -> str:
 
 def _content_damage(store: Store, artifact: Artifact, bad: set[str]) -> list[Damage]:
     """Damage of the dense part and the state whose checksums hold: content that no restore could read."""
-    found = []
+    damage = []
     for name, parse in ((DENSE, read_tensors), (STATE, parse_state)):
         if name in bad:
             continue
         try:
             parse(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
         except DamagedError as error:
-            found.append(Damage(artifact.path, name, error.message))
-    return found
+            damage.append(Damage(artifact.path, name, error.message))
+    return damage

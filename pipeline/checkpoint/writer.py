@@ -105,7 +105,7 @@ class Writer:
             outcome.error = error
         except Exception as error:  # of the exchange itself: what fails on one rank comes as one of the family
             outcome.lost = True
-            outcome.error = PassingError(f"the ranks lost each other while {job.path} was written: {error}", hint=SLOW)
+            outcome.error = PassingError(f"the ranks lost contact while writing {job.path}: {error}", hint=SLOW)
         if outcome.artifact is not None and job.prune is not None and not outcome.lost:
             self._prune(job.prune, outcome.artifact, outcome)
         outcome.seconds = time.monotonic() - began

@@ -88,7 +88,7 @@ def _locked(
     from pipeline.launch.signals import Interrupted, handled
     from pipeline.schedule.backfill import missed_nights, run_nights
     from pipeline.schedule.dates import ANY_DAY
-    from pipeline.schedule.lock import held
+    from pipeline.schedule.lock import night_lock
     from pipeline.store import Store
 
     def composed(day: date) -> Config:
@@ -100,7 +100,7 @@ def _locked(
     days = wanted(settings.time_zone or config.schedule.time_zone)
     doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
     try:
-        with handled(), held(store, model, settings.lease_seconds, doing):
+        with handled(), night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:
                 days = missed_nights(store, model, days[0], settings.catch_up) + days
             wait = settings.wait_minutes if catch_up else 0.0

@@ -153,7 +153,7 @@ def _gc(options: argparse.Namespace) -> int:
 
 def _predict(options: argparse.Namespace) -> int:
     from pipeline.report import models as text
-    from pipeline.serving.files import reject_sink, score_file, score_sink
+    from pipeline.serving.predict import reject_sink, score_file, score_sink
 
     if options.rejected is not None and options.rejected in (options.out, "-"):
         raise ConfigError(

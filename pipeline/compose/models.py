@@ -22,8 +22,8 @@ def store_models() -> None:
 
 def settings_class(name: str) -> type[ModelConfig]:
     """The dataclass of the settings of the model called ``name``; ConfigError where there is no such model."""
-    found: type[ModelConfig] = MODELS.get(name).config
-    return found
+    settings: type[ModelConfig] = MODELS.get(name).config
+    return settings
 
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:

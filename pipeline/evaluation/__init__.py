@@ -1,7 +1,7 @@
 """Figures of a model on held-out rows, exact and the same for any order of the rows; and the gate that judges them."""
 
 from pipeline.evaluation.compared import Scored, SliceColumn, former_figures, measure
-from pipeline.evaluation.gate import HOLD, PASS, judge
+from pipeline.evaluation.judging import HOLD, PASS, judge
 from pipeline.evaluation.metrics import evaluate
 from pipeline.evaluation.reliability import reliability
 

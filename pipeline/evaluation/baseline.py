@@ -1,4 +1,4 @@
-"""A quick model to measure a first one by: logistic regression of the same columns, learnt in one pass by Adagrad.
+"""A quick model that a first one is compared with: logistic regression on the same columns, one pass of Adagrad.
 
 Every row of an embedding table has a weight here, every dense feature one; weights learn at rates of their own (Duchi
 et al. 2011; for click logs McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013). Memory is bounded:
@@ -92,8 +92,8 @@ class Baseline:
 
     def _logits(self, batch: RowBlock, inputs: NDArray[np.float64], lookups: Any) -> NDArray[np.float64]:
         places, at, factors = lookups
-        found = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
-        return np.asarray(inputs @ self._dense + found)
+        looked_up = np.bincount(at, self._weights[places] * factors, minlength=len(batch.labels))
+        return np.asarray(inputs @ self._dense + looked_up)
 
     def _step(self, batch: RowBlock) -> None:
         inputs, lookups = self._inputs(batch), self._lookups(batch)

@@ -13,7 +13,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.evaluation.metrics import ByClass, entropy_of_rate, sigmoid
+from pipeline.evaluation.metrics import entropy_of_rate, sigmoid, split_by_class
 from pipeline.records import Interval
 
 FIGURES = ("ne", "auc", "calibration")
@@ -67,7 +67,7 @@ def placements(
 
     [n] each, 0 for the rows of the other class; both 0 where a class is empty.
     """
-    scores = ByClass(np.sort(values[clicked]), np.sort(values[~clicked]))
+    scores = split_by_class(clicked, values)
     above, below = np.zeros(len(values)), np.zeros(len(values))
     if len(scores.clicked) and len(scores.other):
         above[clicked] = _lower_share(scores.other, values[clicked])
@@ -86,7 +86,7 @@ def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[st
     The AUC's replicates are first-order (Hajek's projection): its sums weigh rows, not pairs.
     """
     total = sums.sum(0)
-    auc = _divided(total[4], total[1])
+    auc = float(total[4] / total[1]) if total[1] else float("nan")
     points, drawn = _figures(total[None], auc), _figures(weights @ sums, auc)
     return {name: Resampled(float(points[name][0]), drawn[name]) for name in FIGURES}
 
@@ -99,10 +99,6 @@ def _figures(totals: NDArray[np.float64], auc: float) -> dict[str, NDArray[np.fl
             "auc": above / clicks + below / (rows - clicks) - auc,
             "calibration": predicted / clicks,
         }
-
-
-def _divided(value: float, by: float) -> float:
-    return float(value / by) if by else float("nan")
 
 
 def ratio(ours: Resampled, theirs: Resampled) -> Resampled:

@@ -25,7 +25,6 @@ from pipeline.evaluation.power import error_of
 from pipeline.evaluation.reliability import reliability
 from pipeline.evaluation.shift import (
     calibration_by_prediction,
-    calibration_by_prediction_error,
     histogram,
     kolmogorov_smirnov,
     population_stability,
@@ -90,8 +89,8 @@ def measure(scored: Scored, settings: GateConfig, seed: int = 0) -> GateRecord:
 
 
 def _models(scored: Scored) -> dict[str, Floats]:
-    found = {"candidate": scored.candidate}
-    return found if scored.incumbent is None else {**found, "incumbent": scored.incumbent}
+    models = {"candidate": scored.candidate}
+    return models if scored.incumbent is None else {**models, "incumbent": scored.incumbent}
 
 
 def _figures(
@@ -115,12 +114,11 @@ def _figures(
 
 
 def _model_figures(labels: Floats, logits: Floats, drawn: Mapping[str, Resampled], confidence: float) -> ModelFigures:
-    curve = reliability(labels, logits, bins=10)
+    off, error = calibration_by_prediction(reliability(labels, logits, bins=10))
     return ModelFigures(
         **{name: drawn[name].interval(confidence) for name in FIGURES},
-        calibration_by_prediction=calibration_by_prediction(curve),
-        calibration_by_prediction_error=calibration_by_prediction_error(curve),
-    )
+        calibration_by_prediction=off, calibration_by_prediction_error=error,
+    )  # fmt: skip
 
 
 def _beside_incumbent(

@@ -65,22 +65,22 @@ def evaluate(labels: ArrayLike, logits: ArrayLike, true_probability: ArrayLike |
 
 def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
     """``labels`` as booleans; DataError for no rows, values other than 0 and 1, or a single class."""
-    found = np.asarray(labels)
-    if found.ndim != 1:
-        raise ValueError(f"labels have shape {found.shape}, expected one dimension")
-    if not len(found):
+    values = np.asarray(labels)
+    if values.ndim != 1:
+        raise ValueError(f"labels have shape {values.shape}, expected one dimension")
+    if not len(values):
         raise DataError("there are no rows to evaluate", hint="data.split.test_share=0.2 keeps one row in five for it")
-    clicked = found == 1
-    wrong = ~(clicked | (found == 0))
+    clicked = values == 1
+    wrong = ~(clicked | (values == 0))
     if wrong.any():
         raise DataError(
-            f"{_of(wrong.sum(), len(found))} labels are neither 0 nor 1, the first is {found[wrong][0]}",
+            f"{_of(wrong.sum(), len(values))} labels are neither 0 nor 1, the first is {values[wrong][0]}",
             hint="data.label.positive=<value that means a click> data.label.negative=<value that means none>",
         )
     clicks = int(clicked.sum())
-    if clicks in (0, len(found)):
+    if clicks in (0, len(values)):
         raise DataError(
-            f"all {len(found):,} evaluated rows have label {int(clicks > 0)}, expected both classes: "
+            f"all {len(values):,} evaluated rows have label {int(clicks > 0)}, expected both classes: "
             "NE and AUC are not defined for one class only",
             hint="data.split.test_share=<a larger share>, or check data.label.column and data.label.positive",
         )
@@ -118,8 +118,8 @@ def _check_probabilities(probabilities: ArrayLike, rows: int) -> NDArray[np.floa
 
 def _as_floats(values: ArrayLike) -> NDArray[np.floating]:
     """float32 stays as it is (sorting it is twice as fast, and float64 of it is exact); all else becomes float64."""
-    found = np.asarray(values)
-    return found if found.dtype == np.float32 else found.astype(np.float64)
+    array = np.asarray(values)
+    return array if array.dtype == np.float32 else array.astype(np.float64)
 
 
 def _of(some: int, rows: int) -> str:

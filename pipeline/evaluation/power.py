@@ -65,6 +65,11 @@ class Power:
         )
 
 
+def quantile_of(confidence: float) -> float:
+    """Standard errors between an estimate and either end of its interval."""
+    return NormalDist().inv_cdf((1 + confidence) / 2)
+
+
 def error_of(interval: Interval, confidence: float) -> float:
     """Standard error behind an interval."""
-    return (interval.high - interval.low) / (2 * NormalDist().inv_cdf((1 + confidence) / 2))
+    return (interval.high - interval.low) / (2 * quantile_of(confidence))

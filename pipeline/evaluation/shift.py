@@ -15,14 +15,14 @@ BINS = 10
 HISTOGRAM_BINS = 24
 
 
-def population_stability(expected: NDArray[np.floating], found: NDArray[np.floating], bins: int = BINS) -> float:
+def population_stability(expected: NDArray[np.floating], actual: NDArray[np.floating], bins: int = BINS) -> float:
     """PSI: sum of (f - e) * ln(f / e) over bins that hold equal shares of ``expected``; 0.25 is called a major shift.
 
     Half a row is added to every bin, so that an empty one costs much, not infinity.
     """
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
     shares = []
-    for values in (expected, found):
+    for values in (expected, actual):
         counts = np.bincount(np.searchsorted(edges, values, "right"), minlength=len(edges) + 1) + 0.5
         shares.append(counts / counts.sum())
     e, f = shares
@@ -46,33 +46,19 @@ def histogram(logits: Mapping[str, NDArray[np.floating]], bins: int = HISTOGRAM_
     return Histogram(edges=edges.tolist(), **{name: shares.tolist() for name, shares in counts.items()})
 
 
-def calibration_by_prediction(curve: Curve) -> float:
-    """How far bins of predictions lie from their observed clicks, added up, as a share of all clicks.
+def calibration_by_prediction(curve: Curve) -> tuple[float, float]:
+    """How far bins of predictions lie from their observed clicks, as a share of all clicks, and its standard error.
 
     ``curve``: what ``reliability`` gives. What chance alone would leave (every bin binomial) is taken off: 0 is as good
-    as calibrated. Labels that were mixed up show here while predicted and observed clicks still agree in total.
+    as calibrated. Labels that were mixed up show here while predicted and observed clicks still agree in total. The
+    error takes every bin as binomial at the observed or the predicted rate, whichever has the larger variance: a bin
+    without clicks has chance errors too. Both are NaN without clicks.
     """
-    predicted, observed, rows = _columns(curve)
+    predicted, observed, rows = (np.asarray(each, np.float64) for each in (curve.predicted, curve.observed, curve.rows))
     clicks = float((observed * rows).sum())
     if not clicks:
-        return float("nan")
+        return math.nan, math.nan
     gaps = float((np.abs(predicted - observed) * rows).sum())
     chance = float(np.sqrt(2 / math.pi * rows * predicted * (1 - predicted)).sum())
-    return max(0.0, gaps - chance) / clicks
-
-
-def calibration_by_prediction_error(curve: Curve) -> float:
-    """Standard error of ``calibration_by_prediction``, every bin binomial at its observed or predicted rate.
-
-    The larger of the two: a bin without clicks has chance errors too.
-    """
-    predicted, observed, rows = _columns(curve)
-    clicks = float((observed * rows).sum())
-    if not clicks:
-        return float("nan")
     variance = rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed))
-    return float(np.sqrt(variance.sum())) / clicks
-
-
-def _columns(curve: Curve) -> list[NDArray[np.float64]]:
-    return [np.asarray(values, np.float64) for values in (curve.predicted, curve.observed, curve.rows)]
+    return max(0.0, gaps - chance) / clicks, float(np.sqrt(variance.sum())) / clicks

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.ingest.days import DayState, day_dataset, day_state, previous_dataset
-    from pipeline.ingest.serving import RecordInputs, RecordTransform
+    from pipeline.ingest.record_transform import RecordInputs, RecordTransform
     from pipeline.ingest.sources import answering
     from pipeline.ingest.stage import ingest, raw_fingerprint
 
 _HOMES = {
     "DayState": "days", "day_dataset": "days", "day_state": "days", "previous_dataset": "days",
-    "RecordInputs": "serving", "RecordTransform": "serving", "answering": "sources", "ingest": "stage",
-    "raw_fingerprint": "stage",
+    "RecordInputs": "record_transform", "RecordTransform": "record_transform",
+    "answering": "sources", "ingest": "stage", "raw_fingerprint": "stage",
 }  # fmt: skip
 
 __all__ = [

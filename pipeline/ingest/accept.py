@@ -1,4 +1,4 @@
-"""What stops an ingestion: logs with nothing to train on, too much quarantine, checks that hold them."""
+"""What stops an ingestion: nothing to train on, too many rows in quarantine, checks that hold the logs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | No
     """Raise DataError unless there is something to train on; ``quarantined``: rows of ``day``."""
     where = data.path or "the synthetic log"
     rows, clicks = fit.rows, fit.positives["train"]
-    if day is not None and quarantined + sum(rows.values()) < data.watermark.min_rows:
-        found = sum(rows.values()) + quarantined
-        raise days.incomplete(
-            day, [f"{where} holds {found:,} rows of it, expected at least {data.watermark.min_rows:,}"]
-        )
-    if not sum(rows.values()):
+    kept = sum(rows.values())
+    seen = kept + quarantined
+    if day is not None and seen < data.watermark.min_rows:
+        lacks = f"{where} holds {seen:,} rows of it, expected at least {data.watermark.min_rows:,}"
+        raise days.incomplete(day, [lacks])
+    if not kept:
         if not quarantined:
             raise DataError(f"{where} holds no rows, expected at least one", hint="data.path=<logs that are not empty>")
         kind, count = quarantine.kinds.most_common(1)[0]
@@ -31,7 +31,7 @@ def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | No
             f"{kind}; for example {quarantine.examples[kind]}",
             hint=mend(kind, data),
         )
-    _check_share(quarantine, data, quarantined, quarantined + sum(rows.values()))
+    _check_share(quarantine, data, quarantined, seen)
     if fit.test:
         return
     if not rows["train"]:
@@ -65,7 +65,7 @@ def _hours(data: DataConfig) -> str:
     """The test rows of a split by hours, in words."""
     hours = data.split.test_hours
     what = "hour" if hours == 1 else f"{hours} hours"
-    return f"the last {what} of the day, from {test_hours_from(hours)}:00 as data.timestamp tells"
+    return f"the last {what} of the day, from {test_hours_from(hours)}:00 by data.timestamp"
 
 
 def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, rows: int) -> None:
@@ -83,19 +83,19 @@ def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, row
     )
 
 
-def held(found: Verdict, data: DataConfig) -> DataError:
+def held(verdict: Verdict, data: DataConfig) -> DataError:
     """The error for logs that ``data.checks`` hold."""
-    more = f"; and {len(found.held) - 5} more" if len(found.held) > 5 else ""
-    against = f", compared with {found.against}" if found.against else ""
-    groups = {name: "dense" if name in data.dense else "sparse" for name in found.leaks}
-    leaking = data.checks.leak == "hold" and found.leaks
+    more = f"; and {len(verdict.held) - 5} more" if len(verdict.held) > 5 else ""
+    against = f", compared with {verdict.against}" if verdict.against else ""
+    groups = {name: "dense" if name in data.dense else "sparse" for name in verdict.leaks}
+    leaking = data.checks.leak == "hold" and verdict.leaks
     hints = [f"~data.{group}.{name}" for name, group in groups.items()] if leaking else []
-    figures = sorted({drift.what for drift in beyond(found.drift, data.checks.hold)})
+    figures = sorted({drift.what for drift in beyond(verdict.drift, data.checks.hold)})
     lifted = " ".join(f"data.checks.hold.{figure}=null" for figure in figures)
     hints.append("data.checks.leak=warn" if leaking else f"{lifted}, once the reason is known")
     return DataError(
         f"the checks hold the logs of {data.day or data.path or 'the synthetic log'}: "
-        f"{'; '.join(found.held[:5])}{more}{against}",
+        f"{'; '.join(verdict.held[:5])}{more}{against}",
         hint=", or ".join(hints),
     )
 
@@ -111,7 +111,7 @@ def mend(kind: str, data: DataConfig) -> str:
     if kind == "invalid UTF-8":
         return "logs in UTF-8"
     if kind == "row of another day" or kind.endswith(" is no day"):
-        return "data.timestamp=<the column that tells a row's day>, or data.day=<the day of these rows>"
+        return "data.timestamp=<the column with the time of a row>, or data.day=<the day of these rows>"
     if kind.endswith("finite number"):
         return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
     return "data.format, data.columns and data.separator must describe the file"

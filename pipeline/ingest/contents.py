@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import xxhash
 
-from pipeline.ingest.hashing import hash_rows
+from pipeline.ingest.hashing import estimated_distinct, hash_rows
 from pipeline.ingest.spec import DataSpec
 
 SAMPLE = 4096  # distinct contents, those with the smallest hashes
@@ -51,10 +51,8 @@ class Contents:
 
     @property
     def distinct(self) -> int:
-        """Distinct contents: exact below SAMPLE, else within a few percent (k-minimum-values estimate)."""
-        if len(self.hashes) < SAMPLE:
-            return len(self.hashes)
-        return round((SAMPLE - 1) / (float(self.hashes[-1]) / 2.0**64))
+        """Distinct contents."""
+        return estimated_distinct(self.hashes, SAMPLE)
 
     @property
     def repeats(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from pipeline.ingest.hashing import estimated_distinct
 from pipeline.ingest.sketch import Sketch
 from pipeline.records import MISSING_ROW
 from pipeline.specs.id_mapping import BINS, Counts, FittedMapping, IdCounts
@@ -59,10 +60,8 @@ class HashedCounts(IdCounts):
 
     @property
     def distinct(self) -> int:
-        """Distinct ids: exact below SKETCH, else within a few percent (k-minimum-values estimate)."""
-        if len(self.smallest) < SKETCH:
-            return len(self.smallest)
-        return round((SKETCH - 1) / (float(self.smallest[-1]) / 2.0**64))
+        """Distinct ids."""
+        return estimated_distinct(self.smallest, SKETCH)
 
     @property
     def kind(self) -> str:

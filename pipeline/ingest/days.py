@@ -27,7 +27,7 @@ _FIELD = re.compile(r"\{day(:[^{}]*)?\}")
 
 
 def days_of(day: str | None) -> list[date]:
-    """The days that ``data.day`` names, in order; none where it is null. ConfigError for what is no day or range."""
+    """The days that ``data.day`` names, in order; none if it is null. ConfigError unless it is a day or a range."""
     if day is None:
         return []
     first, _, last = day.partition("..")
@@ -37,7 +37,7 @@ def days_of(day: str | None) -> list[date]:
             raise ValueError
     except ValueError:
         raise ConfigError(
-            f"data.day is {day!r}, expected YYYY-MM-DD or a range of two such days that rises",
+            f"data.day is {day!r}, expected YYYY-MM-DD, or FIRST..LAST in order",
             hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
         ) from None
     return [start + timedelta(days=i) for i in range((end - start).days + 1)]
@@ -70,7 +70,7 @@ def path_of(data: DataConfig, day: date | None) -> str:
 
 @dataclass(frozen=True)
 class DayState:
-    """What is known of a day's logs before they are read. ``missing``: in words, all that it still lacks."""
+    """A day's logs before they are read. ``missing``: in words, everything that has not arrived yet."""
 
     day: date
     path: str
@@ -149,7 +149,7 @@ def incomplete(day: date, missing: list[str]) -> DataError:
     """The error for a day that cannot be ingested yet."""
     return DataError(
         f"{day} is not complete: {'; '.join(missing)}",
-        hint="the same command again once it is delivered, or another data.watermark: success=null, partitions=[], "
+        hint="run the same command once the day is delivered, or change data.watermark: success=null, partitions=[], "
         "min_partitions=null and min_rows=1 wait for nothing",
     )
 
@@ -179,16 +179,16 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
         other = day + timedelta(days=shift)
         if str(other) in own:
             continue
-        found = day_dataset(store, data.name, str(other))
-        if found is not None and late_name(day) in found.files:
-            yield found, late_name(day)
+        dataset = day_dataset(store, data.name, str(other))
+        if dataset is not None and late_name(day) in dataset.files:
+            yield dataset, late_name(day)
 
 
 def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
     """The dataset of ``day`` (or range) under ``name``: the one committed last; None where there is none."""
     keys = store.names(dataset_path(name, "", day))
-    found = [artifact for key in keys if (artifact := store.find(dataset_path(name, key, day))) is not None]
-    return max(found, key=lambda artifact: artifact.created, default=None)
+    datasets = [artifact for key in keys if (artifact := store.find(dataset_path(name, key, day))) is not None]
+    return max(datasets, key=lambda artifact: artifact.created, default=None)
 
 
 def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
@@ -199,14 +199,14 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
         if re.fullmatch(r"\d{4}-\d\d-\d\d", last) and last < str(day):
             before.append((last, entry))
     for _, entry in sorted(before, reverse=True):
-        if (found := day_dataset(store, name, entry)) is not None:
-            return found
+        if (dataset := day_dataset(store, name, entry)) is not None:
+            return dataset
     return None
 
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
-    """The dataset that the one with ``key`` takes the place of: of the same day, from another delivery of its logs."""
+    """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
     if data.day is None:
         return None
-    found = day_dataset(store, data.name, data.day)
-    return found if found is not None and found.key != key else None
+    dataset = day_dataset(store, data.name, data.day)
+    return dataset if dataset is not None and dataset.key != key else None

@@ -38,8 +38,8 @@ def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
 
 def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
     """Another row (Int32) of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
-    mixed = hashes.fill_null(0).to_numpy() * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = hashes.fill_null(0).to_numpy() * _MULTIPLIER
+    mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX[0]
     return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
 
 
@@ -65,3 +65,10 @@ def _mix(total: np.ndarray, columns: list[np.ndarray]) -> None:
         np.bitwise_xor(total, np.right_shift(total, np.uint64(30), out=shifted), out=total)
         np.multiply(total, factor, out=total)
     np.bitwise_xor(total, np.right_shift(total, np.uint64(31), out=shifted), out=total)
+
+
+def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
+    """Distinct hashes by the at most ``kept`` smallest, rising: exact below that, else within a few percent (KMV)."""
+    if len(smallest) < kept:
+        return len(smallest)
+    return round((kept - 1) / (float(smallest[-1]) / 2.0**64))

@@ -29,14 +29,8 @@ def ids_of(
         kind = f"{feature.column} is a list; data.sparse.{feature.name}.separator=',' makes it multi-valued"
         rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
         text = nulls(pl.String, len(values))
-    hashes = hash_ids(text, feature.seed)
-    # Comparing hashes is several times cheaper than comparing strings.
-    words = hash_ids(pl.Series(list(spec.missing), dtype=pl.String), feature.seed)
-    for word in words:
-        hit = hashes == word
-        if hit.any():
-            hashes = hashes.to_frame("h").select(pl.when(pl.col("h") != word).then(pl.col("h")))["h"]
-    return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
+    hashes = text.alias(feature.column).to_frame().select(_hash_expr(feature, spec, text.null_count()))
+    return [*hashes.get_columns(), text.alias(f"id:{feature.name}")]
 
 
 def plain_hashes(texts: dict[str, pl.Series], spec: DataSpec) -> dict[str, pl.Series]:
@@ -78,8 +72,8 @@ def id_text(texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec) ->
 
 def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: Rejected) -> None:
     """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
-    column, found = feature.column, {series.name: series for series in columns}
-    hashes, ids = found[f"hash:{feature.name}"], found[f"id:{feature.name}"]
+    column, by_name = feature.column, {series.name: series for series in columns}
+    hashes, ids = by_name[f"hash:{feature.name}"], by_name[f"id:{feature.name}"]
     if feature.required:
         missing = hashes.is_null() if not feature.multi else hashes.list.len().fill_null(0) == 0
         rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
@@ -171,3 +165,11 @@ def flat_hashes(frame: pl.DataFrame, feature: MappedFeature) -> pl.Series:
     """The feature's lookups in row order as UInt64; a row without an id is one null."""
     hashes = frame[f"hash:{feature.name}"]
     return hashes.explode(empty_as_null=True) if feature.multi else hashes
+
+
+def ids_per_row(frame: pl.DataFrame, feature: MappedFeature) -> np.ndarray:
+    """How many of ``flat_hashes`` each row has, int64: at least one."""
+    if not feature.multi:
+        return np.ones(frame.height, np.int64)
+    lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1)
+    return lengths.to_numpy().astype(np.int64)

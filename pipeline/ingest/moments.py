@@ -56,19 +56,10 @@ class Moments:
         return std if std > _NOISE * max(abs(self.minimum), abs(self.maximum)) else 0.0
 
 
-def signed_log(column: pl.Expr) -> pl.Expr:
-    """sign(x) * log1p(|x|): the logarithm of counts, defined for negative ones too."""
-    return column.sign() * column.abs().log1p()
-
-
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr]) -> list[Moments]:
     """Moments of each expression (float64, nulls left out) over ``frame``."""
     values = frame.select(value.alias(str(i)) for i, value in enumerate(expressions))
-    return [_moments(_present(column)) for column in values.get_columns()]
-
-
-def _present(column: pl.Series) -> np.ndarray:
-    return column.drop_nulls().to_numpy()
+    return [_moments(column.drop_nulls().to_numpy()) for column in values.get_columns()]
 
 
 def _moments(values: np.ndarray) -> Moments:
@@ -122,11 +113,11 @@ def exact_sum(values: np.ndarray) -> int:
 
 
 def prepared(feature: DenseSpec) -> pl.Expr:
-    """The feature's value as it is standardised: clipped, then its logarithm taken, where it says so."""
+    """The feature's value as it is standardised: clipped, then sign(x) log1p(|x|), as far as its settings say so."""
     value = pl.col(f"dense:{feature.name}")
     if feature.clip:
         value = value.clip(*feature.clip)
-    return signed_log(value) if feature.logarithmic else value
+    return value.sign() * value.abs().log1p() if feature.logarithmic else value
 
 
 def quantised(feature: DenseSpec) -> pl.Expr:

@@ -1,4 +1,4 @@
-"""The folders of a day, such as its hours: which of those that ``data.watermark`` waits for are not there yet."""
+"""The folders of a day, such as its hours: which of those that ``data.watermark`` waits for are missing."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ SHOWN = 5  # names in a message
 
 def expanded(names: list[str]) -> list[str]:
     """``names``, of which ``hour={00..23}`` stands for 24: numbers as wide as the first one."""
-    found: list[str] = []
+    folders: list[str] = []
     for name in names:
         if (match := _RANGE.search(name)) is None:
-            found.append(name.strip("/"))
+            folders.append(name.strip("/"))
             continue
         numbers = range(int(match[1]), int(match[2]) + 1)
         each = [f"{name[: match.start()]}{number:0{len(match[1])}}{name[match.end() :]}" for number in numbers]
-        found += expanded(each)
-    return found
+        folders += expanded(each)
+    return folders
 
 
 def missing_partitions(limit: WatermarkConfig, path: str, files: Files, fill: Callable[[str], str]) -> list[str]:
@@ -59,8 +59,8 @@ def _absent(names: list[str], folders: list[str]) -> list[str]:
 
 def _empty(fs: AbstractFileSystem, root: str, success: str, folders: list[str]) -> list[str]:
     """Folders below ``root`` that hold the file ``success`` and no rows, neither themselves nor further down."""
-    found = {below(name, root).rpartition("/")[0] for name in fs.find(root) if name.endswith(f"/{success}")}
-    shown = [folder for folder in found - {""} if not is_hidden(f"{folder}/rows")]
+    delivered = {below(name, root).rpartition("/")[0] for name in fs.find(root) if name.endswith(f"/{success}")}
+    shown = [folder for folder in delivered - {""} if not is_hidden(f"{folder}/rows")]
     return [folder for folder in shown if not any(f"{other}/".startswith(f"{folder}/") for other in folders)]
 
 

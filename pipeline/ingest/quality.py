@@ -15,7 +15,7 @@ import polars as pl
 from pipeline.config import ChecksConfig, DriftLimits
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.fit import Fit, Partial
-from pipeline.ingest.ids import flat_hashes
+from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DataSpec, SparseSpec
 from pipeline.records import LABEL
@@ -71,17 +71,17 @@ class Drift:
 def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]:
     """Every figure of ``now`` beside that of the day ``before`` (both as ``distribution`` gives them)."""
     rate, rate_now = before["label_rate"], now["label_rate"]
-    found = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
+    moved = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
     for name, current in now["features"].items():
         then = before["features"].get(name)
         if then is None or then.get("mapping") != current.get("mapping"):
             continue
         missing, distinct = (then["missing"], current["missing"]), (then["distinct"], current["distinct"])
-        found.append(Drift(name, "missing_share", *missing, abs(missing[1] - missing[0])))
-        found.append(Drift(name, "distinct", *distinct, abs(distinct[1] / max(distinct[0], 1) - 1)))
+        moved.append(Drift(name, "missing_share", *missing, abs(missing[1] - missing[0])))
+        moved.append(Drift(name, "distinct", *distinct, abs(distinct[1] / max(distinct[0], 1) - 1)))
         shares = _shares_now(name, then, fit.train)
-        found.append(Drift(name, "psi", 0.0, 0.0, psi(_whole(then["shares"], then), _whole(shares, current))))
-    return found
+        moved.append(Drift(name, "psi", 0.0, 0.0, psi(_whole(then["shares"], then), _whole(shares, current))))
+    return moved
 
 
 def _shares_now(name: str, then: dict[str, Any], train: Partial) -> np.ndarray:
@@ -103,9 +103,9 @@ def psi(before: np.ndarray, now: np.ndarray) -> float:
     return float(((now - before) * np.log(now / before)).sum())
 
 
-def beyond(found: list[Drift], limits: DriftLimits) -> list[Drift]:
+def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
     """Those that moved further than ``limits``."""
-    return [d for d in found if (limit := getattr(limits, d.what)) is not None and d.change > limit]
+    return [d for d in moved if (limit := getattr(limits, d.what)) is not None and d.change > limit]
 
 
 class Alone:
@@ -125,10 +125,7 @@ class Alone:
         self.rows += frame.height
         self.positives += int(frame[LABEL].sum())
         for feature in self.spec.sparse:
-            labels = frame[LABEL]
-            if feature.multi:
-                lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1).to_numpy()
-                labels = pl.Series(np.repeat(labels.to_numpy(), lengths))
+            labels = np.repeat(frame[LABEL].to_numpy(), ids_per_row(frame, feature))
             pairs = pl.DataFrame({"hash": flat_hashes(frame, feature), "label": labels})
             self.pieces[feature.name].append(
                 pairs.group_by("hash").agg(pl.len().alias("n"), pl.sum("label").cast(pl.Int64).alias("p"))
@@ -155,9 +152,9 @@ def leaks(spec: DataSpec, fit: Fit, alone: Alone, limit: float) -> dict[str, flo
     least = min(alone.positives, alone.rows - alone.positives)
     if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
         return {}
-    found = {feature.name: _dense_auc(fit.train.sketches[feature.name], fit.train) for feature in spec.dense}
-    found |= {feature.name: alone.auc(feature.name) for feature in spec.sparse}
-    return {name: area for name, area in found.items() if area > limit}
+    areas = {feature.name: _dense_auc(fit.train.sketches[feature.name], fit.train) for feature in spec.dense}
+    areas |= {feature.name: alone.auc(feature.name) for feature in spec.sparse}
+    return {name: area for name, area in areas.items() if area > limit}
 
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
@@ -191,26 +188,21 @@ class Verdict:
         return {"against": self.against, "drift": features, "leaks": self.leaks, "warnings": self.warnings}
 
 
-@dataclass(frozen=True)
-class Before:
-    """What is compared with: dataset ``path`` and its ``distribution``, where it has one."""
-
-    path: str | None = None
-    distribution: dict[str, Any] | None = None
-
-
 def verdict(
-    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], before: Before
-) -> Verdict:
-    """Look at drift of the distribution ``now`` from the one before, and at leaks."""
-    found = Verdict(against=before.path)
-    if before.distribution is not None:
-        found.drift = drifts(before.distribution, now, fit)
-        held = beyond(found.drift, checks.hold)
-        found.held += [drift.line() for drift in held]
-        found.warnings += [drift.line() for drift in beyond(found.drift, checks.warn) if drift not in held]
+    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], against: str | None,
+    before: dict[str, Any] | None,
+) -> Verdict:  # fmt: skip
+    """Look at leaks, and at drift of the distribution ``now`` from the one ``before``, of the dataset ``against``."""
+    judged = Verdict(against=against)
+    if before is not None:
+        judged.drift = drifts(before, now, fit)
+        held = beyond(judged.drift, checks.hold)
+        judged.held += [drift.line() for drift in held]
+        judged.warnings += [drift.line() for drift in beyond(judged.drift, checks.warn) if drift not in held]
     if checks.leak != "off":
-        found.leaks = leaks(spec, fit, alone, checks.leak_auc)
-        lines = [f"feature {name!r} alone predicts the label with AUC {area:.4f}" for name, area in found.leaks.items()]
-        (found.held if checks.leak == "hold" else found.warnings).extend(lines)
-    return found
+        judged.leaks = leaks(spec, fit, alone, checks.leak_auc)
+        lines = [
+            f"feature {name!r} alone predicts the label with AUC {area:.4f}" for name, area in judged.leaks.items()
+        ]
+        (judged.held if checks.leak == "hold" else judged.warnings).extend(lines)
+    return judged

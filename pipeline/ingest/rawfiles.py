@@ -42,13 +42,13 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
     fs.invalidate_cache()
     root = _root(fs, path)
     if root == path:
-        found = fs.find(path)
+        paths = fs.find(path)
     elif fsspec.core.has_magic(path):
-        found = [name for name in fs.glob(path) if not fs.isdir(name)]
+        paths = [name for name in fs.glob(path) if not fs.isdir(name)]
     else:
         return [path] if fs.exists(path) else []
     asked = [part for part in path.removeprefix(root).split("/") if part[:1] in (".", "_")]
-    return sorted(name for name in found if not is_hidden(below(name, root), asked))
+    return sorted(name for name in paths if not is_hidden(below(name, root), asked))
 
 
 def root_of(fs: AbstractFileSystem, url: str) -> str:
@@ -103,30 +103,30 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
     for name in _FIRST:
         if info.get(name):
             return str(info[name])
-    known = {key: value for key, value in info.items() if re.sub("[-_]", "", key.lower()) in _MARKS and value}
+    known = {key: value for key, value in info.items() if _plain(key) in _MARKS and value}
     if not known:
         known = {key: value for key, value in _asked(fs, path).items() if value}
     if not known:  # as AbstractFileSystem.ukey and checksum do, but for what is no mark
         plain = (str, int, float, bytes, date)
-        known = {key: value for key, value in info.items() if isinstance(value, plain) and _telling(key)}
+        known = {key: value for key, value in info.items() if isinstance(value, plain) and _plain(key) not in _NO_MARKS}
     return "|".join(f"{key}={known[key]}" for key in sorted(known)) or "None"
 
 
-def _telling(key: str) -> bool:
-    return re.sub("[-_]", "", key.lower()) not in _NO_MARKS
+def _plain(key: str) -> str:
+    return re.sub("[-_]", "", key.lower())
 
 
 def _asked(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
     """What the file system's own ``modified`` and ``ukey`` say, where it has them."""
-    found: dict[str, Any] = {}
+    answers: dict[str, Any] = {}
     for name in ("modified", "ukey"):
         if getattr(type(fs), name) is getattr(AbstractFileSystem, name):
             continue
         try:
-            found[name] = getattr(fs, name)(path)
+            answers[name] = getattr(fs, name)(path)
         except (NotImplementedError, KeyError, TypeError):  # of implementations that only look as if they had it
             continue
-    return found
+    return answers
 
 
 @dataclass(frozen=True)

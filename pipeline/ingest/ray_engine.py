@@ -63,10 +63,10 @@ class RayEngine(ExitStack):
         def counted(row: dict[str, Any]) -> list[dict[str, Any]]:
             parts, job = ray.get(shared)
             try:
-                found = [count(block, job) for block in parts[row["id"]].blocks()]
+                results = [count(block, job) for block in parts[row["id"]].blocks()]
             except NightjarError as error:  # with its class and hint to the driver, which a failed task would lose
                 return [{"part": row["id"], "counted": error, "typed": b""}]
-            return [{"part": row["id"], "counted": each, "typed": typed} for each, typed in found]
+            return [{"part": row["id"], "counted": each, "typed": typed} for each, typed in results]
 
         lines: dict[str, int] = {}
         size = PARTS_PER_CORE * max(int(ray.cluster_resources().get("CPU", 1)), 1)
@@ -81,15 +81,15 @@ class RayEngine(ExitStack):
         """What was counted of the ``parts`` of a wave; ``lines``: how many each file had in those before."""
         now, before = -1, 0
         for row in wave.select_columns(["part", "counted"]).iter_rows():
-            found = row["counted"]
-            if isinstance(found, NightjarError):
-                raise found
+            counted = row["counted"]
+            if isinstance(counted, NightjarError):
+                raise counted
             part = parts[row["part"]]
             if row["part"] != now:
-                now, before = row["part"], lines.get(found.file, 0) if part.is_later else 0
+                now, before = row["part"], lines.get(counted.file, 0) if part.is_later else 0
                 known, self._lines[now] = self._lines.get(now, 0), before
-            yield _renumbered(found, before - known)
-            lines[found.file] = lines.get(found.file, part.lines_before) + found.rows
+            yield _renumbered(counted, before - known)
+            lines[counted.file] = lines.get(counted.file, part.lines_before) + counted.rows
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""

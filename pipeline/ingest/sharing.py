@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.ids import flat_hashes
+from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.records import LABEL, RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_table, no_rows_freed
 
@@ -103,13 +103,13 @@ def _shared(rows: int, table: pl.DataFrame, row: np.ndarray, first: int) -> Fitt
 
 def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
     """Cell, 0 to at most ``count`` - 1, of each of ``points`` [n, d]: a k-d tree, cut at weighted medians."""
-    found = np.zeros(len(points), np.int64)
+    cell = np.zeros(len(points), np.int64)
     open_cells = [(np.arange(len(points)), count)]
     number = 0
     while open_cells:
         inside, budget = open_cells.pop()
         if budget == 1 or len(inside) < 2:
-            found[inside] = number
+            cell[inside] = number
             number += 1
             continue
         part, weight = points[inside], weights[inside]
@@ -120,7 +120,7 @@ def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
         cut = int(np.searchsorted(below, below[-1] * left / budget))
         cut = min(max(cut, 1), len(order) - 1)
         open_cells += [(order[cut:], budget - left), (order[:cut], left)]
-    return found
+    return cell
 
 
 def probe(day: FittingDay) -> Probe:
@@ -139,7 +139,7 @@ class _Sample:
     def __init__(self, features: Sequence[MappedFeature], frames: Iterable[pl.DataFrame]) -> None:
         labels: list[np.ndarray] = []
         self.hashes: dict[str, np.ndarray] = {}
-        found: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
+        hashes: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
         lengths: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
         self.rows = 0
         for frame in frames:
@@ -147,26 +147,23 @@ class _Sample:
             self.rows += frame.height
             labels.append(frame[LABEL].to_numpy())
             for feature in features:
-                found[feature.name].append(flat_hashes(frame, feature).fill_null(0).to_numpy())
-                each = np.ones(frame.height, np.int64)
-                if feature.multi:
-                    each = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1).to_numpy()
-                lengths[feature.name].append(each.astype(np.int64))
+                hashes[feature.name].append(flat_hashes(frame, feature).fill_null(0).to_numpy())
+                lengths[feature.name].append(ids_per_row(frame, feature))
             if self.rows >= SAMPLE_ROWS:
                 break
         self.labels = np.concatenate(labels).astype(np.float64) if labels else np.zeros(0)
-        self._join(features, found, lengths)
+        self._join(features, hashes, lengths)
 
     def _join(
         self,
         features: Sequence[MappedFeature],
-        found: dict[str, list[np.ndarray]],
+        hashes: dict[str, list[np.ndarray]],
         lengths: dict[str, list[np.ndarray]],
     ) -> None:
         self.first: dict[str, int] = {}
         ids, rows, total = [], [], 0
         for feature in features:
-            self.hashes[feature.name], numbers = np.unique(np.concatenate(found[feature.name]), return_inverse=True)
+            self.hashes[feature.name], numbers = np.unique(np.concatenate(hashes[feature.name]), return_inverse=True)
             self.first[feature.name] = total
             ids.append(numbers + total)
             rows.append(np.repeat(np.arange(self.rows), np.concatenate(lengths[feature.name])))

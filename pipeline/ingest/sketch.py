@@ -25,9 +25,9 @@ def lower_edges() -> np.ndarray:
     # Of negative values the bucket's lowest has the largest magnitude.
     edges = np.where(negative, keys | np.uint32(0xFFFF), keys).astype(np.uint32).view(np.float32)
     with np.errstate(invalid="ignore"):
-        found = edges.astype(np.float64)
-    found.flags.writeable = False
-    return found
+        lowest = edges.astype(np.float64)
+    lowest.flags.writeable = False
+    return lowest
 
 
 class Sketch:
@@ -41,16 +41,6 @@ class Sketch:
         self.used = np.zeros(0, np.uint16)
         self.rows = np.zeros(0, np.int64)
         self.clicks = np.zeros(0, np.int64)
-
-    @property
-    def counts(self) -> np.ndarray:
-        """Values of every bucket: int64 [BUCKETS]."""
-        return _spread(self.used, self.rows)
-
-    @property
-    def positives(self) -> np.ndarray:
-        """Values with label 1 of every bucket: int64 [BUCKETS]."""
-        return _spread(self.used, self.clicks)
 
     @property
     def total(self) -> int:
@@ -126,15 +116,9 @@ def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     if len(keys) < _FEW:
         distinct, seen = np.unique(keys, return_counts=True)
         return distinct.astype(np.int64), seen
-    found = np.bincount(keys)
-    distinct = np.flatnonzero(found)
-    return distinct, found[distinct]
-
-
-def _spread(used: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    every = np.zeros(BUCKETS, np.int64)
-    every[used] = counts
-    return every
+    counts = np.bincount(keys)
+    distinct = np.flatnonzero(counts)
+    return distinct, counts[distinct]
 
 
 def bin_of(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:

@@ -22,17 +22,17 @@ from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
 from pipeline.ingest.engines import Engine, engine_of
-from pipeline.ingest.files import file_sources
+from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
-from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
+from pipeline.ingest.quality import LEAK_ROWS, Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
-from pipeline.ingest.state import carried_state, dataset_schema, fitted_state, write_state
+from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import RAW, UNSEEN, raw_column, unseen_column
 from pipeline.specs.id_mapping import FittingDay
@@ -91,13 +91,13 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
-    """Raise DataError where the logs are others by now than those that the dataset's key was made of."""
+    """Raise DataError if the input logs changed after the dataset key was computed."""
     raw = draft.config.get("raw")
     if raw is None or raw == raw_fingerprint(data, draft.store):
         return
     raise DataError(
         f"the logs of {data.day or data.path} changed while they were read",
-        hint="the same command again once they are all delivered: data.watermark.success=_SUCCESS waits for that",
+        hint="run the same command once all of them are delivered; data.watermark.success=_SUCCESS waits for that",
     )
 
 
@@ -118,7 +118,7 @@ class _Run:
         self.writers = {
             split: stack.enter_context(PartWriter(draft, split, settings)) for split in ("train", "test", RAW, UNSEEN)
         }
-        self.state = self._carried(data.mapping_from) if data.mapping_from else None
+        self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
         self.bytes = 0
@@ -131,7 +131,7 @@ class _Run:
             why = "was delivered again" if again else "is made with other settings"
             log.info("%s %s: this dataset takes the place of %s", data.day, why, self.replaces.path)
 
-    def _carried(self, path: str) -> State:
+    def _continued(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
         if store.find(path) is None:
@@ -140,7 +140,7 @@ class _Run:
                 f"data.mapping_from={path} is no dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
-        return carried_state(store, path, self.spec)
+        return continued_state(store, path, self.spec)
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
@@ -174,7 +174,7 @@ class _Run:
         return day in self.days[-split.test_days :]
 
     def _first_pass(self, engine: Engine, day: date | None, what: str) -> Fit:
-        """Count the logs of ``day``; twice, where only then it is known that the split has to go by place."""
+        """Count the logs of ``day``; a second time if they show that the split must go by place."""
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
         sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(what)
         for counted in engine.count(sources, job):
@@ -207,7 +207,7 @@ class _Run:
                 return
 
     def _sources(self, day: date | None) -> list[Source]:
-        """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
+        """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
         data = self.data
         if data.format == "synthetic":
             require_columns(self.spec, [*synthetic.COLUMNS, DAY, TIME], "the synthetic log", header=False)
@@ -256,8 +256,8 @@ class _Run:
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
         quality = self._quality()
-        carried_on = bool(self.days) or data.mapping_from is not None
-        write_state(draft, self.spec, self.state, settings.compression, carried_on=carried_on)
+        continued = bool(self.days) or data.mapping_from is not None
+        write_state(draft, self.spec, self.state, settings.compression, continued=continued)
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
         for day, frame in sorted(kept.items()):
             write_frame(draft, days.late_name(days.day_of(day)), frame, settings.compression)
@@ -268,7 +268,8 @@ class _Run:
         for other, count in late.items():
             taken = f": data.day={other} takes them in" if len(self.days) == 1 else f" in {days.late_name(other)}"
             log.info("%s rows of %s kept for that day%s", f"{count:,}", other, taken)
-        for name, count in self._replaced().items():
+        replaced = {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
+        for name, count in replaced.items():
             log.info(
                 "feature %r: all %s rows of its table are taken; %s of the coldest went to ids that are looked up more",
                 name, f"{self.state.sparse[name].rows:,}", f"{count:,}",
@@ -278,7 +279,7 @@ class _Run:
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
-            "rows_replaced": self._replaced(),
+            "rows_replaced": replaced,
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
 
@@ -286,36 +287,31 @@ class _Run:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        found = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
-        for line in found.warnings:
+        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, *self._before())
+        for line in checked.warnings:
             log.warning("%s", line)
-        if found.held:
-            raise held(found, self.data)
+        if checked.held:
+            raise held(checked, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values())
         quarantine = {
             "rows": self.quarantine.rows, "share": self.quarantine.rows / rows,
             "reasons": dict(self.quarantine.kinds.most_common()),
             "columns": {name or "(the line)": count for name, count in self.quarantine.columns.most_common()},
         }  # fmt: skip
-        return {"quarantine": quarantine, "checks": found.to_json(), "distribution": now}
+        return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
-    def _before(self) -> Before:
-        """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
+    def _before(self) -> tuple[str | None, dict[str, Any] | None]:
+        """Path and distribution of the dataset whose mappings continue, else of that of the newest day before."""
         data, store = self.data, self.draft.store
-        found = store.find(data.mapping_from) if data.mapping_from else None
-        if found is None and self.days:
-            found = days.previous_dataset(store, data.name, self.days[0])
-        if found is None or QUALITY not in found.files:
-            return Before()
-        return Before(found.path, store.read_json(f"{found.path}/{QUALITY}")["distribution"])
-
-    def _replaced(self) -> dict[str, int]:
-        """Rows that went from an id to one that is looked up more, by feature."""
-        assert self.state is not None
-        return {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
+        dataset = store.find(data.mapping_from) if data.mapping_from else None
+        if dataset is None and self.days:
+            dataset = days.previous_dataset(store, data.name, self.days[0])
+        if dataset is None or QUALITY not in dataset.files:
+            return None, None
+        return dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"]
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
-        """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""
+        """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
         if not self.days or self.state is None:
             return {}
         freed = {name: fitted.freed.height for name, fitted in self.state.sparse.items() if fitted.freed is not None}
@@ -327,9 +323,9 @@ class _Run:
 
 
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
-    """What becomes of rows of other days: of files of one day as ``data.late`` says, else they are left out.
+    """The rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
 
-    ``named``: all days of the dataset. Of these, late rows come with the day that brings them, early ones with theirs.
+    ``named``: all days of the dataset. Late rows of these belong to the day that brings them, early rows to their own.
     """
     if day is None:
         return None

@@ -11,7 +11,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded
-from pipeline.ingest.ids import as_lists, flat_hashes, of_bits
+from pipeline.ingest.ids import as_lists, flat_hashes, ids_per_row, of_bits
 from pipeline.ingest.moments import prepared
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
@@ -57,11 +57,11 @@ def transform(
     ``coded``: the ids of some features, which ``frame`` then need not hold.
     """
     plain = [f for f in spec.dense if state.dense[f.name].bounds is None]
-    found = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
+    prepared_columns = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
     columns = [frame[LABEL]]
     for feature in spec.dense:
         bounds = state.dense[feature.name].bounds
-        columns.append(found[feature.name] if bounds is None else _percentile(frame, feature, bounds))
+        columns.append(prepared_columns[feature.name] if bounds is None else _percentile(frame, feature, bounds))
     for sparse in spec.sparse:
         fitted = state.sparse[sparse.name]
         columns += (
@@ -88,8 +88,8 @@ def raw_numbers(frame: pl.DataFrame, spec: DataSpec, state: State) -> list[pl.Se
         for f in spec.sparse
         if state.sparse[f.name].bounds is not None
     }
-    found: dict[str, pl.Series] = {**dense, **sparse}
-    return [found[name].alias(raw_column(name)) for name in binned(state)]
+    numbers: dict[str, pl.Series] = {**dense, **sparse}
+    return [numbers[name].alias(raw_column(name)) for name in binned(state)]
 
 
 def with_vocabulary(state: State) -> list[str]:
@@ -106,7 +106,7 @@ def unseen_ids(
     them that has rows for ids which this dataset has none for.
     """
     features = {feature.name: feature for feature in spec.sparse}
-    found = []
+    columns = []
     for name in with_vocabulary(state):
         values = rows[name].explode() if features[name].multi else rows[name]
         first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
@@ -119,8 +119,8 @@ def unseen_ids(
         column = pl.Series(hashes)
         if features[name].multi:
             column = as_lists(column, np.concatenate([[0], np.cumsum(rows[name].list.len().to_numpy())]))
-        found.append(column.alias(unseen_column(name)))
-    return found
+        columns.append(column.alias(unseen_column(name)))
+    return columns
 
 
 def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
@@ -150,8 +150,7 @@ def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping) -> 
     if not feature.multi:
         return [rows.alias(feature.name)]
     # A row without ids looks up the row of missing values, with weight 1.
-    lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).to_numpy()
-    each = np.maximum(lengths, 1).astype(np.int64)
+    each = ids_per_row(frame, feature)
     weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
     if len(each_way) > 1:
         per_id = rows.list.len().cast(pl.Int64).to_numpy()

@@ -1,7 +1,7 @@
-"""What the planner charges for a model, counted on the module that is built: FLOP, activations, parameters.
+"""The costs of a model for the planner, counted on the built module: FLOP, activations, parameters.
 
-The module runs forward and backward once on the meta device, where nothing is computed. Importing torch for that takes
-two seconds of a processor, so that a process counts a model once and only where a plan is made.
+The module runs forward and backward once on the meta device, which computes nothing. Importing torch for that takes two
+seconds of CPU time, so a process counts a model once, and only where it makes a plan.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SAMPLES = 1024  # of the pass that is counted; a power of two, so that a sample'
 def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
     """The costs of the model that ``config`` names, built for ``inputs``; ConfigError where it cannot be counted.
 
-    ``flop``: of matrix products, forward and backward, the gradient of the dense features left out, as
+    ``flop``: of matrix products, forward and backward, without the gradient of the dense features, as
     ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the backward
-    pass comes back to: outputs of all operations but views; an element-wise operation whose input no gradient needs
-    counts as working in place. Inputs and parameters are not among them.
+    pass reads: the outputs of all operations but views, without inputs and parameters. An element-wise operation whose
+    input no gradient needs counts as working in place.
     """
     key = json.dumps(asdict(config), sort_keys=True)
     return _counted(key, replace(inputs, seed=0))
@@ -62,7 +62,7 @@ def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
 
 
 def _forward(module: Any, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, int]:
-    """Logits, and how many values the forward pass writes that count as activations."""
+    """Logits, and the number of activations that the forward pass writes."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
@@ -100,7 +100,7 @@ def _forward(module: Any, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, in
 def _overwritten(
     in_place: Iterable[tuple[list[tuple[int, int]], int]], written: dict[int, int], saved: set[int]
 ) -> int:
-    """Values of element-wise operations that take the place of an input which nobody needs any more."""
+    """Values of element-wise operations that replace an input which nothing needs any more."""
     free, total = {storage: values for storage, values in written.items() if storage not in saved}, 0
     for inputs, values in in_place:
         gone = next((storage for storage, _ in inputs if free.get(storage) == values), None)

@@ -1,7 +1,7 @@
 """Which sharding types and tiers each table may get: the user's list, what the topology allows, what is worth trying.
 
 No torch here. A choice that cannot run (no rows for some rank, columns too narrow, no such tier) is never
-offered; ``pins`` turns the user's wishes for single tables into choices, or into errors that say why not.
+offered; ``pins`` turns the user's pins of single tables into choices, or into errors that give the reason.
 """
 
 from __future__ import annotations

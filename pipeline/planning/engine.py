@@ -39,9 +39,9 @@ from pipeline.config import SHARDING_TYPES
 from pipeline.config import HardwareConfig as Hardware
 from pipeline.planning.candidates import Chosen, Layout, Stock
 from pipeline.planning.choices import Choice, Table, tiers_of
-from pipeline.planning.cost import FLOAT
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT
 from pipeline.planning.estimator import estimators
-from pipeline.planning.hardware import BYTES_PER_MS, Capacity, kernel_of
+from pipeline.planning.hardware import Capacity, kernel_of
 from pipeline.planning.loads import Block
 from pipeline.planning.proposers import Bounded, LadderProposer
 from pipeline.specs.table_optimizer import TableOptimizer

@@ -9,7 +9,6 @@ from pipeline.config import TIERS, HardwareConfig, PlanConfig
 from pipeline.errors import ConfigError
 from pipeline.units import GIB
 
-BYTES_PER_MS = 1e6  # 1 GB/s in bytes per millisecond
 # What memory is counted in; hbm_cached is DDR with a cache in HBM.
 MEMORIES = ("hbm", "ddr", "ssd")
 KERNEL_OF_TIER = {"hbm": "fused", "hbm_cached": "fused_uvm_caching", "ddr": "fused_uvm", "ssd": "fused"}

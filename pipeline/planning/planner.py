@@ -17,7 +17,7 @@ from pipeline.planning.hardware import (
 from pipeline.planning.placement import Placement
 from pipeline.planning.quiet import quiet
 from pipeline.planning.reasons import reason
-from pipeline.planning.search import Found, Space, anywhere, best
+from pipeline.planning.search import Best, Space, anywhere, best
 from pipeline.planning.setting import Setting, rounds, settle
 from pipeline.planning.shortfall import plan_error
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
@@ -37,9 +37,9 @@ def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_k
     with quiet():
         for offered in rounds(setting):
             engine, space = open_space(setting, offered)
-            found = _search(engine, space)
-            if found is not None:
-                return _assemble(setting, space, found, profile_key)
+            chosen = _search(engine, space)
+            if chosen is not None:
+                return _assemble(setting, space, chosen, profile_key)
         raise plan_error(setting, space, lambda other: sketch(other, schema, profile))
 
 
@@ -76,7 +76,7 @@ def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool
     return alone and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
 
 
-def _search(engine: Engine | None, space: Space) -> Found | None:
+def _search(engine: Engine | None, space: Space) -> Best | None:
     """Run TorchRec's planner with its own costs and with ours, and choose among these and our assignments."""
     if engine is None:
         return best(space, [])
@@ -89,9 +89,9 @@ def _search(engine: Engine | None, space: Space) -> Found | None:
     return best(space, known)
 
 
-def _assemble(setting: Setting, space: Space, found: Found, profile_key: str) -> Plan:
-    config, placement = setting.config, found.placement
-    tables = {table.name: _table(setting, space, found, table) for table in setting.tables}
+def _assemble(setting: Setting, space: Space, chosen: Best, profile_key: str) -> Plan:
+    config, placement = setting.config, chosen.placement
+    tables = {table.name: _table(setting, space, chosen, table) for table in setting.tables}
     share = float(getattr(config.plan, f"{fast_memory(config.hardware)}_reserve"))
     margin = int(memory_gib(config.hardware, fast_memory(config.hardware)) * GIB * share)
     return Plan(
@@ -106,14 +106,14 @@ def _assemble(setting: Setting, space: Space, found: Found, profile_key: str) ->
         phases=[{phase: round(ms, 6) for phase, ms in phases.items()} for phases in placement.phases],
         reserved=[{**setting.reserved, "margin": margin} for _ in range(config.world_size)],
         reserved_tier=fast_memory(config.hardware),
-        gap=round(found.gap, 6),
+        gap=round(chosen.gap, 6),
         figures=figures(config.hardware),
         profile_key=profile_key,
     )
 
 
-def _table(setting: Setting, space: Space, found: Found, table: Table) -> TablePlan:
-    offer, ranks = found.placement.offers[table.name], found.placement.ranks[table.name]
+def _table(setting: Setting, space: Space, chosen: Best, table: Table) -> TablePlan:
+    offer, ranks = chosen.placement.offers[table.name], chosen.placement.ranks[table.name]
     spent = dict.fromkeys(ranks, 0.0)
     for rank, ms in zip(ranks, offer.ms, strict=True):
         spent[rank] += ms
@@ -128,7 +128,7 @@ def _table(setting: Setting, space: Space, found: Found, table: Table) -> TableP
         kernel=offer.kernel,
         shards=tuple(ShardPlan(rank=rank, **block._asdict()) for rank, block in shards),
         cost_ms=round(max(spent.values()), 6),
-        reason=why + (f"; {found.remark}" if found.remark else ""),
+        reason=why + (f"; {chosen.remark}" if chosen.remark else ""),
         cache_rows=offer.cache_rows,
         hit_rate=round(offer.hit_rate, 6),
         state_bytes=table.optimizer.row_bytes,

@@ -28,7 +28,7 @@ ROUNDING = 1 + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class Best:
     """The chosen placement, how far it may be from the best (a share), and a remark where no bound is known."""
 
     placement: Placement
@@ -96,7 +96,7 @@ def anywhere(space: Space) -> Placement | None:
     return assigned[0] if assigned else None
 
 
-def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
+def best(space: Space, torchrec: Sequence[Placement]) -> Best | None:
     """The placement to take, None where nothing fits; ``torchrec``: its searches' placements, its default one first."""
     known = [plan for plan in torchrec if plan.fits(space.room.each)]
     ours = _ours(space)
@@ -104,14 +104,14 @@ def best(space: Space, torchrec: Sequence[Placement]) -> Found | None:
         return None
     if not ours:
         remark = "found by TorchRec's search alone: no bound is known"
-        return Found(placement=min(known, key=_step), gap=1.0, remark=remark)
+        return Best(placement=min(known, key=_step), gap=1.0, remark=remark)
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if known:
         stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
         plans += [*known, *([stock[0]] if stock else [])]
     placement = _choose(plans, known)
-    return Found(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
+    return Best(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
 
 
 def _ours(space: Space) -> list[tuple[Placement, float]]:

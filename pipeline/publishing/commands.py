@@ -37,11 +37,11 @@ class Listing:
 def list_versions(store: Store, model: str) -> dict[str, Any]:
     """The versions of ``model``, oldest first, which one serves, and how old each is."""
     now = time.time()
-    found = [
+    versions = [
         {**asdict(each), "damaged": each.damaged, "age_seconds": None if each.created is None else now - each.created}
         for each in listing(store, model)
     ]
-    return {"model": model, "serving": read_current(store, model).version, "versions": found}
+    return {"model": model, "serving": read_current(store, model).version, "versions": versions}
 
 
 def show(store: Store, model: str, version: str | None) -> ShownVersion:
@@ -70,7 +70,7 @@ def listing(store: Store, model: str) -> list[Listing]:
     if model not in models(store):
         known = ", ".join(models(store)) or "none"
         raise ConfigError(f"no model {model!r} in store {store.url}; there are: {known}", hint="--store <its store>")
-    current, found = read_current(store, model), []
+    current, entries = read_current(store, model), []
     named = {current.version} if current.version else set()
     for name in sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model))))):
         artifact, problem = None, f"it has no manifest, but {CURRENT} names it" if name in named else UNFINISHED
@@ -81,14 +81,14 @@ def listing(store: Store, model: str) -> list[Listing]:
         except ArtifactError as error:
             problem = error.message
         size = sum(entry.bytes for entry in artifact.files.values()) if artifact else None
-        found.append(
+        entries.append(
             Listing(
                 version=name, serves=name == current.version, previous=name == current.previous,
                 created=artifact.created if artifact else None, bytes=size,
                 summary=artifact.summary if artifact else {}, problem="" if artifact else problem,
             )
         )  # fmt: skip
-    return found
+    return entries
 
 
 def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_run: bool) -> list[dict[str, Any]]:

@@ -88,13 +88,13 @@ def incumbent(store: Store, model: str) -> Artifact | None:
     version = read_current(store, model).version
     if version is None:
         return None
-    found = store.find(version_path(model, version))
-    if found is None:
+    artifact = store.find(version_path(model, version))
+    if artifact is None:
         raise ArtifactError(
-            f"{model_path(model)}/{CURRENT} names {version}, which is not there",
+            f"{model_path(model)}/{CURRENT} names {version}, which does not exist",
             hint=f"nightjar rollback {model}, or nightjar models promote {model} <version> --reason '...'",
         )
-    return found
+    return artifact
 
 
 def promote(
@@ -126,7 +126,7 @@ def promote(
 
 def _needs_reason(model: str, version: str) -> ConfigError:
     return ConfigError(
-        f"the gate held {version} of model {model!r}: publishing it all the same needs a reason, which is kept",
+        f"the gate held {version} of model {model!r}: publishing it anyway needs a reason, which is recorded",
         hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
     )
 
@@ -160,9 +160,9 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             if fault is None or not passes(error):
                 raise
             raise PassingError(
-                f"it is not known whether model {model!r} was rolled back to {current.previous}: {fault.message}",
-                hint=f"nightjar models ls {model} says which version serves; where that is {current.previous}, it is "
-                "done, and the same command again would go back one more",
+                f"cannot tell whether model {model!r} was rolled back to {current.previous}: {fault.message}",
+                hint=f"nightjar models ls {model} says which version serves; if it is {current.previous}, the "
+                "rollback is done, and the same command would go back one more",
             ) from error
 
 

@@ -47,19 +47,19 @@ class RowCache:
     def read(self, rows: NDArray[np.int64], fetch: Callable[[NDArray[np.int64]], Records]) -> Records:
         """Records of ``rows`` (unique, [n]); ``fetch`` brings those that are not here."""
         places = rows % len(self._rows)
-        found = np.empty((len(rows), self._records.shape[1]), np.uint8)
+        records = np.empty((len(rows), self._records.shape[1]), np.uint8)
         with self._lock:
-            missing = self._copy_hits(rows, places, found)
+            missing = self._copy_hits(rows, places, records)
         if len(missing):
-            found[missing] = fetch(rows[missing])
+            records[missing] = fetch(rows[missing])
             with self._lock:
-                self._admit(rows[missing], places[missing], found[missing])
-        return found
+                self._admit(rows[missing], places[missing], records[missing])
+        return records
 
-    def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], found: Records) -> NDArray[np.int64]:
-        """Copy the records that are here into ``found``; the positions of the other rows. Holds the lock."""
+    def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> NDArray[np.int64]:
+        """Copy the records that are here into ``records``; the positions of the other rows. Holds the lock."""
         hit = self._rows[places] == rows
-        found[hit] = self._records[places[hit]]
+        records[hit] = self._records[places[hit]]
         self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
         missing = np.flatnonzero(~hit)
         self.hits += len(rows) - len(missing)
@@ -87,9 +87,9 @@ class TableReader:
         self.layout = layout
         size = layout.rows * layout.record_bytes
         if not path.is_file() or path.stat().st_size != size:
-            found = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
+            state = f"{path.stat().st_size} bytes" if path.is_file() else "missing"
             raise ArtifactError(
-                f"{path} is {found}, expected {size} bytes", hint="nightjar models show names all files"
+                f"{path} is {state}, expected {size} bytes", hint="nightjar models show names all files"
             )
         self._records: Records = np.memmap(path, np.uint8, "r", shape=(layout.rows, layout.record_bytes))
         self.cache: RowCache | None = None
@@ -126,7 +126,7 @@ class TableReader:
 
 def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     """Bytes of ``memory`` for each table: those that take less than an even share whole, the others by size."""
-    found: dict[str, int] = {}
+    budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
     ranked = sorted(sizes, key=lambda name: sizes[name])
@@ -134,7 +134,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
         rest = ranked[place:]
         if sizes[name] * len(rest) > left:
             total = sum(sizes[other] for other in rest)
-            return found | {other: left * sizes[other] // total for other in rest}
-        found[name] = sizes[name]
+            return budget | {other: left * sizes[other] // total for other in rest}
+        budget[name] = sizes[name]
         left -= sizes[name]
-    return found
+    return budget

@@ -1,9 +1,9 @@
-"""Rows of one dataset as a model of another one would have got them: other id mappings, other scales.
+"""Rows of one dataset as a model trained on another one reads them: other id mappings, other scales.
 
-Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping; both
-rest on the same 64-bit hash of an id, so the way from row to row goes by it. Row 1 does not tell which id has no row
-today, and the other model may have one for it: the dataset keeps the hashes of such ids of its held-out rows. A
-percentile or a bin does not tell the number it came from: these are mapped anew from the raw numbers, kept likewise.
+Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping. Both
+use the same 64-bit hash of an id, which leads from row to row. All ids without a row today share row 1, and the other
+model may have rows for them: the dataset keeps their hashes for its held-out rows. A percentile or a bin does not
+determine the number it came from: these are computed from the raw numbers, which the dataset also keeps.
 """
 
 from __future__ import annotations
@@ -80,33 +80,33 @@ class IdsTranslation:
 
     def apply(self, ids: NDArray[Any], unseen: NDArray[np.uint64] | None) -> NDArray[np.int32]:
         """Row numbers [n] of ``ids`` [n]; ``unseen`` [n]: hashes of those without a row today, 0 for the others."""
-        found: NDArray[np.int32] = self.table[ids]
+        rows: NDArray[np.int32] = self.table[ids]
         if unseen is not None:
             at = np.flatnonzero(unseen)
-            found[at] = self.row_of(unseen[at])
-        return found
+            rows[at] = self.row_of(unseen[at])
+        return rows
 
 
 def _numbers(record: Mapping[str, Any], values: NDArray[np.floating]) -> NDArray[np.float64]:
     """Raw numbers [n] of ``values`` [n] in the scale ``record``, which is none of bins; NaN: missing."""
-    found = values.astype(np.float64) * record["std"] + record["mean"]
+    raw = values.astype(np.float64) * record["std"] + record["mean"]
     if record["transform"].startswith("log1p"):
-        found = np.sign(found) * np.expm1(np.abs(found))
-    return found if record["transform"] == MAX_NORM else np.where(values == 0, np.nan, found)
+        raw = np.sign(raw) * np.expm1(np.abs(raw))
+    return raw if record["transform"] == MAX_NORM else np.where(values == 0, np.nan, raw)
 
 
 def _scaled(record: Mapping[str, Any], numbers: NDArray[np.floating], bounds: Any) -> NDArray[np.float32]:
     """float32 [n]: raw ``numbers`` [n] (NaN: missing) in the scale ``record``, its bins between ``bounds``."""
-    missing, found = np.isnan(numbers), numbers.astype(np.float64)
+    missing, scaled = np.isnan(numbers), numbers.astype(np.float64)
     if record.get("clip"):
-        found = found.clip(*record["clip"])
+        scaled = scaled.clip(*record["clip"])
     if record["transform"] == "percentile":
-        shares = np.searchsorted(bounds, found, side="right") / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
+        shares = np.searchsorted(bounds, scaled, side="right") / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
         return np.where(missing, 0.0, shares).astype(np.float32)
     if record["transform"].startswith("log1p"):
-        found = np.sign(found) * np.log1p(np.abs(found))
-    found = ((found - record["mean"]) / record["std"]).clip(-FLOAT32_MAX, FLOAT32_MAX)
-    return np.where(missing, np.nan if record["transform"] == MAX_NORM else 0.0, found).astype(np.float32)
+        scaled = np.sign(scaled) * np.log1p(np.abs(scaled))
+    scaled = ((scaled - record["mean"]) / record["std"]).clip(-FLOAT32_MAX, FLOAT32_MAX)
+    return np.where(missing, np.nan if record["transform"] == MAX_NORM else 0.0, scaled).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -129,21 +129,21 @@ class Translation:
 
     def values(self, feature: str, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """A dense feature in the other model's scale."""
-        found = self.dense[feature]
-        return values if found is None else found.apply(values)
+        change = self.dense[feature]
+        return values if change is None else change.apply(values)
 
     def rows(self, feature: str, ids: NDArray[Any], unseen: NDArray[np.uint64] | None = None) -> NDArray[Any]:
         """Row numbers of the other model's table; ``unseen``: as of ``IdsTranslation``."""
-        found = self.sparse[feature]
-        if isinstance(found, BinsTranslation):
-            return found.apply(ids)
-        return ids if found is None else found.apply(ids, unseen)
+        change = self.sparse[feature]
+        if isinstance(change, BinsTranslation):
+            return change.apply(ids)
+        return ids if change is None else change.apply(ids, unseen)
 
 
 def translation(store: Store, dataset: str, version: str) -> Translation:
     """From the dataset at path ``dataset`` to the features of the version at path ``version``.
 
-    Raises NotComparableError where a feature is missing or its ids cannot be told any more.
+    Raises NotComparableError where a feature is missing or its ids cannot be translated.
     """
     now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
     kept, hashed = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
@@ -157,11 +157,10 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
     return Translation(dense, sparse)
 
 
-def _known(name: str, features: dict[str, Any]) -> dict[str, Any]:
+def _known(name: str, features: dict[str, dict[str, Any]]) -> dict[str, Any]:
     if name not in features:
         raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
-    found: dict[str, Any] = features[name]
-    return found
+    return features[name]
 
 
 def _dense(name: str, features: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
@@ -176,8 +175,8 @@ def _dense(name: str, features: dict[str, Any], then: dict[str, Any], kept: froz
 def _require_raw(name: str, transform: str, kept: frozenset[str]) -> None:
     if name not in kept:
         raise NotComparableError(
-            f"feature {name!r} has other bounds of {transform} in the dataset, which keeps no raw numbers of it; "
-            "stages=[ingest] force=true writes it again, with them"
+            f"feature {name!r} has other bounds of {transform} in the dataset, which does not keep its raw numbers; "
+            "stages=[ingest] force=true writes a dataset that does"
         )
 
 
@@ -202,13 +201,13 @@ def _sparse(
     for setting in sorted(now.keys() - _FREE):
         if now[setting] != then.get(setting):
             raise NotComparableError(
-                f"{setting} of feature {name!r} is {now[setting]!r} in the dataset, {then.get(setting)!r} for it"
+                f"{setting} of feature {name!r} is {now[setting]!r} in the dataset, {then.get(setting)!r} in the model"
             )
     if now["vocab"] is None:
         if (now["mapping"], now["rows"]) != (then["mapping"], then["rows"]):
             raise NotComparableError(
-                f"feature {name!r} is mapped by {now['mapping']} into {now['rows']} rows in the dataset, for it by "
-                f"{then['mapping']} into {then['rows']}"
+                f"feature {name!r} is mapped by {now['mapping']} into {now['rows']} rows in the dataset, by "
+                f"{then['mapping']} into {then['rows']} in the model"
             )
         return None
     hashes, rows = read_vocab(store, dataset, name)
@@ -241,7 +240,7 @@ def _finder(
 
 
 def _mapped_otherwise(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
-    return f"feature {name!r} is mapped by {now['mapping']} in the dataset, for it by {then['mapping']}"
+    return f"feature {name!r} is mapped by {now['mapping']} in the dataset, by {then['mapping']} in the model"
 
 
 def _rows_by(mapping: IdMapping, fitted: FittedMapping, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
@@ -271,5 +270,5 @@ def _rows_of(
     others = (hashes % np.uint64(count)).astype(np.int32) + np.int32(first)
     if not len(known):
         return others
-    found = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    return np.where(known[found] == hashes, rows[found], others).astype(np.int32)
+    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+    return np.where(known[places] == hashes, rows[places], others).astype(np.int32)

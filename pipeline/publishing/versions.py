@@ -1,4 +1,4 @@
-"""Versions of a model: ``models/<model>/<version>/``, their names, and whether one is there whole."""
+"""Versions of a model: ``models/<model>/<version>/``, their names, and whether a version is complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def version_path(model: str, version: str) -> str:
 
 def new_version(store: Store, model: str, key: str) -> str:
     """A name for the version made by key ``key``: numbers rise, the key keeps two writers apart."""
-    numbers = [int(found[1]) for name in store.names(model_path(model)) if (found := NAME.fullmatch(name))]
+    numbers = [int(match[1]) for name in store.names(model_path(model)) if (match := NAME.fullmatch(name))]
     return f"v{max(numbers, default=0) + 1:05d}-{key[:8]}"
 
 
@@ -35,14 +35,14 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
     """The newest committed version with artifact key ``key``, if there is one."""
     for name in reversed(store.names(model_path(model))):
         if NAME.fullmatch(name) and name.endswith(key[:8]):
-            found = store.find(version_path(model, name))
-            if found is not None and found.key == key:
-                return found
+            artifact = store.find(version_path(model, name))
+            if artifact is not None and artifact.key == key:
+                return artifact
     return None
 
 
 def find_version(store: Store, model: str, version: str) -> Artifact:
-    """The committed ``version`` of ``model``; ArtifactError naming those there are where it is none."""
+    """The committed ``version`` of ``model``; ArtifactError naming the known ones if there is none."""
     artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
     if artifact is None:
         known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"

@@ -37,12 +37,12 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
     lines = [text_table(head, rows)]
     for numbers, short, way_out in _problems(records):
         lines += ["", _wrapped(f"{numbers}: {short}")]
-        lines += [_wrapped(f"   first way out: {way_out}")] if way_out else []
+        lines += [_wrapped(f"   first remedy: {way_out}")] if way_out else []
     return "\n".join([*lines, "", _verdict(records, best)])
 
 
 def _problems(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """(numbers of the combinations, what is wrong with them, the first way out): said once where they agree."""
+    """(numbers of the combinations, what is wrong with them, the first remedy), once for equal ones."""
     found: dict[tuple[str, str], list[int]] = {}
     for number, record in enumerate(records, 1):
         if not record["fits"]:

@@ -71,7 +71,7 @@ def delete(api: Api, objects: Sequence[Object]) -> list[str]:
 
 def suspend(api: Api, cron: Object, suspended: bool) -> None:
     """Suspend or resume the CronJob; LaunchError where there is none. A night that runs is not touched."""
-    _found(api, cron)
+    _live(api, cron)
     api.merge(f"{collection(cron)}/{cron['metadata']['name']}", {"spec": {"suspend": suspended}})
 
 
@@ -97,26 +97,26 @@ class Status:
     def lines(self) -> list[str]:
         """For people."""
         state = "suspended" if self.suspended else "on"
-        found = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
+        lines = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
         for night in self.nights:
             code = "" if night.exit_code is None else f", exit code {night.exit_code}"
-            found.append(f"  {night.started}  {night.job}  {night.state}{code}")
-        return found
+            lines.append(f"  {night.started}  {night.job}  {night.state}{code}")
+        return lines
 
 
 def status(api: Api, cron: Object) -> Status:
     """The state of the CronJob and of its nights, the newest first; LaunchError where there is none."""
-    found = _found(api, cron)
+    live = _live(api, cron)
     namespace = cron["metadata"]["namespace"]
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
-    uid = found["metadata"]["uid"]
+    uid = live["metadata"]["uid"]
     owned = [job for job in jobs if any(o["uid"] == uid for o in job["metadata"].get("ownerReferences", []))]
     pods = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="job-name").get("items", [])
     owned.sort(key=lambda job: job["metadata"]["creationTimestamp"], reverse=True)
     return Status(
-        found["spec"]["schedule"],
-        bool(found["spec"].get("suspend")),
-        found.get("status", {}).get("lastScheduleTime"),
+        live["spec"]["schedule"],
+        bool(live["spec"].get("suspend")),
+        live.get("status", {}).get("lastScheduleTime"),
         [_night(job, pods) for job in owned],
     )
 
@@ -137,12 +137,12 @@ def _exit_code(pod: Object) -> int | None:
     return None
 
 
-def _found(api: Api, cron: Object) -> Object:
+def _live(api: Api, cron: Object) -> Object:
     name, namespace = cron["metadata"]["name"], cron["metadata"]["namespace"]
-    found = api.find(f"{collection(cron)}/{name}")
-    if found is None:
+    live = api.find(f"{collection(cron)}/{name}")
+    if live is None:
         raise LaunchError(
             f"there is no CronJob {name!r} in namespace {namespace}",
             hint="nightjar schedule apply with the same settings",
         )
-    return found
+    return live

@@ -26,7 +26,7 @@ def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str
 
     ConfigError for one given twice, and for an override that a night decides itself.
     """
-    found: dict[str, str] = {}
+    given: dict[str, str] = {}
     rest = []
     for text in arguments:
         name, sign, value = text.partition("=")
@@ -35,11 +35,11 @@ def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str
             raise ConfigError(f"{text} is given, but {why}", hint=instead.format(date=names[0], value=value))
         if not sign or name not in names:
             rest.append(text)
-        elif name in found:
-            raise ConfigError(f"{name} is given twice: {found[name]} and {value}", hint=f"{name}={value}")
+        elif name in given:
+            raise ConfigError(f"{name} is given twice: {given[name]} and {value}", hint=f"{name}={value}")
         else:
-            found[name] = value
-    return found, rest
+            given[name] = value
+    return given, rest
 
 
 def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> date:

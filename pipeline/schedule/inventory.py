@@ -84,12 +84,12 @@ class Night:
 
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What lies in a store; ``remains``: files that writers left; ``held``: runs that a launcher holds."""
+    """What lies in a store; ``remains``: files that writers left; ``locked``: runs that a launcher works on."""
 
     folders: tuple[Folder, ...] = ()
     remains: tuple[File, ...] = ()
     nights: tuple[Night, ...] = ()
-    held: frozenset[str] = frozenset()
+    locked: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> list[Folder]:
@@ -103,8 +103,8 @@ class _Content:
     manifest: bool = False
 
 
-def take_stock(store: Store, held: Iterable[str] = ()) -> Inventory:
-    """Everything that pruning decides on, by one listing a part of the store; ``held``: runs that a launcher holds.
+def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
+    """Everything that pruning decides on, by one listing of each part; ``locked``: runs that a launcher works on.
 
     ArtifactError for a night's record that cannot be read: which night is the newest is not known then.
     """
@@ -113,17 +113,17 @@ def take_stock(store: Store, held: Iterable[str] = ()) -> Inventory:
     for file, is_folder in (each for room in _ROOMS for each in _listed(store, room)):
         if file.is_remain and not is_folder:
             remains.append(file)
-        found = _FOLDER.fullmatch(file.path)
-        if found is None or (not is_folder and found[2] is None):
+        match = _FOLDER.fullmatch(file.path)
+        if match is None or (not is_folder and match[2] is None):
             continue
-        content = contents.setdefault(found[1], _Content())
-        content.manifest |= found[2] == MANIFEST
-        if not is_folder or found[2] is None:  # the folder's own time counts where it is empty
+        content = contents.setdefault(match[1], _Content())
+        content.manifest |= match[2] == MANIFEST
+        if not is_folder or match[2] is None:  # the folder's own time counts where it is empty
             content.files.append(file)
     folders = tuple(_folder(store, path, content) for path, content in sorted(contents.items()))
     runs = [each.name for each in folders if each.kind == RUN]
     nights = tuple(night for run in runs if (night := _night(store, run)) is not None)
-    return Inventory(folders=folders, remains=tuple(remains), nights=nights, held=frozenset(held))
+    return Inventory(folders=folders, remains=tuple(remains), nights=nights, locked=frozenset(locked))
 
 
 def _listed(store: Store, room: str) -> Iterator[tuple[File, bool]]:
@@ -132,8 +132,8 @@ def _listed(store: Store, room: str) -> Iterator[tuple[File, bool]]:
         return
     store.fs.invalidate_cache()
     with reachable(store.url):
-        found = store.fs.find(store.full(room), withdirs=store.is_local, detail=True)
-    for full, info in found.items():
+        entries = store.fs.find(store.full(room), withdirs=store.is_local, detail=True)
+    for full, info in entries.items():
         is_folder = info["type"] == "directory"
         path = full[len(store.root) + 1 :].rstrip("/")
         size = 0 if is_folder else int(info["size"])
@@ -162,7 +162,7 @@ def _folder(store: Store, path: str, content: _Content) -> Folder:
         return Folder(**about, problem=error.message)
     if artifact is None:  # it went after it was seen
         return folder
-    late = tuple(found[1] for name in artifact.files if (found := _LATE.fullmatch(name)))
+    late = tuple(match[1] for name in artifact.files if (match := _LATE.fullmatch(name)))
     return Folder(**about, created=artifact.created, late=late)
 
 

@@ -15,7 +15,7 @@ def lease_path(model: str) -> str:
 
 
 def model_lease(store: Store, model: str, seconds: float, doing: str) -> Lease:
-    """The lease of ``model``, for ``doing`` (which others are told)."""
+    """The lease of ``model``; others see ``doing`` as what its holder works on."""
     place = LeaseFile(
         store, lease_path(model), name=f"the lock of model {model!r}",
         taken=f"model {model!r} is being worked on already",
@@ -25,10 +25,10 @@ def model_lease(store: Store, model: str, seconds: float, doing: str) -> Lease:
     return Lease(place, seconds)
 
 
-def held(store: Store, model: str, seconds: float, doing: str) -> AbstractContextManager[None]:
-    """Hold the lease of ``model`` while ``doing`` something; LaunchError, naming the holder, where another one does.
+def night_lock(store: Store, model: str, seconds: float, doing: str) -> AbstractContextManager[None]:
+    """Hold the lease of ``model`` while ``doing`` something; LaunchError, naming the holder, if another process has it.
 
-    A dead holder's lease is taken over ``seconds`` (its own) after it was first looked at. What a launcher began that
-    loses its lease goes on with the next call.
+    A dead holder's lease is taken over ``seconds`` (its own) after the first look at it. A launcher that loses its
+    lease ends; the next call goes on with what it began.
     """
     return model_lease(store, model, seconds, doing).held()

@@ -57,8 +57,8 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
-            again = "its logs are others by now: " if record.logs != _logs(config, day) else "nothing to do: "
-            log.info("night      %s; %sforce=true does it again", line_of(record), again)
+            again = "its logs have changed since: " if record.logs != _logs(config, day) else "nothing to do: "
+            log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
     except Exception as problem:
@@ -135,7 +135,7 @@ def _refused(config: Config, day: date, problem: NightjarError) -> NightRecord:
 
 def _tell(config: Config, record: NightRecord) -> None:
     if config.nightly.webhook:
-        deliver(config.nightly.webhook, _told(record))
+        deliver(config.nightly.webhook, _posted(record))
 
 
 def _settings(config: Config) -> str:
@@ -179,7 +179,7 @@ def _from(base: Base | None) -> str:
     return f"warm start from {base.version} ({base.day or base.run})" if base else "nothing published yet"
 
 
-def _told(record: NightRecord) -> dict[str, Any]:
+def _posted(record: NightRecord) -> dict[str, Any]:
     """What the webhook is posted."""
     names = (
         "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",

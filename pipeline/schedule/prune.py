@@ -13,14 +13,14 @@ from typing import Any
 
 from pipeline.publishing import promotion, versions
 from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, Night, take_stock
-from pipeline.schedule.removal import alone, held_runs, remove
+from pipeline.schedule.removal import alone, locked_runs, remove
 from pipeline.store import MANIFEST, Store, reachable
 from pipeline.store.references import References, of_run, of_versions
 from pipeline.store.removal import Removal
 
 REMAINS = "remains"
 DAY, HOUR = 86_400.0, 3600.0
-HELD_RUN = "a launcher works on it"
+LOCKED_RUN = "a launcher works on it"
 NAMED_BY_VERSION = "a version refers to it"
 NEWEST_NIGHT = "the newest night of its model"
 BASE = "a kept run began from it"
@@ -51,17 +51,17 @@ class Needs:
     meant: Mapping[str, str]
 
 
-def kept_runs(found: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
+def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
     """Runs that stay whatever others refer to: {run: why}.
 
-    Held ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
+    Locked ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
     versions refer to, has.
     """
     stay = {name: NAMED_BY_VERSION for names in named.values() for name in sorted(names.runs)}
-    stay |= {run.name: YOUNG for run in found.runs if rules.is_young(run.since)}
-    stay |= dict.fromkeys(_newest_nights(found.nights), NEWEST_NIGHT)
-    stay |= dict.fromkeys(found.held, HELD_RUN)
-    return {run.name: stay[run.name] for run in found.runs if run.name in stay}
+    stay |= {run.name: YOUNG for run in stock.runs if rules.is_young(run.since)}
+    stay |= dict.fromkeys(_newest_nights(stock.nights), NEWEST_NIGHT)
+    stay |= dict.fromkeys(stock.locked, LOCKED_RUN)
+    return {run.name: stay[run.name] for run in stock.runs if run.name in stay}
 
 
 def _newest_nights(nights: tuple[Night, ...]) -> set[str]:
@@ -73,13 +73,13 @@ def _newest_nights(nights: tuple[Night, ...]) -> set[str]:
     return set(newest.values())
 
 
-def needs_of(store: Store, found: Inventory, named: Mapping[str, References], rules: Rules) -> Needs:
+def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], rules: Rules) -> Needs:
     """What stays because something refers to it. ArtifactError where a record of a kept run cannot be read.
 
     A run that may be called again (it is not kept for a version alone) keeps what it began from, too: one night's base
     is kept, not the base's own.
     """
-    runs, known = kept_runs(found, named, rules), {run.name for run in found.runs}
+    runs, known = kept_runs(stock, named, rules), {run.name for run in stock.runs}
     keys = {key: NAMED_BY_VERSION for names in named.values() for key in names.keys}
     meant: dict[str, str] = {}
     again = {run for run, why in runs.items() if why != NAMED_BY_VERSION}
@@ -101,14 +101,14 @@ def _add(names: References, keys: dict[str, str], meant: dict[str, str]) -> None
         meant.setdefault(key, NAMED_BY_RUN)
 
 
-def may_go(found: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
+def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
     """What may go, runs first, and what stays, each with the reason. Touches nothing."""
-    newest = _newest_days(found)
+    newest = _newest_days(stock)
     going, staying = [], []
-    for folder in sorted(found.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
+    for folder in sorted(stock.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
         why = _why_it_stays(folder, needs, newest, rules)
         if why:
-            noticed = why == HELD_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
+            noticed = why == LOCKED_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
             staying.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, noticed=noticed))
         elif folder.whole:
             days = (rules.now - folder.since) / DAY
@@ -117,7 +117,7 @@ def may_go(found: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
         else:
             going.append(Removal(path=folder.path, kind=REMAINS, bytes=folder.bytes, reason="never finished"))
     gone = tuple(f"{each.path}/" for each in going)
-    for file in found.remains:
+    for file in stock.remains:
         if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
             going.append(Removal(path=file.path, kind=REMAINS, bytes=file.bytes, reason="left by a killed writer"))
     return going, staying
@@ -142,10 +142,10 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
     return LATE if last and any(day > last for day in folder.late) else ""
 
 
-def _newest_days(found: Inventory) -> dict[str, str]:
+def _newest_days(stock: Inventory) -> dict[str, str]:
     """The newest day that was ingested, by the name of its datasets: later ones are still to come."""
     newest: dict[str, str] = {}
-    for folder in found.folders:
+    for folder in stock.folders:
         parts = folder.path.split("/")
         if folder.kind == DATASET and folder.whole and len(parts) == 4:
             newest[parts[1]] = max(newest.get(parts[1], ""), parts[2].rpartition("..")[2])
@@ -170,9 +170,9 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
             for model in versions.models(store):
                 promotion.incumbent(store, model)  # what it needs is not known where it is not there
             named = of_versions(store)
-            found = take_stock(store, held_runs(store))
-            needs = needs_of(store, found, named, rules)
-        going, staying = may_go(found, needs, rules)
+            stock = take_stock(store, locked_runs(store))
+            needs = needs_of(store, stock, named, rules)
+        going, staying = may_go(stock, needs, rules)
         if not dry_run:
             going, left = remove(store, going, rules.now)
             staying += left

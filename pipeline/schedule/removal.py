@@ -1,4 +1,4 @@
-"""Removing what may go from a store, alone on its models; and which runs a launcher holds."""
+"""Removing what may go from a store, alone on its models; and which runs a launcher has locked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pipeline.launch.runlock import run_lock
 from pipeline.publishing import versions
 from pipeline.records.step import run_directory
 from pipeline.schedule.inventory import RUN
-from pipeline.schedule.lock import held
+from pipeline.schedule.lock import night_lock
 from pipeline.store import Store, removal
 from pipeline.store.references import of_run
 from pipeline.store.removal import Removal, age
@@ -23,12 +23,12 @@ LEASE_SECONDS = 30.0
 LOOK_SECONDS = 5.0  # an object store is asked so often which runs were begun meanwhile
 
 
-def held_runs(store: Store) -> set[str]:
-    """Runs that a launcher of this file system holds right now; object stores have no locks."""
-    return {run for run in store.names("runs") if _is_held(store, run)} if store.is_local else set()
+def locked_runs(store: Store) -> set[str]:
+    """Runs that a launcher on this file system works on right now; object stores have no locks."""
+    return {run for run in store.names("runs") if _is_locked(store, run)} if store.is_local else set()
 
 
-def _is_held(store: Store, run: str) -> bool:
+def _is_locked(store: Store, run: str) -> bool:
     if not store.fs.isdir(store.full(run_directory(run))):
         return False
     try:
@@ -53,7 +53,7 @@ def remove(
         try:
             _remove(store, entry, used, on_point)
         except LaunchError:
-            left.append(replace(entry, reason="in use by now", noticed=True))
+            left.append(replace(entry, reason="in use", noticed=True))
         else:
             gone.append(entry)
     return gone, left
@@ -99,7 +99,7 @@ def alone(store: Store) -> Iterator[None]:
     with ExitStack() as stack:
         for model in models:
             try:
-                stack.enter_context(held(store, model, LEASE_SECONDS, "store gc"))
+                stack.enter_context(night_lock(store, model, LEASE_SECONDS, "store gc"))
             except LaunchError as error:
                 raise LaunchError(
                     error.message, hint="the same command once that one has ended; or --dry-run"

@@ -136,10 +136,10 @@ def _settings(store: Store, base: Base, run: str) -> list[str]:
 def _batch_of(store: Store, checkpoint: str) -> int | str:
     """The batch size that auto stood for in the training of ``checkpoint``: nights carry it on. auto if not known."""
     try:
-        found = store.find(checkpoint)
+        artifact = store.find(checkpoint)
     except ArtifactError:
-        found = None
-    batch = found.config.get("train", {}).get("global_batch") if found is not None else None
+        artifact = None
+    batch = artifact.config.get("train", {}).get("global_batch") if artifact is not None else None
     return batch if isinstance(batch, int) else "auto"
 
 
@@ -147,8 +147,8 @@ def _read_yaml(store: Store, path: str) -> dict[str, Any]:
     import yaml
 
     with store.open(path) as source:
-        found: dict[str, Any] = yaml.safe_load(source.read().decode())
-    return found
+        settings: dict[str, Any] = yaml.safe_load(source.read().decode())
+    return settings
 
 
 def write_summary(store: Store, record: NightRecord) -> None:

@@ -148,18 +148,18 @@ def score_dataset(
     ``trained``: rows of each table that training has moved (None: not known, then all but the reserved ones).
     ``slices``: sparse features whose row numbers are kept.
     """
-    found = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
+    scores = DatasetScores({name: [] for name in models}, {name: [] for name in slices})
     for group in split.groups:
         columns = split.allocate(group.rows)
         columns.ragged = split.read(group, columns, 0)
         for name, (model, translation) in models.items():
             raw = split.raw(group, translation.raw) if translation is not None and translation.raw else {}
             unseen = split.unseen(group, translation.unseen) if translation is not None and translation.unseen else {}
-            found.logits[name].append(_score(split, columns, model, translation, raw, unseen))
+            scores.logits[name].append(_score(split, columns, model, translation, raw, unseen))
         for name in slices:
-            found.codes[name].append(_codes(split, columns, name))
-        _count_served(split, columns, trained, found)
-    return found
+            scores.codes[name].append(_codes(split, columns, name))
+        _count_served(split, columns, trained, scores)
+    return scores
 
 
 def _score(
@@ -195,12 +195,12 @@ def _codes(split: SplitReader, columns: Columns, name: str) -> np.ndarray:
 
 
 def _count_served(
-    split: SplitReader, columns: Columns, trained: Mapping[str, np.ndarray | None], found: DatasetScores
+    split: SplitReader, columns: Columns, trained: Mapping[str, np.ndarray | None], scores: DatasetScores
 ) -> None:
     for name, moved in trained.items():
         ids = _ids(split, columns, name)
         values = ids.values if name in columns.ragged else ids
         own = values >= RESERVED_ROWS
         served = own if moved is None else own & moved[values]
-        found.lookups[name] = found.lookups.get(name, 0) + int((values != MISSING_ROW).sum())
-        found.served[name] = found.served.get(name, 0) + int(served.sum())
+        scores.lookups[name] = scores.lookups.get(name, 0) + int((values != MISSING_ROW).sum())
+        scores.served[name] = scores.served.get(name, 0) + int(served.sum())

@@ -69,8 +69,8 @@ def id_mapping_names() -> tuple[str, ...]:
 
 def id_mapping_docs() -> str:
     """A sentence or two about each of them, with the settings that it reads besides ``rows``."""
-    found = []
+    sentences = []
     for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
         used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""
-        found.append(f"{each.name}: {each.doc}{used}")
-    return " ".join(found)
+        sentences.append(f"{each.name}: {each.doc}{used}")
+    return " ".join(sentences)

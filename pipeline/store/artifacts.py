@@ -23,8 +23,10 @@ from pipeline.errors import ArtifactError, DamagedError, LaunchError, Unreachabl
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST, SCHEMA_VERSION, Artifact, FileEntry, parsed, sealed
 from pipeline.store.refusals import disk_errors, taken
+from pipeline.store.removal import forget, remove
 from pipeline.store.retrying import retried
 
+_BLOCK = 4 << 20  # bytes read at a time
 _READS = 4  # of a file whose bytes are wrong: two that agree are proof
 
 
@@ -134,22 +136,18 @@ class Draft:
 
     def clear(self) -> None:
         """Remove everything written so far; a manifest goes first, so that no half of an artifact looks committed."""
-        full = self.store.full(self.path)
-        if self.store.exists(f"{self.path}/{MANIFEST}"):
-            self.store.fs.rm_file(f"{full}/{MANIFEST}")
+        forget(self.store, self.path)
         for name in self.store.names(self.path):
-            self.store.fs.rm(f"{full}/{name}", recursive=True)
+            self.store.fs.rm(self.store.full(f"{self.path}/{name}"), recursive=True)
 
     def discard_uncommitted(self) -> None:
-        """Remove what was written, unless it was committed."""
+        """Remove what was written, unless it was committed: a process may die before it learns of its commit."""
         if not self.store.exists(f"{self.path}/{MANIFEST}"):
             self.discard()
 
     def discard(self) -> None:
         """Remove the artifact, as ``clear``, and its folder."""
-        self.clear()
-        if self.store.exists(self.path):
-            self.store.fs.rm(self.store.full(self.path), recursive=True)
+        remove(self.store, self.path)
 
 
 class Store(Files):
@@ -224,15 +222,19 @@ class Store(Files):
             path = f"{artifact.path}/{name}"
             if not self.exists(path):
                 raise DamagedError(f"{self.url_of(path)} is missing from its artifact", hint="force=true")
-            digest, count = xxhash.xxh3_128(), 0
-            with self.open(path) as source:
-                while block := source.read(1 << 22):
-                    digest.update(block)
-                    count += len(block)
-            found = FileEntry(count, f"xxh3_128:{digest.hexdigest()}")
-            if found != entry:
+            read = self.measure(path)
+            if read != entry:
                 raise DamagedError(
-                    f"{self.url_of(path)} is corrupt: {found.bytes} bytes and checksum {found.checksum}, "
+                    f"{self.url_of(path)} is corrupt: {read.bytes} bytes and checksum {read.checksum}, "
                     f"expected {entry.bytes} and {entry.checksum}",
                     hint="force=true writes the artifact again",
                 )
+
+    def measure(self, path: str) -> FileEntry:
+        """Size and checksum of the file at ``path``, read through."""
+        digest, count = xxhash.xxh3_128(), 0
+        with self.open(path) as source:
+            while block := source.read(_BLOCK):
+                digest.update(block)
+                count += len(block)
+        return FileEntry(count, f"xxh3_128:{digest.hexdigest()}")

@@ -1,8 +1,8 @@
-"""Replacing a small file only while it is still what was read: one writer of two wins, the other one learns of it.
+"""Replacing a small file only while it is still what was read: of two writers one wins, and the other one learns of it.
 
-On a local disk by a lock of the file and a rename, on S3 by conditional requests (``If-Match``, ``If-None-Match``; AWS
-has them since November 2024, deletes since September 2025). Stores of other kinds have no condition that fsspec offers:
-there the file is compared just before it is written, which is said once.
+A local disk uses a lock of the file and a rename. S3 uses conditional requests (``If-Match``, ``If-None-Match``; AWS
+has them since November 2024, for deletes since September 2025). For other stores fsspec offers no condition: the file
+is compared just before it is written, and a warning says so once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline.store.refusals import disk_errors
 from pipeline.store.retrying import TRIES, pause, retried
 
 _MEMORY = threading.Lock()  # fsspec's memory:// lives in one process
-_told: set[str] = set()  # stores that were said to have no conditions
+_warned: set[str] = set()  # stores that were said to have no conditions
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ def look(store: Files, path: str) -> Seen:
 
 
 def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    """Put ``data`` (None: nothing) in the place of what was ``seen``; SwappedError where that is not there any more.
+    """Replace what was ``seen`` by ``data`` (None: remove it); SwappedError if the file has changed since.
 
-    A request whose answer is lost is looked after: where the store holds ``data``, it was this writer who won, so
-    ``data`` must differ from whatever another one may write. ArtifactError for a full disk or a refusal.
+    If the answer to a request is lost, the file is read again: it holds ``data`` only if this writer won, so ``data``
+    must differ from whatever another writer may write. ArtifactError for a full disk or a refusal.
     """
     attempt = 0
     while True:
@@ -85,7 +85,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
 
 def is_conditional(store: Files) -> bool:
     """Whether the store holds the condition of ``swap`` by itself."""
-    return _writer(store) is not _unconditional and store.url not in _told
+    return _writer(store) is not _unconditional and store.url not in _warned
 
 
 def _writer(store: Files) -> Callable[[Files, str, Seen, bytes | None], Seen]:
@@ -213,8 +213,8 @@ def _swap_memory(store: Files, path: str, seen: Seen, data: bytes | None) -> See
 
 
 def _unconditional(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    if store.url not in _told:
-        _told.add(store.url)
+    if store.url not in _warned:
+        _warned.add(store.url)
         sys.stderr.write(
             f"nightjar: store {store.url} has no conditional writes that Nightjar can use: let one process at a time "
             "publish, promote and roll back there (docs/publishing.md)\n"

@@ -84,19 +84,8 @@ class Files:
             return bool(self.fs.exists(self.root or "/")) and not self.fs.isfile(self.root or "/")
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory lies at ``path``. The store's own error where it cannot tell.
-
-        fsspec's ``exists`` answers "no" to a connection that broke or a disk that failed, and what is taken for absent
-        is written or removed. Nor is an earlier listing asked: another process may have written since, or this one may
-        have without an answer.
-        """
-        full = self.full(path)
-        self.fs.invalidate_cache(full)
-        try:
-            self.fs.info(full)
-        except (FileNotFoundError, NotADirectoryError):
-            return False
-        return True
+        """Whether a file or folder lies at ``path``, past every cache; the store's own error where it cannot tell."""
+        return self.fs.exists(self.full(path))
 
     def open(self, path: str, mode: str = "rb") -> Any:
         """Open a file for reading."""
@@ -153,18 +142,18 @@ class Files:
 
     def folders(self, path: str) -> list[str]:
         """Sorted names of the folders directly under ``path``, by one request; empty where it does not exist."""
+        return [name for name, kind in self._below(path) if kind != "file"]
+
+    def names(self, path: str) -> list[str]:
+        """Sorted names directly under ``path``, by one request; empty where it does not exist."""
+        return [name for name, _ in self._below(path)]
+
+    def _below(self, path: str) -> list[tuple[str, str]]:
+        """Name and type of all directly under ``path``, sorted."""
         full = self.full(path)
         self.fs.invalidate_cache(full)
         try:
-            found = self.fs.ls(full, detail=True)
+            entries = self.fs.ls(full, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(str(each["name"]).rstrip("/").rpartition("/")[2] for each in found if each["type"] != "file")
-
-    def names(self, path: str) -> list[str]:
-        """Sorted names directly under ``path``; empty where it does not exist."""
-        full = self.full(path)
-        self.fs.invalidate_cache(full)
-        if not self.exists(path):
-            return []
-        return sorted(str(name).rstrip("/").rsplit("/", 1)[-1] for name in self.fs.ls(full, detail=False))
+        return sorted((str(each["name"]).rstrip("/").rpartition("/")[2], str(each["type"])) for each in entries)

@@ -1,7 +1,7 @@
 """Who names what in a store: the records that refer to artifacts, runs and checkpoints.
 
-A room that writes records describes each kind of them once, as a ``RecordKind``; ``RECORDS`` lists all kinds. What
-``store gc``, ``ckpt gc``, a training that prunes and ``force=true`` may remove is read from them alone.
+A room that writes records describes each kind of them once, as a ``RecordKind``; ``RECORDS`` lists all kinds. They
+alone decide what ``store gc``, ``ckpt gc``, a training that prunes and ``force=true`` may remove.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", hom
 
 def of_versions(store: Store) -> dict[str, References]:
     """What every committed version of every model refers to, by its path; DamagedError where one cannot be read."""
-    found: dict[str, References] = {}
+    by_version: dict[str, References] = {}
     for kind in RECORDS:
         if kind.pattern.startswith("models/"):
             for path, references in _read_all(store, kind, None):
-                found[path.rpartition("/")[0]] = references
-    return found
+                by_version[path.rpartition("/")[0]] = references
+    return by_version
 
 
 def of_run(store: Store, run: str, *, starts: bool) -> References:
@@ -87,13 +87,13 @@ def pins(store: Store, run: str | None = None) -> dict[str, str]:
     ``run``: of trainings only this run's are read, which is all that names its checkpoints; "": of none. One request
     a manifest, and a few for each model. DamagedError for a manifest that cannot be read: then nothing may be removed.
     """
-    found: dict[str, str] = {}
+    pinned: dict[str, str] = {}
     for kind in RECORDS:
         if kind.pins and (run != "" or not kind.pattern.startswith("runs/")):
             for path, references in _read_all(store, kind, run):
                 for checkpoint in sorted(references.checkpoints):
-                    found.setdefault(checkpoint, path)
-    return found
+                    pinned.setdefault(checkpoint, path)
+    return pinned
 
 
 def of_manifest(record: Record) -> References:
@@ -137,7 +137,7 @@ def read_record(store: Store, path: str) -> Record | None:
 def unknown(store: Store, path: str, problem: str) -> DamagedError:
     """The error for a record that does not say what it refers to."""
     return DamagedError(
-        f"{store.url_of(path)} {problem}, so it is not known what it refers to",
+        f"{store.url_of(path)} {problem}, so what it refers to is unknown",
         hint="restore or remove that file; until then nothing is removed",
     )
 

@@ -1,4 +1,4 @@
-"""Why a store cannot be written, read or used now, as errors with a hint."""
+"""Errors of a store, with a hint: it is full, refuses access, is in use, or does not answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 @contextmanager
 def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") -> Iterator[None]:
-    """Turn a full disk or a refusal while writing (or ``doing`` else with) ``what`` into an ArtifactError.
+    """Turn a full disk or a refusal into an ArtifactError; ``doing`` names what was done to ``what``.
 
-    ``option``: how the user names another place, for the hint; "" where no other place would do.
+    ``option``: how the user chooses another place, for the hint; "" if another place is no help.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
 
 
 def taken(what: str, holder: str, where: str, hint: str) -> LaunchError:
-    """The error for what another process holds: ``what`` is going on already, for ``holder`` holds ``where``."""
+    """The error where another process was first: ``what`` is going on already, because ``holder`` holds ``where``."""
     return LaunchError(f"{what}: {holder} holds {where}", hint=hint)
 
 

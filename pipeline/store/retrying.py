@@ -1,6 +1,6 @@
-"""Which errors pass by themselves, and how often what met one is done again. One policy for all of a store's users.
+"""Which errors pass by themselves, and how often an operation is tried again: one policy for all users of a store.
 
-Only what may be done twice is done again: reading, listing, writing a whole file in one go, removing.
+Only operations that may be done twice are tried again: reading, listing, writing a whole file in one go, removing.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
 
 
 def explained(error: BaseException) -> NightjarError | None:
-    """``error`` for its user, where it passes or is a refusal, and no other place has said what it means; else None."""
+    """``error`` as a message for the user if it passes or is a refusal; None if it is neither, or a message already."""
     said = " ".join(str(error).split())
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, PermissionError):

@@ -1,7 +1,7 @@
-"""A file system whose answers are answers: errors that pass are tried again, and none is taken for "not there".
+"""A file system that never reports an error as "does not exist": passing errors are tried again, others are raised.
 
 fsspec answers ``exists``, ``isdir`` and ``isfile`` with "no" where the disk or the connection fails, and ``find``
-leaves out folders that cannot be listed. What is taken for absent is written anew or removed, so here they raise.
+leaves out folders that cannot be listed. A file that seems absent is written again or removed, so here they raise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.store.retrying import retried
 
-# What may be done twice. Removing may as well: what is gone at the second try went with the first one.
+# These may be done twice. So may removing: a file that is gone at the second try was removed by the first one.
 _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))
 _WRITES = frozenset(("makedirs", "pipe_file"))
 _REMOVES = frozenset(("rm_file", "rmdir"))
@@ -36,13 +36,13 @@ class Steady:
     def __getattr__(self, name: str) -> Any:
         if name == "inner":  # while it is copied
             raise AttributeError(name)
-        found = getattr(self.inner, name)
+        method = getattr(self.inner, name)
         if name not in _DOING:
-            return found
+            return method
 
         def again(*args: Any, **more: Any) -> Any:
             where = args[0] if args else name
-            attempts = _attempts(found, missing_is_done=name in _REMOVES)
+            attempts = _attempts(method, missing_is_done=name in _REMOVES)
             return retried(lambda: attempts(*args, **more), f"{_DOING[name]} {where}")
 
         return again

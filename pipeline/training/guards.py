@@ -62,7 +62,7 @@ def check_layers(
     An infinite moment freezes its weight for ever, though the weight itself stays finite. ``checkpoint.snapshot``
     checks the tables while it copies their rows, which saves a pass over them.
     """
-    fault = _spoilt_layer(dense) or _spoilt_state(dense, optimizer)
+    fault = _spoilt(dense, optimizer)
     flag = torch.tensor([float(fault is not None)], device=next(iter(dense.values())).device)
     if add_up(flag).item():
         first = first_fault(Fault(step, LAYER, fault) if fault else None)
@@ -72,17 +72,13 @@ def check_layers(
         )
 
 
-def _spoilt_layer(dense: dict[str, torch.nn.Parameter]) -> str | None:
-    bad = (name for name, value in dense.items() if not torch.isfinite(value).all())
-    return next((f"layer parameter {name!r}" for name in bad), None)
-
-
-def _spoilt_state(dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> str | None:
-    states = ((name, optimizer.state.get(parameter, {})) for name, parameter in dense.items())
-    bad = (
-        f"{key} of layer parameter {name!r}"
-        for name, state in states
-        for key, value in state.items()
-        if isinstance(value, torch.Tensor) and not torch.isfinite(value).all()
-    )
+def _spoilt(dense: dict[str, torch.nn.Parameter], optimizer: torch.optim.Optimizer) -> str | None:
+    """The first layer, or else the first state of a layer's optimizer, that is not finite."""
+    values: list[tuple[str, object]] = [(f"layer parameter {name!r}", value) for name, value in dense.items()]
+    values += [
+        (f"{key} of layer parameter {name!r}", state)
+        for name, value in dense.items()
+        for key, state in optimizer.state.get(value, {}).items()
+    ]
+    bad = (name for name, value in values if isinstance(value, torch.Tensor) and not torch.isfinite(value).all())
     return next(bad, None)

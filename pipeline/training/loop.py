@@ -172,8 +172,8 @@ class _Run:
         except (TimeoutError, ArtifactError) as error:
             what = f"no checkpoint could be taken in time ({error}); the newest is {self.saver.final or 'none'}"
         raise LaunchError(
-            f"training was told to stop (SIGTERM) after step {step}; {what}",
-            hint="the same command again goes on from there",
+            f"training stopped on SIGTERM after step {step}; {what}",
+            hint="the same command continues from there",
         )
 
     def _close_interval(self) -> None:

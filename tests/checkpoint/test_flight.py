@@ -25,8 +25,8 @@ KINDS = ["row_wise", "data_parallel", "table_wise"]
 # The second rank's first chunk takes ``slow`` seconds: what the first rank meets is in the name.
 SLOW = {
     "its word that it took too long": (Limits(write=1.0, slack=60.0), 1.2, "was not written within 1 s"),
-    "no word in time": (Limits(write=1.0, slack=2.0), 4.0, "the ranks lost each other"),
-    "no end": (Limits(write=1.0, slack=1.0), 6.0, "the ranks lost each other"),
+    "no word in time": (Limits(write=1.0, slack=2.0), 4.0, "the ranks lost contact"),
+    "no end": (Limits(write=1.0, slack=1.0), 6.0, "the ranks lost contact"),
 }
 
 
@@ -174,5 +174,5 @@ def test_a_version_whose_manifest_is_damaged_keeps_all_checkpoints():
     store.write_bytes("models/m/v1/manifest.json", b'{"inputs": {"a": "' + place.encode() + b'/step-00000001"}}')
     assert pinned_names(store, place) == ["step-00000001"]  # of another writer, without a seal
     store.write_bytes("models/m/v2/manifest.json", b'{"schema_version": 2}')
-    with pytest.raises(DamagedError, match=r"models/m/v2/manifest.json is not .* not known what it refers to"):
+    with pytest.raises(DamagedError, match=r"models/m/v2/manifest.json is not .* what it refers to is unknown"):
         pinned_names(store, place)

@@ -88,7 +88,7 @@ def final(root):
     return {k: torch.cat([t for _, t in v]) if isinstance(v, list) else v for k, v in found.items()}
 
 
-@pytest.mark.parametrize("world", [2, 1, 3])
+@pytest.mark.parametrize("world", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3))])
 @pytest.mark.parametrize("name", KILLS)
 def test_no_row_is_lost_or_trained_twice(tmp_path, first, undisturbed, name, world):
     (root, killed), checkpoint = first(name), settings_of(name)

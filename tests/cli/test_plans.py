@@ -60,7 +60,7 @@ def test_what_if_compares_every_combination_and_leaves_no_run(nightjar, in_store
     assert [record["fits"] for record in records] == [False, False, True, True]
     assert records[3]["settings"] == {"hardware.ddr_gib": "4", "plan.sharding_types": "[table_wise,row_wise]"}
     text = nightjar("what-if", *SMALL, "hardware=laptop", "hardware.ddr_gib=0.002,0.003")
-    assert text.returncode == 4 and "0 of 2 fit" in text.stdout and "first way out: " in text.stdout
+    assert text.returncode == 4 and "0 of 2 fit" in text.stdout and "first remedy: " in text.stdout
     mixed = nightjar("what-if", *SMALL, "hardware=laptop2,laptop,h100x9", "train.global_batch=1")
     assert (mixed.returncode, mixed.stderr) == (0, "") and "1 of 3 fit" in mixed.stdout
     assert "\n1: train.global_batch is 1" in mixed.stdout and "\n3: " in mixed.stdout

@@ -232,9 +232,9 @@ def test_shift_is_zero_for_equal_predictions_and_grows() -> None:
 
 def test_calibration_by_prediction_leaves_chance_out() -> None:
     curve = Curve(predicted=[0.1, 0.5], observed=[0.1, 0.51], rows=[1000, 1000])
-    assert calibration_by_prediction(curve) == 0
+    assert calibration_by_prediction(curve)[0] == 0
     crossed = Curve(predicted=[0.1, 0.5], observed=[0.5, 0.1], rows=[1000, 1000])
-    assert calibration_by_prediction(crossed) == pytest.approx(1.29, abs=0.02)
+    assert calibration_by_prediction(crossed)[0] == pytest.approx(1.29, abs=0.02)
 
 
 def moved(better: bool, rows: int = N) -> Scored:

@@ -38,6 +38,7 @@ NEVER = {("promote", "delete"), ("publish", "delete"), *(("restore", each) for e
 ON_S3 = [each for each in OPERATIONS if each != "rename"]  # there is none
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BY_NAME)
 def test_on_s3_every_phase_and_every_operation(endpoint, monkeypatch, name):
     """A sample of the grid below."""

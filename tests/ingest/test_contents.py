@@ -55,7 +55,7 @@ def test_the_split_by_row_is_the_same_for_any_block_size_and_place(run_ingest, t
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere/a.csv").write_bytes(path.read_bytes())
     for size in (300, 4001):
-        monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", size)
+        monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", size)
         cut = config_for(tmp_path / "elsewhere")
         cut.ingest.block_mib = 1
         assert run_ingest(cut).checksums == whole.checksums
@@ -92,7 +92,7 @@ def test_ray_splits_by_row_as_threads_do(run_ingest, tmp_path, monkeypatch):
     (tmp_path / "logs").mkdir()
     one_feature(tmp_path / "logs/a.csv")
     one_feature(tmp_path / "logs/b.csv", rows=700)
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 700)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 700)
     found = []
     for engine in ("local", "ray"):
         config = config_for(tmp_path / "logs")

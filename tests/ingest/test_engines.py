@@ -14,7 +14,7 @@ import pipeline
 from pipeline.config import RayConfig
 from pipeline.errors import ConfigError
 from pipeline.ingest.engines import LocalEngine, in_order
-from pipeline.ingest.files import file_sources
+from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.spec import data_spec
 
@@ -55,7 +55,7 @@ def test_work_is_done_in_order_and_its_errors_arrive():
 def test_workers_and_block_size_do_not_change_a_byte(tmp_path, run_ingest, monkeypatch, workers):
     path = awkward(tmp_path / "log.csv")
     whole = run_ingest(config_for(path))
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 5000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 5000)
     monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda _: LocalEngine(workers))
     cut = run_ingest(config_for(path, block_mib=1))
     assert cut.checksums == whole.checksums
@@ -81,7 +81,7 @@ def test_ray_makes_the_dataset_that_threads_make(tmp_path, run_ingest, monkeypat
     (tmp_path / "logs").mkdir()
     for number in range(2):
         awkward(tmp_path / "logs" / f"{number}.csv")
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 5000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 5000)
     local = run_ingest(config_for(tmp_path / "logs", block_mib=1))
     by_ray = run_ingest(config_for(tmp_path / "logs", block_mib=1, engine="ray"))
     assert by_ray.checksums == local.checksums
@@ -118,7 +118,7 @@ def test_a_ray_that_runs_already_is_joined_and_tells_how_far_it_is(tmp_path, run
     import ray
 
     path = awkward(tmp_path / "log.csv")
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 5000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 5000)
     monkeypatch.setattr("pipeline.ingest.ray_engine.PARTS_PER_CORE", 1)
     told = []
     monkeypatch.setattr("pipeline.ingest.stage._Meter.add", lambda meter, rows: told.append((meter.what, rows)))

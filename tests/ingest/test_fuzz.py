@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import ChecksConfig, DenseFeature, LabelConfig, SparseFeature, SplitConfig
 from pipeline.errors import DataError
-from pipeline.ingest.files import BLOCK_UNIT
+from pipeline.ingest.file_source import BLOCK_UNIT
 
 from .conftest import csv_config
 
@@ -61,7 +61,7 @@ def test_rows_in_are_rows_out_and_quarantined(run_ingest, tmp_path, monkeypatch,
     # Rows of both classes, so that there is something to train on; the rest is anything.
     good = b"".join(separator.join([b"%d" % (i % 2), b"%d" % i, b"id%d" % (i % 3), b"t"]) + b"\n" for i in range(12))
     fuzz = data.draw(logs(separator))
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", data.draw(st.sampled_from([64, 257, BLOCK_UNIT])))
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", data.draw(st.sampled_from([64, 257, BLOCK_UNIT])))
     path = tmp_path / "a.log"
     path.write_bytes(good + fuzz)
     dataset = run_ingest(config_for(path, kind))

@@ -62,7 +62,7 @@ def test_blocks_workers_and_order_change_no_byte(nights, run_ingest, tmp_path, m
     )
     config = config_of(tmp_path)
     whole = run_ingest(config)
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 3000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 3000)
     monkeypatch.setattr("pipeline.ingest.stage.engine_of", lambda _: LocalEngine(3))
     cut = run_ingest(dataclasses.replace(config, ingest=dataclasses.replace(config.ingest, block_mib=1)))
     assert cut.checksums == whole.checksums
@@ -77,7 +77,7 @@ def test_blocks_workers_and_order_change_no_byte(nights, run_ingest, tmp_path, m
 def test_ray_makes_the_dataset_that_threads_make(run_ingest, tmp_path, monkeypatch):
     pytest.importorskip("ray")
     write_day(tmp_path, DAY, rows_of(DAY, minutes=range(60)))
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 3000)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 3000)
     config = config_of(tmp_path)
     local = run_ingest(dataclasses.replace(config, ingest=dataclasses.replace(config.ingest, block_mib=1)))
     by_ray = run_ingest(
@@ -152,7 +152,7 @@ def test_settings_that_cannot_be(nights, tmp_path, changes, message, hint):
     ("hours", "message", "hint"),
     [
         (range(21), "none of the 42 rows of 2026-01-01 falls into the test split, which is the last 2 hours of the "
-         "day, from 22:00 as data.timestamp tells", "data.split.test_hours=<more>"),
+         "day, from 22:00 by data.timestamp", "data.split.test_hours=<more>"),
         (range(22, 24), "all 4 rows fall into the test split, expected some train rows (the last 2 hours of the day",
          "data.split.test_hours=<fewer>"),
     ],

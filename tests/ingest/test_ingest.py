@@ -208,6 +208,7 @@ def test_what_does_not_parse_is_quarantined_with_its_line(run_ingest, tmp_path):
     assert {entry["file"] for entry in dataset.quarantine} == {"a.csv"}
 
 
+@pytest.mark.slow
 def test_the_same_log_gives_the_same_bytes_whatever_the_block_size(run_ingest, tmp_path, monkeypatch):
     lines = criteo_lines(3000)
     lines[17] = "broken"
@@ -215,7 +216,7 @@ def test_the_same_log_gives_the_same_bytes_whatever_the_block_size(run_ingest, t
     path.write_text("\n".join(lines))
     checksums = []
     for block_bytes in (1 << 20, 1 << 20, 9_000, 100_001):
-        monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", block_bytes)
+        monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", block_bytes)
         config = yaml_config("criteo", f"data.path={path}", "ingest.block_mib=1", "ingest.rows_per_group=700",
                              "ingest.groups_per_file=2")  # fmt: skip
         dataset = run_ingest(config)
@@ -234,7 +235,7 @@ def test_ids_counted_on_disk_get_the_rows_that_they_get_in_memory(run_ingest, tm
     lines = [f"{i % 2},{i},user{number}" for i, number in enumerate(ids)]
     (tmp_path / "log.csv").write_text("\n".join(["label,x,c", *lines]) + "\n")
     config = csv_config(tmp_path / "log.csv", sparse={"c": SparseFeature(rows=300, min_count=2)})
-    monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", 700)
+    monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 700)
     in_memory = run_ingest(config)
     monkeypatch.setattr("pipeline.ingest.vocab_counts.IDS_IN_MEMORY", 100)
     monkeypatch.setattr("pipeline.ingest.vocab_counts._MERGE_ROWS", 50)

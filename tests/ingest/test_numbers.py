@@ -68,7 +68,7 @@ def test_a_blank_beside_a_number_puts_the_row_into_quarantine_in_blocks_of_any_s
     path.write_bytes("\n".join(["label,x,c", *rows[:20], f"1,{field},id1", *rows[20:], "1,word,id2", ""]).encode())
     found = []
     for size in (64, 1 << 20):
-        monkeypatch.setattr("pipeline.ingest.files.BLOCK_UNIT", size)
+        monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", size)
         found.append([(bad["line"], bad["reason"]) for bad in run_ingest(csv_config(path)).quarantine])
     assert found[0] == found[1]
     assert [line for line, _ in found[0]] == [22, 43]

@@ -86,7 +86,7 @@ def test_each_manifest_goes_before_its_files_and_the_training_before_its_checkpo
 
 def test_nothing_goes_where_it_cannot_be_read_what_a_version_names(store: Store) -> None:
     store.write_bytes("models/m/v1/manifest.json", b"{")
-    with pytest.raises(DamagedError, match="not known what it refers to"):
+    with pytest.raises(DamagedError, match="what it refers to is unknown"):
         discard(store, STEP)
     assert steps(store, PLACE) == [1, 2, 3]
     assert store.find(STEP.path) is not None

@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from pipeline.checkpoint import committed
 from pipeline.store import Store
 from tests.conftest import ROOT
@@ -42,6 +44,7 @@ def kill_rank(launcher: subprocess.Popen) -> None:
                 os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_further_attempt_of_a_forced_training_goes_on_from_its_own_checkpoints(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"))
     done = subprocess.run(command(tmp_path / "store"), cwd=ROOT, capture_output=True, text=True)

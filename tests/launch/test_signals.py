@@ -83,7 +83,7 @@ def test_stopped_and_bereaved_runs_go_on_and_end_bit_for_bit_alike(tmp_path: Pat
     output += launcher.communicate(timeout=60)[0]
     assert launcher.returncode == 143, output
     assert re.search(r"resumed from runs/stormy/checkpoints/\w+/step-\d+ after step", output)
-    found = re.search(r"told to stop \(SIGTERM\) after step (\d+); its checkpoint (\S+) is committed", output)
+    found = re.search(r"stopped on SIGTERM after step (\d+); its checkpoint (\S+) is committed", output)
     assert found, output
     assert found[2].endswith(f"step-{int(found[1]):08d}")
     assert (tmp_path / found[2] / "manifest.json").is_file()

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.records import PHASES
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 SMALL = [
     "data.synthetic.rows=12000", "data.synthetic.ids_per_feature=200", "model.embedding_dim=8", "model.bottom_mlp=[32]",

@@ -91,6 +91,7 @@ def test_bad_width_is_one_message():
         DlrmConfig(top_mlp=[8, 0]).check("model")
 
 
+@pytest.mark.slow
 def test_compiled_bf16_step_learns(tmp_path, monkeypatch):
     # Code that another process compiled, under other limits of threads and instructions, has crashed this one.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

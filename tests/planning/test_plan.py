@@ -86,6 +86,7 @@ def test_tables_beyond_hbm_stay_in_ddr_on_cuda():
     assert any("stays in DDR" in table.reason for table in plan.tables.values())
 
 
+@pytest.mark.slow
 def test_many_tables_whose_row_wise_buffers_would_fill_hbm_still_fit_whole():
     hardware = preset("h100x8")
     hardware.hbm_gib = 6.0
@@ -152,6 +153,7 @@ def test_reserve_comes_off_every_tier():
         make_plan(config, *rows)
 
 
+@pytest.mark.slow
 def test_equal_inputs_give_equal_plans_whatever_the_hash_seed():
     code = (
         "import sys, json; sys.path.insert(0, 'tests/planning'); import plan_cases as t;"
@@ -193,6 +195,7 @@ def test_any_tables_give_a_valid_plan_or_a_true_plan_error(rows, dim, shape, ddr
         check_plan(make_plan(config, *data), config)
 
 
+@pytest.mark.slow
 def test_a_thousand_tables_on_128_ranks():
     rows = {f"T{i}": 50 + (i * 7919) % 40_000 + (2_000_000 if i % 50 == 0 else 0) for i in range(1000)}
     config = configure(preset("h100x16x8"), dim=64, batch=65_536)

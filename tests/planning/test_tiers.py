@@ -144,7 +144,7 @@ def test_the_old_form_of_a_pin_names_the_new_one():
     assert caught.value.hint == "+plan.tables.C3.tier=ssd"
 
 
-@pytest.mark.parametrize("hardware", ["h100x2x8", "cpu_cluster", "laptop2"])
+@pytest.mark.parametrize("hardware", [pytest.param("h100x2x8", marks=pytest.mark.slow), "cpu_cluster", "laptop2"])
 def test_never_worse_than_torchrecs_default_in_either_model(hardware):
     config = configure(preset(hardware), dim=128 if hardware.startswith("h100") else 16)
     data = dataset(criteo(cap=1_000_000), {name: float(count) for name, count in DLRM.items()})

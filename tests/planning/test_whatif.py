@@ -58,7 +58,7 @@ def test_what_does_not_fit_is_a_row_with_the_shortfall_and_the_first_way_out():
     assert records[0]["short"] == "DDR is short by 3.00 GiB" and records[0]["way_out"] == "hardware.hosts=2"
     assert (records[0]["problem"], records[2]["problem"]) == ("infeasible", "refused")
     text = comparison(records)
-    assert "1: DDR is short by 3.00 GiB\n   first way out: hardware.hosts=2\n" in text
+    assert "1: DDR is short by 3.00 GiB\n   first remedy: hardware.hosts=2\n" in text
     assert "3: a pin cannot run" in text and "1 of 3 fit" in text and "* quickest: hosts=2" in text
     assert text.splitlines()[0].split() == ["hosts", "fits", "step", "ms", "bottleneck", "HBM", "DDR", "SSD"]
 

@@ -28,8 +28,8 @@ def command(line: str) -> list[str]:
     words = shlex.split(line)[1:]
     if runs_stages(line) and "data.path" not in line:
         words += SMALL
-    if line.startswith("nightjar run") and "laptop2" not in line:
-        words.append("launch.inline=[ingest,plan,partition,train,evaluate,publish]")  # launched ones: the demo's
+    if line.startswith("nightjar run") and "hardware=" not in line:
+        words.append("launch.inline=[ingest,plan,partition,train,evaluate,publish]")  # the others are launched
     return words
 
 

@@ -17,7 +17,7 @@ from pipeline.compose import compose
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.serving.files import Rejected
+from pipeline.serving.predict import Rejected
 from pipeline.store import Store
 from tests.commands import nightjar
 from tests.publishing import made

@@ -109,7 +109,7 @@ def test_a_rollback_that_may_have_been_done_is_not_to_be_repeated_blindly(store:
     for name in (A, B, C):
         promotion.promote(store, "m", name, by="publish")
     endpoint.fault = LostThenSilent()
-    with pytest.raises(PassingError, match=f"not known whether model 'm' was rolled back to {B}") as caught:
+    with pytest.raises(PassingError, match=f"cannot tell whether model 'm' was rolled back to {B}") as caught:
         promotion.roll_back(store, "m", "complaints")
     endpoint.fault = None
     assert "nightjar models ls m" in caught.value.hint and "one more" in caught.value.hint

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.ingest import ingest
-from pipeline.ingest.serving import RecordTransform
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.publishing.translate import NotComparableError, translation
 from pipeline.records import LABEL
 from pipeline.store import Store
@@ -107,10 +107,10 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
         (
             {"a": sparse("hash", 9)},
             {"a": sparse("hash", 12)},
-            "mapped by hash into 9 rows in the dataset, for it by hash",
+            "mapped by hash into 9 rows in the dataset, by hash",
         ),
-        ({"a": sparse("hash", 5)}, {}, "for it by vocab into 5"),
-        ({"a": sparse(seed=8)}, {}, "seed of feature 'a' is 8 in the dataset, 7 for it"),
+        ({"a": sparse("hash", 5)}, {}, "by vocab into 5 in the model"),
+        ({"a": sparse(seed=8)}, {}, "seed of feature 'a' is 8 in the dataset, 7 in the model"),
         ({"a": sparse(separator="|")}, {}, "separator of feature 'a'"),
         ({"x": dense("percentile", bounds=[1.0])}, {}, "feature 'x' has other bounds of percentile in the dataset"),
     ],

@@ -138,7 +138,7 @@ def test_a_damaged_current_json_is_said_not_guessed(store: Store) -> None:
 def test_an_incumbent_that_was_removed_is_said(store: Store) -> None:
     promote(store, A)
     Path(store.full(f"models/m/{A}/manifest.json")).unlink()
-    with pytest.raises(ArtifactError, match=f"names {A}, which is not there"):
+    with pytest.raises(ArtifactError, match=f"names {A}, which does not exist"):
         promotion.incumbent(store, "m")
 
 

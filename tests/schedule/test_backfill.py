@@ -48,7 +48,7 @@ def test_nights_are_done_in_order_and_once(tmp_path: Path) -> None:
     assert nights.runs == [f"synthetic-2026-01-0{i}" for i in range(1, 5)]
     assert nights(DAYS) == 0
     assert len(nights.runs) == 4
-    assert "2026-01-04 of model synthetic: PUBLISHED; nothing to do: force=true does it again" in nights.said[-1]
+    assert "2026-01-04 of model synthetic: PUBLISHED; nothing to do: force=true runs it again" in nights.said[-1]
     assert nights(DAYS[-1:], "force=true") == 0
     assert len(nights.runs) == 5
 
@@ -121,7 +121,7 @@ def test_a_held_night_is_judged_again_where_its_logs_were_mended_a_published_one
     logs.write_text("label,a\n0,x\n1,y\n1,z\n")
     assert nights(DAYS[:1], *data) == 0
     assert len(nights.runs) == 2
-    assert "its logs are others by now: force=true does it again" in nights.said[-1]
+    assert "its logs have changed since: force=true runs it again" in nights.said[-1]
 
 
 def test_a_signal_stops_at_once_and_the_night_goes_on_later(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_the_verdict_is_posted(nights: Nights) -> None:
 def test_a_night_that_has_its_verdict_only_says_so(nights: Nights, label: str, code: int, word: str) -> None:
     assert nights.codes[label] == code
     assert f"2026-01-{label[:2]} of model clicks: {word}" in nights.said[label]
-    assert "nothing to do: force=true does it again" in nights.said[label]
+    assert "nothing to do: force=true runs it again" in nights.said[label]
     assert "train" not in nights.said[label]
     assert nights.served[label] == nights.served["02"]
 

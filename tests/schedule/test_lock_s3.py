@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.errors import LaunchError
 from pipeline.schedule import lock
-from pipeline.schedule.lock import held, lease_path
+from pipeline.schedule.lock import lease_path, night_lock
 from pipeline.store import Store
 from tests.checkpoint.s3 import Between, Fault, bucket
 from tests.schedule.test_lock import record
@@ -33,7 +33,7 @@ def owner(store: Store) -> str:
 
 def test_of_two_that_take_a_free_lease_the_first_one_has_it(store: Store, endpoint) -> None:
     endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
-    with pytest.raises(LaunchError, match="host far, process 7"), held(store, "clicks", LONG, "x"):
+    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x"):
         pytest.fail("two hold it")
     assert owner(store) == "other"
 
@@ -41,7 +41,7 @@ def test_of_two_that_take_a_free_lease_the_first_one_has_it(store: Store, endpoi
 def test_of_two_that_take_a_dead_launchers_lease_the_first_one_has_it(store: Store, endpoint) -> None:
     store.write_json(lease_path("clicks"), record(0.3, owner="dead"))
     endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
-    with pytest.raises(LaunchError, match="host far, process 7"), held(store, "clicks", LONG, "x"):
+    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x"):
         pytest.fail("two hold it")
     assert owner(store) == "other"
 
@@ -88,7 +88,7 @@ def test_many_launchers_at_once(store: Store) -> None:
 
     def launch() -> None:
         try:
-            with held(store, "clicks", 2.0, "x"):
+            with night_lock(store, "clicks", 2.0, "x"):
                 outcomes.append("held")
                 done.wait(20)
         except LaunchError:

@@ -21,7 +21,7 @@ from pipeline.schedule import prune
 from pipeline.schedule.backfill import last_night
 from pipeline.schedule.base import find_base, run_name
 from pipeline.schedule.inventory import Folder, Inventory, take_stock
-from pipeline.schedule.lock import held
+from pipeline.schedule.lock import night_lock
 from pipeline.schedule.removal import remove
 from pipeline.store import Store
 from pipeline.store.removal import Removal
@@ -206,7 +206,7 @@ def test_a_run_that_is_begun_while_things_go_keeps_what_it_names(tmp_path: Path,
     write_steps(store, run_of(0), read_steps(store, run_of(0)))  # as every launcher begins
     gone, left = remove(store, going, rules.now)
     assert {each.path for each in left} == everything(0)
-    assert {each.reason for each in left} == {"in use by now"}
+    assert {each.reason for each in left} == {"in use"}
     assert {each.path for each in gone} == everything(1) and all(store.exists(path) for path in everything(0))
 
 
@@ -222,12 +222,12 @@ def test_a_run_that_a_launcher_took_meanwhile_stays(store: Store) -> None:
 def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
     with store.locked(path_of("plan", 0)):
         result = gc(store)
-    assert kept(result)[path_of("plan", 0)] == "in use by now" and store.find(path_of("plan", 0)) is not None
+    assert kept(result)[path_of("plan", 0)] == "in use" and store.find(path_of("plan", 0)) is not None
     assert path_of("plan", 0) not in removed(result) and path_of("plan", 0) in removed(gc(store))
 
 
 def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, capsys) -> None:
-    with held(store, "clicks", 0.6, "night 2026-01-06"):
+    with night_lock(store, "clicks", 0.6, "night 2026-01-06"):
         assert main(["store", "gc", "--store", store.url]) == 8
         said = capsys.readouterr()
         assert "model 'clicks' is being worked on already" in said.err and "(night 2026-01-06)" in said.err
@@ -313,7 +313,7 @@ def test_where_it_is_not_known_what_is_needed_nothing_goes(store: Store, capsys,
 
 def test_a_version_that_serves_but_is_gone_stops_it(store: Store) -> None:
     store.fs.rm_file(store.full("models/clicks/v00004-00000004/manifest.json"))
-    with pytest.raises(ArtifactError, match="names v00004-00000004, which is not there"):
+    with pytest.raises(ArtifactError, match="names v00004-00000004, which does not exist"):
         gc(store)
     assert all(store.exists(path) for path in everything(0))
 
@@ -363,9 +363,9 @@ def test_what_may_go_is_decided_without_a_store() -> None:
     nobody = prune.Needs(runs={}, keys={}, meant={})
     going, staying = prune.may_go(Inventory(folders=(old, run)), nobody, rules)
     assert [each.path for each in going] == ["runs/r", "plans/a"] and staying == []
-    named = prune.Needs(runs={"r": prune.HELD_RUN}, keys={}, meant={"a": prune.NAMED_BY_RUN})
+    named = prune.Needs(runs={"r": prune.LOCKED_RUN}, keys={}, meant={"a": prune.NAMED_BY_RUN})
     going, staying = prune.may_go(Inventory(folders=(old, run)), named, rules)
-    assert going == [] and [each.reason for each in staying] == [prune.HELD_RUN, prune.NAMED_BY_RUN]
+    assert going == [] and [each.reason for each in staying] == [prune.LOCKED_RUN, prune.NAMED_BY_RUN]
 
 
 def test_an_object_store_is_pruned_alike() -> None:

@@ -19,6 +19,7 @@ def run(store, *overrides):
     return nightjar("run", *SMALL, f"store={store}", *overrides)
 
 
+@pytest.mark.slow
 def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):
     module = ["partition.module=dlrm", "partition.c=0", "partition.p=2", "partition.dim=8"]
     done = run(tmp_path, "partition=dmt", "partition.strategy=strided", *module)
@@ -52,7 +53,10 @@ def test_towers_train_and_are_evaluated_and_say_what_they_sent(tmp_path):
     ("overrides", "message"),
     [
         (["partition.towers=3"], "3 towers do not divide 2 hosts"),
-        (["partition.groups=[[C1,C2],[C2,C3]]"], "partition.groups names 'C2' twice: it would be in two towers"),
+        (
+            ["partition.groups=[[C1,C2],[C2,C3]]"],
+            "partition.groups names 'C2' twice, but a feature belongs to one tower",
+        ),
         (["+partition.pins.C1=7"], "partition.pins.C1 is 7"),
         (
             ["partition.module=transformer"],

@@ -81,7 +81,8 @@ class DiskShard(LocalShard):
         records[:, column : column + weight.shape[1]] = weight
         for values in state.values():
             records[:, -2] = records[:, -2] + values if add else values
-        self._write(places, records)
+        written = records.numpy()
+        self._store.write(self.table, _numbers(places), written[:, :-2], written[:, -2])
 
     def scratch(self) -> Tensor | None:
         """See ``LocalShard``."""
@@ -104,10 +105,6 @@ class DiskShard(LocalShard):
         """Set the optimizer state of all rows to zero."""
         if self._states:
             self._store.zero_state(self.table)
-
-    def _write(self, places: Places, records: Tensor) -> None:
-        values = records.numpy()
-        self._store.write(self.table, _numbers(places), values[:, :-2], values[:, -2])
 
 
 def _numbers(places: Places) -> NDArray[np.int64]:

@@ -95,5 +95,5 @@ def _unreadable(error: OSError, shards: Sequence[SsdShard]) -> GuardError:
     places = ", ".join(dict.fromkeys(str(shard.log.file.directory) for shard in shards))
     return GuardError(
         f"the scratch files of the rows of {names} in {places} cannot be read: {error.strerror}",
-        hint="hardware.ssd_paths=[/another/disk]; the same command goes on from the last checkpoint",
+        hint="hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
     )

@@ -80,7 +80,7 @@ class ScratchFile:
             raise GuardError(
                 f"the scratch file of {self.what} in {self.directory} was cut from {self.size} to {size} bytes "
                 "by another process",
-                hint="the same command again goes on from the last checkpoint",
+                hint="the same command continues from the last checkpoint",
             )
 
     def write(self, data: memoryview, place: int) -> None:
@@ -109,7 +109,7 @@ class ScratchFile:
         return GuardError(
             f"the scratch file of {self.what} in {self.directory} cannot be {task} ({error.strerror or error}{free})",
             hint=("free space there, or " if error.errno in _FULL else "")
-            + "hardware.ssd_paths=[/another/disk]; the same command goes on from the last checkpoint",
+            + "hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
         )
 
     def close(self) -> None:

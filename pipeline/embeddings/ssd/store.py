@@ -157,17 +157,13 @@ class SsdStore:
         made: dict[str, Tensor] = {}
         for directory in self._directories:
             names = [name for name in self._shards if self._disks[name, True] == directory]
-            counts = [self._copied(name) for name in names]
+            rows = [(self._shards[name], self._plan.tables[name]) for name in names]
+            counts = [shard.rows * table.row_bytes(shard.dim) // 4 for shard, table in rows]  # weights and state
             if names:
                 file = ScratchFile(directory, 4 * sum(counts), "a checkpoint's copy of the rows of tables on SSD")
                 made |= zip(names, mapped(file, sum(counts)).split(counts), strict=True)
                 file.close()
         return made
-
-    def _copied(self, table: str) -> int:
-        """float32 of a copy of all rows: weights and the optimizer's state."""
-        shard = self._shards[table]
-        return shard.rows * self._plan.tables[table].row_bytes(shard.dim) // 4
 
     def prefetch(self, ids: Ids) -> None:
         """Bring the rows of a coming batch into memory. ``ids``: row numbers by table, of the whole global batch.

@@ -60,10 +60,10 @@ class RecordTransform:
 
         What comes of a record does not depend on the others of its call.
         """
-        found = self.each(records)
-        for at, reason in found.rejected.items():
+        result = self.each(records)
+        for at, reason in result.rejected.items():
             raise DataError(f"record {at}: {reason}", hint=_HINT)
-        return found.inputs
+        return result.inputs
 
     def each(self, records: Sequence[Mapping[str, Any]]) -> RecordInputs:
         """Model inputs of every record that can be read, and the reason for every other one."""

@@ -86,8 +86,8 @@ class FileSource:
         with readable(self.label), self.fs.open(self.path, "rb") as source:
             for at in range(size, self.fs.size(self.path), size):
                 source.seek(max(at, cuts[-1]))
-                if found := _LINE_END.search(source.read(_SEEN)):
-                    cuts.append(max(at, cuts[-1]) + found.end())
+                if line_end := _LINE_END.search(source.read(_SEEN)):
+                    cuts.append(max(at, cuts[-1]) + line_end.end())
         return [replace(self, start=start, stop=stop) for start, stop in zip(cuts, [*cuts[1:], None], strict=True)]
 
     def blocks(self) -> Iterator[Block]:
