@@ -20,7 +20,7 @@ SMALLEST_BAR, LARGEST_BAR = 6, 28
 
 
 class Reporter:
-    """Shows people and ``metrics.jsonl`` how a run goes. Use one on rank 0 only.
+    """Shows the progress of a run and records it in ``metrics.jsonl``. Use one, on rank 0 only.
 
     ``columns``: width of ``terminal``; 0: it is none (a file, a pipe, a pod's log), so every record is logged as a line
     of its own.

@@ -57,7 +57,7 @@ class Publish(Stage):
         model = artifact.config.get("model")
         raise GateHeldError(
             f"the gate held {gate.version} of model {model}: {reasons[0]}{more}; "
-            + (f"{incumbent} goes on serving" if incumbent else "nothing is published"),
+            + (f"{incumbent} keeps serving" if incumbent else "nothing is published"),
             hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
             "--reason '...' publishes it all the same",
         )

@@ -298,7 +298,7 @@ def test_the_same_night_again_does_nothing_and_a_better_one_follows(store: Store
     warm = ["checkpoint.init_from=tue", "checkpoint.allow=[dataset]"]
     bad = nightjar("run", *SMALL, *warm, f"data.path={logs}/bad.tsv", "run=bad", f"store={store.url}")
     assert bad.returncode == 6, bad.stdout + bad.stderr
-    assert "nightjar: the gate held v00003-" in bad.stderr and f"{tuesday} goes on serving" in bad.stderr
+    assert "nightjar: the gate held v00003-" in bad.stderr and f"{tuesday} keeps serving" in bad.stderr
     found = result(store, "bad")
     assert found["error"]["exit_code"] == 6 and "model" not in found
     assert any(reason.startswith("calibration") for reason in found["gate"]["reasons"])
