@@ -71,7 +71,7 @@ def require_seen_by_all(store: Store, error: DamagedError, say: Say | None) -> N
     seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file), say=say)
     whole = [rank for rank, problem in enumerate(seen) if not problem]
     if whole:
-        raise PassingError(f"{error.message}; rank {whole[0]} reads {error.file} intact", hint=_HINT)
+        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_HINT)
 
 
 def _problem(store: Store, file: str) -> str:
