@@ -1,4 +1,4 @@
-"""A quick model to measure a first one by: logistic regression of the same columns, learnt in one pass by Adagrad.
+"""A quick model that a first one is compared with: logistic regression on the same columns, one pass of Adagrad.
 
 Every row of an embedding table has a weight here, every dense feature one; weights learn at rates of their own (Duchi
 et al. 2011; for click logs McMahan et al., "Ad Click Prediction: a View from the Trenches", 2013). Memory is bounded:

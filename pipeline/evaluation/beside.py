@@ -24,24 +24,24 @@ def against_incumbent(record: GateRecord, settings: GateConfig) -> Iterator[Chec
     if ours is None or theirs is None or change is None:
         return
     if settings.max_ne_increase is not None:
-        power, told = power_of(record, change, settings), (ours.ne.point, theirs.ne.point, change.ne)
-        yield _no_worse(power, told, settings.max_ne_increase)
+        power, figures = power_of(record, change, settings), (ours.ne.point, theirs.ne.point, change.ne)
+        yield _no_worse(power, figures, settings.max_ne_increase)
     if settings.max_psi is not None and record.shift is not None:
         yield _shift(record.shift, settings.max_psi, better=change.ne.high < 0)
 
 
-def _no_worse(power: Power, told: tuple[float, float, Interval], limit: float) -> Check:
-    """A rise of NE as large as ``limit`` must have been seen, had there been one."""
-    ours, theirs, change = told
+def _no_worse(power: Power, figures: tuple[float, float, Interval], limit: float) -> Check:
+    """Whether the rows rule out a rise of NE as large as ``limit``."""
+    ours, theirs, change = figures
     passed = power.bound <= limit  # not true of NaN
     words = (
         f"NE is {ours:.4f}, the incumbent's on the same rows {theirs:.4f}: {percent(change)}, "
-        f"{_told(power, limit, passed)} (gate.max_ne_increase)"
+        f"{_explained(power, limit, passed)} (gate.max_ne_increase)"
     )
     return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
 
 
-def _told(power: Power, limit: float, passed: bool) -> str:
+def _explained(power: Power, limit: float, passed: bool) -> str:
     if passed:
         return f"at most {power.bound:+.2%} ({power.power:.0%} sure), within {limit:+.2%}"
     if power.change > limit and power.change > power.quantile * power.error:
@@ -62,7 +62,7 @@ def _upwards(value: float) -> str:
 
 
 def _shift(shift: Shift, limit: float, *, better: bool) -> Check:
-    """Predictions that moved are held unless the candidate is surely better; then they are what made it so."""
+    """Predictions that moved hold the candidate unless it is surely better: then they are the reason."""
     within = shift.psi <= limit
     words = (
         f"predictions moved from the incumbent's by KS {shift.ks:.3f}, PSI {shift.psi:.3f}, "
@@ -130,8 +130,8 @@ def against_baseline(record: GateRecord, ours: ModelFigures, settings: GateConfi
 def labels(record: GateRecord, settings: GateConfig) -> Iterator[Check]:
     """Whether these rows are still those the incumbent knew: a model trained on spoilt labels fits spoilt labels.
 
-    The incumbent was checked when it was published. Where today's rows make it look wrong, either the world has changed
-    or the labels have; both want a person. What chance explains, on today's rows and on those of then, does not count.
+    The incumbent was checked when it was published. If it looks wrong on today's rows, either the traffic or the labels
+    have changed, and a person must look. What chance explains, on today's rows and on those of then, does not count.
     """
     former, ours, theirs = record.former, record.candidate, record.incumbent
     if former is None or ours is None or theirs is None:

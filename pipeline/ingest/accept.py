@@ -1,4 +1,4 @@
-"""What stops an ingestion: logs with nothing to train on, too much quarantine, checks that hold them."""
+"""What stops an ingestion: nothing to train on, too many rows in quarantine, checks that hold the logs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _hours(data: DataConfig) -> str:
     """The test rows of a split by hours, in words."""
     hours = data.split.test_hours
     what = "hour" if hours == 1 else f"{hours} hours"
-    return f"the last {what} of the day, from {test_hours_from(hours)}:00 as data.timestamp tells"
+    return f"the last {what} of the day, from {test_hours_from(hours)}:00 by data.timestamp"
 
 
 def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, rows: int) -> None:
@@ -111,7 +111,7 @@ def mend(kind: str, data: DataConfig) -> str:
     if kind == "invalid UTF-8":
         return "logs in UTF-8"
     if kind == "row of another day" or kind.endswith(" is no day"):
-        return "data.timestamp=<the column that tells a row's day>, or data.day=<the day of these rows>"
+        return "data.timestamp=<the column with the time of a row>, or data.day=<the day of these rows>"
     if kind.endswith("finite number"):
         return "data.missing=[<strings that stand for a missing value>], or make the feature sparse"
     return "data.format, data.columns and data.separator must describe the file"

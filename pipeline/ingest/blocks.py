@@ -1,7 +1,7 @@
-"""What becomes of one block: counted in pass 1, transformed in pass 2. Functions of the block and of what a job says.
+"""The work on one block: counting in pass 1, transforming in pass 2. Functions of the block and of a job.
 
-They are all that an engine (``engines``) runs: on which thread, process or host is nothing to them, and what they
-return merges to the same dataset however the log was cut into blocks.
+An engine (``engines``) runs them on any thread, process or host. Their results merge to the same dataset however the
+log is cut into blocks.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _FIELD = re.compile(r"\{day(:[^{}]*)?\}")
 
 
 def days_of(day: str | None) -> list[date]:
-    """The days that ``data.day`` names, in order; none where it is null. ConfigError for what is no day or range."""
+    """The days that ``data.day`` names, in order; none if it is null. ConfigError unless it is a day or a range."""
     if day is None:
         return []
     first, _, last = day.partition("..")
@@ -37,7 +37,7 @@ def days_of(day: str | None) -> list[date]:
             raise ValueError
     except ValueError:
         raise ConfigError(
-            f"data.day is {day!r}, expected YYYY-MM-DD or a range of two such days that rises",
+            f"data.day is {day!r}, expected YYYY-MM-DD, or FIRST..LAST in order",
             hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
         ) from None
     return [start + timedelta(days=i) for i in range((end - start).days + 1)]
@@ -70,7 +70,7 @@ def path_of(data: DataConfig, day: date | None) -> str:
 
 @dataclass(frozen=True)
 class DayState:
-    """What is known of a day's logs before they are read. ``missing``: in words, all that it still lacks."""
+    """A day's logs before they are read. ``missing``: in words, everything that has not arrived yet."""
 
     day: date
     path: str
@@ -149,7 +149,7 @@ def incomplete(day: date, missing: list[str]) -> DataError:
     """The error for a day that cannot be ingested yet."""
     return DataError(
         f"{day} is not complete: {'; '.join(missing)}",
-        hint="the same command again once it is delivered, or another data.watermark: success=null, partitions=[], "
+        hint="run the same command once the day is delivered, or change data.watermark: success=null, partitions=[], "
         "min_partitions=null and min_rows=1 wait for nothing",
     )
 
@@ -205,7 +205,7 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
 
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
-    """The dataset that the one with ``key`` takes the place of: of the same day, from another delivery of its logs."""
+    """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
     if data.day is None:
         return None
     dataset = day_dataset(store, data.name, data.day)

@@ -1,4 +1,4 @@
-"""The folders of a day, such as its hours: which of those that ``data.watermark`` waits for are not there yet."""
+"""The folders of a day, such as its hours: which of those that ``data.watermark`` waits for are missing."""
 
 from __future__ import annotations
 

@@ -188,21 +188,14 @@ class Verdict:
         return {"against": self.against, "drift": features, "leaks": self.leaks, "warnings": self.warnings}
 
 
-@dataclass(frozen=True)
-class Before:
-    """What is compared with: dataset ``path`` and its ``distribution``, where it has one."""
-
-    path: str | None = None
-    distribution: dict[str, Any] | None = None
-
-
 def verdict(
-    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], before: Before
-) -> Verdict:
-    """Look at drift of the distribution ``now`` from the one before, and at leaks."""
-    judged = Verdict(against=before.path)
-    if before.distribution is not None:
-        judged.drift = drifts(before.distribution, now, fit)
+    spec: DataSpec, fit: Fit, alone: Alone, checks: ChecksConfig, now: dict[str, Any], against: str | None,
+    before: dict[str, Any] | None,
+) -> Verdict:  # fmt: skip
+    """Look at leaks, and at drift of the distribution ``now`` from the one ``before``, of the dataset ``against``."""
+    judged = Verdict(against=against)
+    if before is not None:
+        judged.drift = drifts(before, now, fit)
         held = beyond(judged.drift, checks.hold)
         judged.held += [drift.line() for drift in held]
         judged.warnings += [drift.line() for drift in beyond(judged.drift, checks.warn) if drift not in held]

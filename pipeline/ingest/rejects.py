@@ -1,4 +1,4 @@
-"""Rows that are no training rows: why each is rejected, and the quarantine that lists them."""
+"""Rows that cannot be trained on: why each is rejected, and the quarantine that lists them."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
         place = f" or {store.url}" if store is not None else ""
         raise UnreachableError(
             f"{path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
-            hint="the same command again once it does; nothing half-written was kept",
+            hint="run the same command once it answers; nothing half-written was kept",
         ) from error
 
 
@@ -162,7 +162,7 @@ def readable(label: str) -> Iterator[None]:
             f"{label} is not a readable Parquet file: {reason}", hint="data.format=csv, if it is text"
         ) from None
     except PermissionError:
-        raise DataError(f"{label} may not be read", hint="grant read permission on data.path") from None
+        raise DataError(f"no permission to read {label}", hint="grant read permission on data.path") from None
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise

@@ -208,8 +208,8 @@ def _check_names(spec: DataSpec) -> None:
             if feature.name in taken or set(feature.name) & set("/."):
                 safe = feature.name.replace("/", "_").replace(".", "_")
                 raise ConfigError(
-                    f"data.{group} has a feature called {feature.name!r}, a name the dataset needs for itself "
-                    "or that cannot name a file and a module ('/' and '.' are not allowed)",
+                    f"data.{group} has a feature called {feature.name!r}, which the dataset uses itself or "
+                    "which cannot name a file and a module ('/' and '.' are not allowed)",
                     hint=f"give it another name and keep its column: '+data.{group}.my_{safe}={{column: "
                     f"{feature.column}}}' in place of {feature.name!r}",
                 )

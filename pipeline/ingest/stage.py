@@ -26,12 +26,12 @@ from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.profiling import make_profile
-from pipeline.ingest.quality import LEAK_ROWS, Alone, Before, distribution, verdict
+from pipeline.ingest.quality import LEAK_ROWS, Alone, distribution, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
-from pipeline.ingest.state import carried_state, dataset_schema, fitted_state, write_state
+from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import RAW, UNSEEN, raw_column, unseen_column
 from pipeline.specs.id_mapping import FittingDay
@@ -90,13 +90,13 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, pr
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
-    """Raise DataError where the logs are others by now than those that the dataset's key was made of."""
+    """Raise DataError if the input logs changed after the dataset key was computed."""
     raw = draft.config.get("raw")
     if raw is None or raw == raw_fingerprint(data, draft.store):
         return
     raise DataError(
         f"the logs of {data.day or data.path} changed while they were read",
-        hint="the same command again once they are all delivered: data.watermark.success=_SUCCESS waits for that",
+        hint="run the same command once all of them are delivered; data.watermark.success=_SUCCESS waits for that",
     )
 
 
@@ -119,7 +119,7 @@ class _Run:
         self.writers = {
             split: stack.enter_context(PartWriter(draft, split, settings)) for split in ("train", "test", RAW, UNSEEN)
         }
-        self.state = self._carried(data.mapping_from) if data.mapping_from else None
+        self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
         self.total: Fit | None = None
         self.bytes = 0
@@ -132,7 +132,7 @@ class _Run:
             why = "was delivered again" if again else "is made with other settings"
             progress(f"{data.day} {why}: this dataset takes the place of {self.replaces.path}")
 
-    def _carried(self, path: str) -> State:
+    def _continued(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
         store = self.draft.store
         if store.find(path) is None:
@@ -141,7 +141,7 @@ class _Run:
                 f"data.mapping_from={path} is no dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
-        return carried_state(store, path, self.spec)
+        return continued_state(store, path, self.spec)
 
     def add(self, day: date | None) -> None:
         """Read the logs of ``day``, or all there are, fit on their train rows and write them."""
@@ -175,7 +175,7 @@ class _Run:
         return day in self.days[-split.test_days :]
 
     def _first_pass(self, engine: Engine, day: date | None, what: str) -> Fit:
-        """Count the logs of ``day``; twice, where only then it is known that the split has to go by place."""
+        """Count the logs of ``day``; a second time if they show that the split must go by place."""
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
         sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(self.progress, what)
         for counted in engine.count(sources, job):
@@ -207,7 +207,7 @@ class _Run:
                 return
 
     def _sources(self, day: date | None) -> list[Source]:
-        """Where the log's blocks come from, those of ``day`` where its files can be told; bytes on disk are counted."""
+        """The sources of the log's blocks, of ``day`` if it has files of its own; counts their bytes on disk."""
         data = self.data
         if data.format == "synthetic":
             require_columns(self.spec, [*synthetic.COLUMNS, DAY, TIME], "the synthetic log", header=False)
@@ -256,8 +256,8 @@ class _Run:
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
         quality = self._quality()
-        carried_on = bool(self.days) or data.mapping_from is not None
-        write_state(draft, self.spec, self.state, settings.compression, carried_on=carried_on)
+        continued = bool(self.days) or data.mapping_from is not None
+        write_state(draft, self.spec, self.state, settings.compression, continued=continued)
         kept = {day: joined([each for parts in came.values() for each in parts]) for day, came in self.late.items()}
         for day, frame in sorted(kept.items()):
             write_frame(draft, days.late_name(days.day_of(day)), frame, settings.compression)
@@ -287,7 +287,7 @@ class _Run:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
         assert self.total is not None
         now = distribution(self.spec, self.total)
-        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, self._before())
+        checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, *self._before())
         for line in checked.warnings:
             self.progress(f"warning: {line}")
         if checked.held:
@@ -300,18 +300,18 @@ class _Run:
         }  # fmt: skip
         return {"quarantine": quarantine, "checks": checked.to_json(), "distribution": now}
 
-    def _before(self) -> Before:
-        """What the rows are compared with: the dataset that is carried on, else that of the newest day before."""
+    def _before(self) -> tuple[str | None, dict[str, Any] | None]:
+        """Path and distribution of the dataset whose mappings continue, else of that of the newest day before."""
         data, store = self.data, self.draft.store
         dataset = store.find(data.mapping_from) if data.mapping_from else None
         if dataset is None and self.days:
             dataset = days.previous_dataset(store, data.name, self.days[0])
         if dataset is None or QUALITY not in dataset.files:
-            return Before()
-        return Before(dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"])
+            return None, None
+        return dataset.path, store.read_json(f"{dataset.path}/{QUALITY}")["distribution"]
 
     def _about_days(self, late: dict[str, int]) -> dict[str, Any]:
-        """What the summary says where ``data.day`` is set: rows of other days, rows freed, what is replaced."""
+        """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
         if not self.days or self.state is None:
             return {}
         freed = {name: fitted.freed.height for name, fitted in self.state.sparse.items() if fitted.freed is not None}
@@ -323,9 +323,9 @@ class _Run:
 
 
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
-    """What becomes of rows of other days: of files of one day as ``data.late`` says, else they are left out.
+    """The rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
 
-    ``named``: all days of the dataset. Of these, late rows come with the day that brings them, early ones with theirs.
+    ``named``: all days of the dataset. Late rows of these belong to the day that brings them, early rows to their own.
     """
     if day is None:
         return None

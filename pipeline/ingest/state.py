@@ -1,4 +1,4 @@
-"""The fitted state: what pass 1 says about the transforms of pass 2, how it is stored, and how it is carried on.
+"""The fitted state: what pass 1 says about the transforms of pass 2, how it is stored and continued.
 
 ``transforms.json``, ``vocab/*.parquet`` and ``candidates/*.parquet`` of a dataset hold all of it. A dataset made with
 ``data.mapping_from`` takes it over: mappings go on, dense transforms stay as they were fitted first.
@@ -30,9 +30,9 @@ _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "requir
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
 
 
-def fitted_state(spec: DataSpec, train: Partial, carried: State | None, day: FittingDay) -> State:
-    """The transforms that the ``train`` rows of ``day`` ask for, after ``carried`` ones."""
-    before = carried or State(dense={}, sparse={})
+def fitted_state(spec: DataSpec, train: Partial, before: State | None, day: FittingDay) -> State:
+    """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``."""
+    before = before or State(dense={}, sparse={})
     dense = {f.name: before.dense.get(f.name) or _fit_dense(f, train) for f in spec.dense}
     sparse = {f.name: f.mapping.fit(f, train.counts[f.name], before.sparse.get(f.name), day) for f in spec.sparse}
     return State(dense=dense, sparse=sparse)
@@ -124,16 +124,16 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *, carried_on: bool) -> None:
-    """Write what ``read_state`` reads; ``carried_on``: with what only the next day needs, candidates and freed rows."""
+def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
+    """Write what ``read_state`` reads; ``continued``: with what only the next day needs, candidates and freed rows."""
     draft.write_json(TRANSFORMS, transforms_json(spec, state))
     for f in spec.sparse:
-        for name, frame in f.mapping.files(f.name, state.sparse[f.name], carried_on=carried_on).items():
+        for name, frame in f.mapping.files(f.name, state.sparse[f.name], continued=continued).items():
             write_frame(draft, name, frame, compression)
 
 
-def carried_state(store: Store, path: str, spec: DataSpec) -> State:
-    """The state of the dataset at ``path``, to be carried on; ConfigError where ids would get other rows."""
+def continued_state(store: Store, path: str, spec: DataSpec) -> State:
+    """The state of the dataset at ``path``, to be continued; ConfigError if ids would get other rows."""
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")["sparse"]
     for f in spec.sparse:

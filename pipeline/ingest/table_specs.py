@@ -1,4 +1,4 @@
-"""``data.format=tables``: a dataset for planning alone, made from the tables' figures in the configuration.
+"""``data.format=tables``: a dataset for planning alone, made from the figures of tables in the configuration.
 
 It holds what the planner reads, ``schema.json`` and ``profile.json``, and no rows.
 """

@@ -10,6 +10,7 @@ import io
 import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -87,27 +88,28 @@ class VocabCounts(IdCounts):
         self.pieces, self.merged_rows = [], 0
         self._settled = _settled(self._disk, self.kept, wanted)
 
-    def _all(self) -> _Settled | None:
-        if self._disk is not None and self._settled is None:
+    def _all(self) -> _Settled:
+        if self._disk is None:
+            merged = self._merged()
+            return _Settled(merged, merged.height, int(merged["count"].sum()))
+        if self._settled is None:
             self.settle()
+        assert self._settled is not None
         return self._settled
 
     def table(self) -> pl.DataFrame:
         """Counts, one row per id, in no particular order: of all ids, or (many on disk) the ``kept`` most frequent."""
-        settled = self._all()
-        return self._merged() if settled is None else settled.table
+        return self._all().table
 
     @property
     def distinct(self) -> int:
         """Distinct ids, exactly."""
-        settled = self._all()
-        return self._merged().height if settled is None else settled.distinct
+        return self._all().distinct
 
     @property
     def total(self) -> int:
         """Lookups of all ids."""
-        settled = self._all()
-        return int(self._merged()["count"].sum()) if settled is None else settled.total
+        return self._all().total
 
     @property
     def kind(self) -> str:
@@ -115,7 +117,7 @@ class VocabCounts(IdCounts):
         return "ids"
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """See ``Counts``; of carried rows there may be no lookup."""
+        """See ``Counts``; a continued row may have no lookup."""
         known = np.zeros(fitted.rows - RESERVED_ROWS, np.int64)
         if fitted.lookup is not None:
             seen = self.table().join(fitted.lookup, on="hash", how="inner").select("row", "count")
@@ -140,11 +142,13 @@ def kept_ids(rows: int) -> int:
     return max(2 * rows, LEAST_KEPT)
 
 
+@dataclass(frozen=True)
 class _Settled:
-    """The sums over everything on disk, and the ids that are kept of it."""
+    """The sums over all that was counted, and a ``table`` of the ids that are told apart."""
 
-    def __init__(self, table: pl.DataFrame, distinct: int, total: int) -> None:
-        self.table, self.distinct, self.total = table, distinct, total
+    table: pl.DataFrame
+    distinct: int
+    total: int
 
 
 def _settled(disk: _Partitions, kept: int, wanted: pl.Series) -> _Settled:

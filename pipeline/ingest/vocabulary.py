@@ -1,4 +1,4 @@
-"""Ids that stay: the vocabulary of a feature, carried from day to day.
+"""Ids that stay: the vocabulary of a feature, continued from day to day.
 
 On the first build ids are ranked by falling count, later ones are appended in the same order. An id keeps its row until
 it was not seen for ``evict_after_days``, or until the table is full and an id without a row is looked up more: the row
@@ -48,7 +48,7 @@ def updated(
     """
     if mapping.rows > feature.rows:
         raise ConfigError(
-            f"data.sparse.{feature.name}.rows is {feature.rows:,}, but its carried mapping has {mapping.rows:,} rows",
+            f"data.sparse.{feature.name}.rows is {feature.rows:,}, but its mapping has {mapping.rows:,} rows already",
             hint=f"data.sparse.{feature.name}.rows={mapping.rows}, or data.mapping_from=null for a new mapping",
         )
     assert mapping.ids is not None and mapping.freed is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
@@ -17,16 +17,13 @@ def _pairs(pairs: Mapping[str, str]) -> str:
     return "\n".join(f"{name.ljust(width)}  {value}" for name, value in pairs.items())
 
 
-def _rests(record: ListedCheckpoint) -> str:
-    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in record.rests) or units.ABSENT
-
-
-def _parents(record: ListedCheckpoint) -> str:
-    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in record.parents) or units.ABSENT
+def _steps(names: Sequence[str]) -> str:
+    """The steps of checkpoints with these names."""
+    return ", ".join(name.removeprefix("step-").lstrip("0") or "0" for name in names) or units.ABSENT
 
 
 def _type(record: ListedCheckpoint | ShownCheckpoint) -> str:
-    """The type as people say it; manifests call a delta a difference."""
+    """The type in the glossary's words; manifests call a delta a difference."""
     return "delta" if record.type == "difference" else record.type
 
 
@@ -36,9 +33,9 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
         return "no checkpoints"
     rows = [
         [
-            f"{r.run}/{r.name}", units.count(r.step), _type(r), _parents(r), "+".join(r.codings),
+            f"{r.run}/{r.name}", units.count(r.step), _type(r), _steps(r.parents), "+".join(r.codings),
             units.count(r.rows), units.size(r.bytes), units.percent(r.share),
-            units.duration(r.age_seconds), _rests(r),
+            units.duration(r.age_seconds), _steps(r.rests),
         ]
         for r in records
     ]  # fmt: skip
@@ -77,14 +74,12 @@ def details(record: ShownCheckpoint) -> str:
     return f"{_pairs(facts)}\n\n{text_table(head, rows)}\n\nsettings (all: --json)\n{settings}"
 
 
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
-            found += _leaves(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            found.append((f"{prefix}{name}", value))
-    return found
+            yield f"{prefix}{name}", value
 
 
 def verified(result: Verified) -> str:
@@ -128,16 +123,16 @@ def difference(result: CheckpointDiff) -> str:
 
 
 def _size(size: TableSize | None) -> str:
-    return f"{size.rows:,} x {size.dim}" if size else "not there"
+    return f"{size.rows:,} x {size.dim}" if size else "absent"
 
 
 def compacted(result: Compacted) -> str:
     """``nightjar ckpt compact``."""
     if not result.compacted:
-        return f"{result.checkpoint} is a baseline already: nothing to do"
+        return f"{result.checkpoint} is already a baseline: nothing to do"
     return (
         f"{result.checkpoint} is a baseline now, {units.size(result.bytes)} "
-        f"({units.size(result.bytes_before)} before); it rested on {', '.join(result.compacted)}"
+        f"({units.size(result.bytes_before)} before); it was a delta on {', '.join(result.compacted)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What came in: rows, quarantine by reason, every feature and how far it moved from the day before."""
+"""The data of a run: rows, quarantine by reason, and how far each feature moved since the previous day."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FULL_METER = 0.5  # PSI at which the meter is full; above 0.25 much has moved
 
 
 def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
-    """What the page says of ``dataset``: its quality and profile, empty where it has none, and its size in bytes."""
+    """Quality, profile and size in bytes of ``dataset``; empty for one without ``quality.json``."""
     if dataset is None or QUALITY not in dataset.files:
         return {}
-    found = {name: store.read_json(f"{dataset.path}/{name}") for name in (QUALITY, PROFILE) if name in dataset.files}
-    return {**found, "bytes": sum(entry.bytes for entry in dataset.files.values())}
+    files = {name: store.read_json(f"{dataset.path}/{name}") for name in (QUALITY, PROFILE) if name in dataset.files}
+    return {**files, "bytes": sum(entry.bytes for entry in dataset.files.values())}
 
 
 def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
@@ -30,12 +30,12 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
         f"{units.count(part.rows_train)} train and {units.count(part.rows_test)} test rows, "
         f"{units.size(data['bytes'])} written",
         f"day {part.day}" if part.day else "",
-        f"in the place of {part.replaces}" if part.replaces else "",
+        f"replaces {part.replaces}" if part.replaces else "",
         *(f"{units.count(rows)} rows kept for {day}" for day, rows in (part.rows_late or {}).items()),
         *(f"{units.count(rows)} rows of {name} freed" for name, rows in (part.rows_freed or {}).items()),
         *(f"{units.count(rows)} of them replaced in {name}" for name, rows in (part.rows_replaced or {}).items()),
         "split by file and row number" if part.split_by_place else "",
-        f"compared with {against}" if against else "no day before to compare with",
+        f"compared with {against}" if against else "no previous day to compare with",
     ]
     return "; ".join(text for text in parts if text) + "."
 
@@ -48,7 +48,7 @@ def quarantine_table(quarantine: Mapping[str, Any]) -> Table:
 
 
 def features_table(data: Mapping[str, Any]) -> Table:
-    """A row a feature, the one that moved furthest first."""
+    """One row per feature, the largest change first."""
     profile, drift = data.get(PROFILE, {}), data[QUALITY]["checks"]["drift"]
     kinds = {name: kind for kind in ("dense", "sparse") for name in profile.get(kind, {})}
     order = sorted(kinds, key=lambda name: -drift.get(name, {}).get("psi", 0.0))[:MOST_FEATURES]

@@ -13,7 +13,7 @@ from pipeline.records import ShownVersion
 def listing(models: Sequence[Mapping[str, Any]]) -> str:
     """Every model's versions, oldest first; ``>`` marks the one that serves, ``<`` what a rollback restores."""
     if not models:
-        return "there are no models in this store"
+        return "no models in this store"
     lines = []
     for model in models:
         lines += [f"{model['model']}: {model['serving'] or 'nothing'} serves"]
@@ -80,7 +80,7 @@ def predicted(done: Mapping[str, Any]) -> str:
         f"{units.duration(done['seconds'])}, {units.count(done['rows_per_s'])} rows/s"
     ]
     if done["rows_rejected"]:
-        lines.append(f"{units.plural(done['rows_rejected'], 'row')} left out, the first: {done['rejected'][0]}")
+        lines.append(f"{units.plural(done['rows_rejected'], 'row')} left out; the first: {done['rejected'][0]}")
     if cache["tables_on_disk"]:
         asked = cache["hits"] + cache["misses"]
         share = units.percent(cache["hits"] / asked if asked else 0.0)

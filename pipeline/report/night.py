@@ -1,4 +1,4 @@
-"""A night on one page, for people: HTML and Markdown, both from its record ``nightly.json``."""
+"""The page of a night as HTML and Markdown, both from its record ``nightly.json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.report.page import from_template, pill
 from pipeline.report.tables import stages_bar, stages_table
 
 NIGHT_PAGE, NIGHT_TEXT = "nightly.html", "nightly.md"
-SKIPPED = "Missed days that were skipped: this night learns nothing from them"
+SKIPPED = "Skipped days: this night does not learn from them"
 _PILL = {"published": "PASS", "held": "HOLD"}
 
 
@@ -34,9 +34,8 @@ def night_markdown(record: NightRecord) -> str:
     lines += [*(f"- {reason}" for reason in _why(record)), ""] if _why(record) else []
     lines += [f"What to do: {record.hint}", ""] if record.hint else []
     lines += [*(f"- warning: {words}" for words in record.warnings), ""] if record.warnings else []
-    found = _cards(record)
-    if found:
-        lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in found), ""]
+    if cards := _cards(record):
+        lines += ["| figure | value | |", "|---|---|---|", *(f"| {' | '.join(cells)} |" for cells in cards), ""]
     if record.skipped:
         lines += [f"## {SKIPPED}", "", *(f"- {line}" for line in record.skipped), ""]
     if record.changed:
@@ -55,34 +54,34 @@ def _sentence(record: NightRecord) -> str:
     when = time.strftime("%Y-%m-%d %H:%M", time.gmtime(record.finished))
     serving = {
         "published": f"{record.version} serves",
-        "held": f"{record.incumbent} goes on serving" if record.incumbent else "nothing serves yet",
-    }.get(record.outcome, "what served goes on serving")
+        "held": f"{record.incumbent} keeps serving" if record.incumbent else "no version serves yet",
+    }.get(record.outcome, "the serving version is unchanged")
     return f"{serving} · exit code {record.exit_code} · finished {when} UTC"
 
 
 def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
     """Name, value, a few words."""
-    found = []
+    cards = []
     if record.ne is not None:
         under = f"on {units.count(record.rows_scored)} held-out rows"
-        found.append(("NE of the candidate", units.decimal(record.ne), under))
+        cards.append(("NE of the candidate", units.decimal(record.ne), under))
     if record.ne_change is not None:
         change, low, high = record.ne_change
         under = f"the candidate's is {change:+.2%} [{low:+.2%}, {high:+.2%}]"
-        found.append(("NE of the incumbent", units.decimal(record.incumbent_ne), under))
+        cards.append(("NE of the incumbent", units.decimal(record.incumbent_ne), under))
     if record.rows is not None:
         quarantined = f"{units.count(record.rows_quarantined)} in quarantine"
-        found.append(("Rows", units.count(record.rows), quarantined))
+        cards.append(("Rows", units.count(record.rows), quarantined))
     if seconds := record.seconds:
         longest = max(seconds, key=lambda name: seconds[name])
-        found.append(("Stages took", units.duration(sum(seconds.values())), f"most of it {longest}"))
+        cards.append(("Stages took", units.duration(sum(seconds.values())), f"mostly {longest}"))
     if record.seconds_waited:
-        found.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
-    return found
+        cards.append(("Waited", units.duration(record.seconds_waited), "for the day's logs"))
+    return cards
 
 
 def _links(record: NightRecord) -> list[tuple[str, str]]:
-    found = [("Verdict", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
+    links = [("Verdict", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
     if base := record.base:
-        found += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
-    return [(name, path) for name, path in found if path]
+        links += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
+    return [(name, path) for name, path in links if path]

@@ -18,7 +18,7 @@ NO_CAUSE = "other tables changed, and this one made room or took it"
 
 
 def comparison(records: Sequence[Mapping[str, Any]]) -> str:
-    """``nightjar what-if``: one line a combination, the quickest marked ``*``; below, what does not fit and why."""
+    """``nightjar what-if``: one line a combination, the fastest marked ``*``; below, what does not fit and why."""
     keys = list(dict.fromkeys(key for record in records for key in record["settings"]))
     tiers = [tier for tier in TIERS if any(_tier(record, tier) for record in records)]
     best = min((record["step_ms"] for record in records if record["fits"]), default=None)
@@ -43,11 +43,11 @@ def comparison(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _problems(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     """(numbers of the combinations, what is wrong with them, the first remedy), once for equal ones."""
-    found: dict[tuple[str, str], list[int]] = {}
+    numbers_by_problem: dict[tuple[str, str], list[int]] = {}
     for number, record in enumerate(records, 1):
         if not record["fits"]:
-            found.setdefault((record["short"], record["way_out"]), []).append(number)
-    return [(_joined([*map(str, numbers)]), *said) for said, numbers in found.items()]
+            numbers_by_problem.setdefault((record["short"], record["way_out"]), []).append(number)
+    return [(_joined([*map(str, numbers)]), *problem) for problem, numbers in numbers_by_problem.items()]
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -70,8 +70,8 @@ def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
     said = f"{fits} of {len(records)} fit"
     if best is not None and len(records) > 1:
         winner, *equal = [record for record in records if record["fits"] and record["step_ms"] == best]
-        said += f"; * quickest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
-        said += f" and {len(equal)} as quick" if equal else ""
+        said += f"; * fastest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
+        said += f" and {len(equal)} as fast" if equal else ""
     said += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
     return _wrapped(said)
 

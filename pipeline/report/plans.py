@@ -41,25 +41,25 @@ def plan_page(plan: Plan) -> str:
 def _figures(plan: Plan) -> list[tuple[str, str, str]]:
     """The cards: step, bottleneck, fullest memory, tables, quality of the tier assignment."""
     stored = sum(table.bytes for table in plan.tables.values())
-    found = []
+    cards = []
     if plan.phases:
         slowest = plan.slowest_rank
         spent = plan.phases[slowest]
         phase = max(spent, key=lambda name: spent[name])
         share = spent[phase] / max(sum(spent.values()), 1e-12)
-        found.append(("Predicted step", milliseconds(plan.predicted_step_ms), f"of the slowest, rank {slowest}"))
-        found.append(
+        cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), f"of the slowest, rank {slowest}"))
+        cards.append(
             ("Bottleneck", words(phase), f"{milliseconds(spent[phase])}, {units.percent(share, 0)} of its work")
         )
     else:
-        found.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
-    found += _fullest(plan)
-    found.append(("Tables", units.count(len(plan.tables)), f"{units.size(stored)} with optimizer state"))
+        cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
+    cards += _fullest(plan)
+    cards.append(("Tables", units.count(len(plan.tables)), f"{units.size(stored)} with optimizer state"))
     if plan.phases:
         best = plan.gap <= 5e-5
-        under = "no better tiers, by the cost model" if best else "above the best tiers there are"
-        found.append(("Tier assignment", "optimal" if best else f"≤ {units.percent(plan.gap, 2)}", under))
-    return found
+        under = "no better tiers in the cost model" if best else "above the best possible tiers"
+        cards.append(("Tier assignment", "optimal" if best else f"≤ {units.percent(plan.gap, 2)}", under))
+    return cards
 
 
 def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
@@ -72,19 +72,20 @@ def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
     ]
     if not shares:
         return []
-    share, tier, rank = max(shares, key=lambda found: (found[0], -found[2]))
+    share, tier, rank = max(shares, key=lambda each: (each[0], -each[2]))
     return [("Fullest memory", units.percent(share, 0), f"{tier.upper()} of rank {rank}, reservations included")]
 
 
 def _series(plan: Plan, tier: str) -> list[Series]:
     """Bytes of ``tier`` by rank: its tables, then what is reserved by purpose."""
-    found = [Series(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
+    series = [Series(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
         for index, name in enumerate(purposes):
             values = [rank.get(name, 0) for rank in plan.reserved]
-            found.append(Series(name=words(name), values=values, colour=COLOUR_OF.get(name, 1 + index % (COLOURS - 1))))
-    return found
+            colour = COLOUR_OF.get(name, 1 + index % (COLOURS - 1))
+            series.append(Series(name=words(name), values=values, colour=colour))
+    return series
 
 
 def _memory(plan: Plan) -> dict[str, Any] | None:
@@ -95,19 +96,19 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
         series, room = _series(plan, tier), plan.capacity_bytes(tier)
         if any(any(one.values) for one in series):
             limit: dict[str, Any] = {"limit": room, "limit_name": "capacity", "scale": units.GIB}
-            bars = StackedBars(title=tier.upper(), unit="GiB a rank", series=series, show=units.size, **limit)
+            bars = StackedBars(title=tier.upper(), unit="GiB per rank", series=series, show=units.size, **limit)
             drawn.append(bars)
         elif room and (tier != "hbm" or plan.device == "cuda"):
             unused.append(f"{tier.upper()} ({units.size(room)})")
     kept = max((bars.series for bars in drawn), key=len, default=[])
-    empty = f"Nothing lies in {', '.join(unused)} of a rank. " if unused else ""
+    empty = f"Unused on every rank: {', '.join(unused)}. " if unused else ""
     return {"legend": kept, "figures": [bars.figure() for bars in drawn], "text": empty + _reserved_text(kept)}
 
 
 def _reserved_text(series: Sequence[Series]) -> str:
-    """What is kept free of tables, by purpose; the most of any rank."""
+    """Memory reserved by purpose; the most of any rank."""
     kept = [f"{one.name} {units.size(max(one.values))}" for one in series if one.colour != TABLE_COLOUR]
-    return f"Kept free of tables a rank: {', '.join(kept)}." if kept else ""
+    return f"Reserved per rank: {', '.join(kept)}." if kept else ""
 
 
 def _cost(plan: Plan) -> dict[str, Any] | None:
@@ -123,9 +124,9 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
     text = f"The phases of the slowest rank add up to {milliseconds(total)}"
     return {
         "legend": [one for one in series if any(one.values)],
-        "figure": StackedBars(title="Step", unit="ms a rank", series=series, show=milliseconds).figure(),
+        "figure": StackedBars(title="Step", unit="ms per rank", series=series, show=milliseconds).figure(),
         "table": _phase_table(plan, names),
-        "text": text + (f", {milliseconds(overlap)} of which overlap." if overlap > 5e-4 else "."),
+        "text": text + (f", of which {milliseconds(overlap)} overlap." if overlap > 5e-4 else "."),
     }
 
 
@@ -155,7 +156,7 @@ def _by_tier(plan: Plan) -> Table:
         share = units.percent(sum(table.pooling for table in tables) / lookups)
         kind = (SHOWN_TIER.get(tier, tier), tag("code", kernel), words(sharding))
         rows.append((*kind, units.count(len(tables)), units.size(_bytes(tables)), share))
-    return Table(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Of the lookups*"), rows)
+    return Table(("Tier", "Kernel", "Sharding", "Tables*", "Size*", "Share of lookups*"), rows)
 
 
 def _bytes(tables: Sequence[TablePlan]) -> int:

@@ -17,7 +17,7 @@ SMALLEST_BAR, LARGEST_BAR = 6, 28
 
 
 class Reporter:
-    """Tells people and ``metrics.jsonl`` how a run goes. Use one on rank 0 only.
+    """Shows the progress of a run and records it in ``metrics.jsonl``. Use one, on rank 0 only.
 
     ``write`` takes text for standard output, line breaks included. ``columns``: width of the terminal that
     text goes to; 0: it is none (a file, a pipe, a pod's log), so every record becomes a line of its own.

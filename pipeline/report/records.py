@@ -30,8 +30,8 @@ def read_records(store: Store, run: str) -> list[dict[str, Any]]:
         return []
     with store.open(path) as source:
         lines = source.read().decode("utf-8", errors="replace").splitlines()
-    found = {record["step"]: record for line in lines if (record := _parse(line)) is not None}
-    return [found[step] for step in sorted(found)]
+    by_step = {record["step"]: record for line in lines if (record := _parse(line)) is not None}
+    return [by_step[step] for step in sorted(by_step)]
 
 
 def _parse(line: str) -> dict[str, Any] | None:

@@ -82,7 +82,7 @@ def plan_words(part: PlanPart, plan: Plan | None) -> str:
         parts.append(f"predicted step {units.decimal(part.predicted_step_ms, 3)} ms on the slowest rank")
     if tables > MOST_TABLES:
         parts.append(f"the {MOST_TABLES} largest are shown")
-    return ", ".join(parts) + "; a table's size counts its optimizer state."
+    return ", ".join(parts) + "; sizes include the optimizer state."
 
 
 def _plan_row(

@@ -22,7 +22,7 @@ WIDTH = 100
 STRATEGIES = {
     "coherent": "features that interact share a tower",
     "diverse": "features that interact are in different towers",
-    "strided": "features are dealt out in turn",
+    "strided": "features are assigned in turn",
 }
 
 
@@ -72,18 +72,18 @@ def _figures(towers: Towers, evidence: TowerEvidence) -> list[tuple[str, str, st
     sizes = [len(tower.features) for tower in towers.towers]
     span = units.count(sizes[0]) if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
     hosts = len({host for tower in towers.towers for host in tower.hosts})
-    found = [
+    cards = [
         ("Features", units.count(sum(sizes)), f"{span} in a tower"),
-        ("Hosts", units.count(hosts), "a tower's tables stay on its own"),
+        ("Hosts", units.count(hosts), "a tower's tables stay on its hosts"),
     ]
     if (means := similarities(towers)) is not None:
         within, across = means
-        found.append(("Similarity within towers", units.decimal(within, 2), f"{units.decimal(across, 2)} across them"))
+        cards.append(("Similarity within towers", units.decimal(within, 2), f"{units.decimal(across, 2)} across them"))
     for name, shown in (("ms", "Predicted cost"), ("bytes", "Memory")):
         if shares := load_shares(towers, name):
             most = max(shares) * len(shares)
-            found.append((f"{shown}, fullest", f"{most:.2f} ×", "an even share"))
-    return found
+            cards.append((f"{shown}, fullest", f"{most:.2f} ×", "an even share"))
+    return cards
 
 
 def _pictures(towers: Towers, evidence: TowerEvidence) -> list[Figure]:
@@ -91,11 +91,15 @@ def _pictures(towers: Towers, evidence: TowerEvidence) -> list[Figure]:
         return []
     home = _homes(towers)
     places = [home[name] for name in evidence.features]
-    near = "alike" if evidence.strategy == "coherent" else "unlike"
+    near = f"{'similar' if evidence.strategy == 'coherent' else 'dissimilar'} features are near each other"
     heat = heat_map(evidence.features, places, evidence.similarity)
     return [
         Figure("Similarity", "mean |cosine| of centred embeddings", heat),
-        Figure("Tower map", f"near is {near}", tower_map(evidence.features, places, evidence.placement)),
+        Figure(
+            "Tower map",
+            f"{near} features are near each other",
+            tower_map(evidence.features, places, evidence.placement),
+        ),
     ]
 
 
@@ -147,7 +151,7 @@ def towers_text(towers: Towers) -> str:
         text = f"tower {index} on {where}: {len(tower.features)} features: {_names(tower.features)}"
         text += f" ({shares})" if shares else ""
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    return "\n".join([*lines, *_wishes(evidence)])
+    return "\n".join([*lines, *_pinned(evidence)])
 
 
 def towers_summary(towers: Towers) -> dict[str, Any]:
@@ -169,10 +173,10 @@ def refined_text(plan: Plan, flat: Plan) -> str:
     return f"  the plan on their hosts: {shown}; {steps}"
 
 
-def _wishes(evidence: TowerEvidence, most: int = 8) -> list[str]:
+def _pinned(evidence: TowerEvidence, most: int = 8) -> list[str]:
     """A line for each feature that is where it is because of a pin or a group."""
-    found = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
-    return [*found[:most], f"  and {len(found) - most} more by wish"] if len(found) > most else found
+    lines = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
+    return [*lines[:most], f"  and {len(lines) - most} more pinned or grouped"] if len(lines) > most else lines
 
 
 def _names(features: Sequence[str], most: int = 12) -> str:

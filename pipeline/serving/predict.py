@@ -1,4 +1,4 @@
-"""Raw rows scored by a published version: parsed and transformed as ingestion did it, then looked up and ranked.
+"""Scores raw rows with a published version: parses and transforms them as ingestion does, then runs the model.
 
 Everything that decides how a row is read comes from the version itself, not from today's configuration.
 """
@@ -103,7 +103,7 @@ def score_file(
 
 
 class Rejected:
-    """Counts the rows that do not parse and passes them on, block by block: however many, only ``first`` are kept."""
+    """Counts the rows that do not parse and passes them on, block by block; keeps only the ``first`` few."""
 
     def __init__(self, write: Callable[[str, list[Reject]], None]) -> None:
         self.write = write
@@ -165,7 +165,7 @@ def _without_label(data: DataConfig) -> list[str]:
 
 
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
-    """What a row must have: the features, the label where there is one; days and splits are training's business."""
+    """What a row must have: the features, and the label if there is one. Days and splits matter to training only."""
     spec = data_spec(data)
     unused = ("data.day_column", "data.timestamp", *(() if labelled else ("data.label.column",)))
     columns = {name: option for name, option in spec.columns.items() if option not in unused}
@@ -221,7 +221,7 @@ def _figures(kept: list[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
 
 @contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Complaints about the rows name the command's argument and flags, not the settings of an ingestion."""
+    """Errors about the rows name the command's argument and flags, not the settings of an ingestion."""
     try:
         yield
     except DataError as error:
@@ -232,8 +232,8 @@ def _named(path: str) -> Iterator[None]:
             ) from None
         raise DataError(
             error.message.replace(f"data.path={path}", path),
-            hint="rows as the version's config.yaml says under data: its format, header and columns; Parquet by its "
-            "name (*.parquet); --no-label where rows have no label column",
+            hint="rows in the format, with the header and columns, of data in the version's config.yaml; Parquet files "
+            "named *.parquet; --no-label if rows have no label column",
         ) from None
 
 

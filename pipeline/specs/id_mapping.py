@@ -259,11 +259,11 @@ class IdMapping(ABC):
             "vocab": None if fitted.ids is None else f"vocab/{feature}.parquet",
         }
 
-    def files(self, feature: str, fitted: FittedMapping, *, carried_on: bool) -> dict[str, pl.DataFrame]:
-        """The files of a dataset that ``read`` needs; ``carried_on``: with what only the next day's fit reads."""
+    def files(self, feature: str, fitted: FittedMapping, *, continued: bool) -> dict[str, pl.DataFrame]:
+        """The files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
         if fitted.ids is None or fitted.freed is None:
             return {}
-        if not carried_on:
+        if not continued:
             return {f"vocab/{feature}.parquet": fitted.known.drop("last_day", "heat")}
         return {
             f"vocab/{feature}.parquet": fitted.known,
@@ -291,7 +291,7 @@ class IdMapping(ABC):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        """ConfigError where carrying on the dataset at ``path`` would give ids of ``feature`` other rows.
+        """ConfigError if continuing the dataset at ``path`` would give ids of ``feature`` other rows.
 
         ``then``: the feature's entry of that dataset's ``transforms.json``; ``config``: the dataset's configuration.
         """
@@ -301,7 +301,7 @@ class IdMapping(ABC):
         for name, value in now.items():
             if then[name] != value:
                 raise ConfigError(
-                    f"data.sparse.{feature.name}.{name} is {value!r}, but {path}, whose mapping is to be carried "
-                    f"on, has {then[name]!r}: every id would get another row",
+                    f"data.sparse.{feature.name}.{name} is {value!r}, but {path}, whose mapping continues, has "
+                    f"{then[name]!r}: every id would get another row",
                     hint=f"data.sparse.{feature.name}.{name}={then[name]}, or data.mapping_from=null for new mappings",
                 )

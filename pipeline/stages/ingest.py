@@ -108,7 +108,7 @@ class Ingest(Stage):
             f"{units.count(part.rows)} rows, {units.count(part.rows_quarantined)} of them in quarantine",
             f"{units.size(part.bytes_in)} read, {units.count(part.rows_per_s)} rows/s",
             f"quarantined: {reasons}" if reasons else "",
-            f"in the place of {short_path(part.replaces, 16)}" if part.replaces else "",
+            f"replaces {short_path(part.replaces, 16)}" if part.replaces else "",
             *(f"warning: {line}" for line in warnings[:MOST_WARNINGS]),
             f"and {len(warnings) - MOST_WARNINGS} more warnings" if len(warnings) > MOST_WARNINGS else "",
         ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import GateHeldError
-from pipeline.records import HOLD, GatePart, ModelPart, Result
+from pipeline.records import HOLD, GatePart, ModelPart, Record, Result
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
@@ -57,17 +56,15 @@ class Publish(Stage):
         model = artifact.config.get("model")
         raise GateHeldError(
             f"the gate held {gate.version} of model {model}: {reasons[0]}{more}; "
-            + (f"{incumbent} goes on serving" if incumbent else "nothing is published"),
+            + (f"{incumbent} keeps serving" if incumbent else "nothing is published"),
             hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
             "--reason '...' publishes it all the same",
         )
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict, and the version where one is published."""
-        parts: dict[str, Any] = {}
-        if summary.get("gate"):  # warnings are in gate.json alone
-            parts["gate"] = replace(GatePart.from_json(summary["gate"]), warnings=None)
-        return {**parts, "model": ModelPart.from_json(summary["model"])} if summary.get("model") else parts
+        kinds: dict[str, type[Record]] = {"gate": GatePart, "model": ModelPart}
+        return {name: kind.from_json(summary[name]) for name, kind in kinds.items() if summary.get(name)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
         """The verdict with its reasons, and the version."""

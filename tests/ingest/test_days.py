@@ -271,7 +271,7 @@ def test_a_success_file_that_comes_later_makes_no_new_delivery(tmp_path):
     ("changes", "message", "hint"),
     [
         ({"day": "yesterday"}, "data.day is 'yesterday', expected YYYY-MM-DD", "data.day=2026-01-31"),
-        ({"day": "2026-01-05..2026-01-01"}, "expected YYYY-MM-DD or a range", "data.day=2026-01-01..2026-01-31"),
+        ({"day": "2026-01-05..2026-01-01"}, "expected YYYY-MM-DD, or FIRST..LAST", "data.day=2026-01-01..2026-01-31"),
         ({"day": "2026-02-30"}, "data.day is '2026-02-30'", "data.day=2026-01-31"),
         ({"day": None}, "has a file for each day, but data.day names none", "data.day=2026-01-31"),
         ({"path": "logs.csv", "timestamp": None}, "data.path has no {day}", "data.day_column=<column>"),

@@ -152,7 +152,7 @@ def test_settings_that_cannot_be(nights, tmp_path, changes, message, hint):
     ("hours", "message", "hint"),
     [
         (range(21), "none of the 42 rows of 2026-01-01 falls into the test split, which is the last 2 hours of the "
-         "day, from 22:00 as data.timestamp tells", "data.split.test_hours=<more>"),
+         "day, from 22:00 by data.timestamp", "data.split.test_hours=<more>"),
         (range(22, 24), "all 4 rows fall into the test split, expected some train rows (the last 2 hours of the day",
          "data.split.test_hours=<fewer>"),
     ],

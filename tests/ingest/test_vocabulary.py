@@ -192,7 +192,7 @@ def test_what_cannot_be_carried_on(nights, tmp_path):
     with pytest.raises(ArtifactError, match="data.mapping_from=datasets.d.nowhere is no dataset"):
         nights.ingest(config_of(tmp_path, "2026-01-02", mapping_from="datasets/d/nowhere"))
     second = nights.ingest(config_of(tmp_path, "2026-01-01")).artifact.path
-    with pytest.raises(ConfigError, match=r"data.sparse.c.rows is 3, but its carried mapping has \d+ rows"):
+    with pytest.raises(ConfigError, match=r"data.sparse.c.rows is 3, but its mapping has \d+ rows already"):
         few = {"c": SparseFeature(rows=3)}
         nights.ingest(config_of(tmp_path, "2026-01-02", sparse=few, mapping_from=second))
 

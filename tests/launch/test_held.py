@@ -27,7 +27,7 @@ def test_a_hold_says_what_who_goes_on_serving_and_what_to_do() -> None:
     error = caught.value
     assert error.exit_code == 6
     assert error.message == (
-        "the gate held v00002-bbbbbbbb of model clicks: NE is 1.2 (and 1 more); v00001-aaaaaaaa goes on serving"
+        "the gate held v00002-bbbbbbbb of model clicks: NE is 1.2 (and 1 more); v00001-aaaaaaaa keeps serving"
     )
     assert "runs/r/publish/k/gate.html" in error.hint and "nightjar models promote clicks v00002" in error.hint
     with pytest.raises(GateHeldError, match="NE is 1.2; nothing is published\n"):

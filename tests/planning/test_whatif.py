@@ -59,7 +59,7 @@ def test_what_does_not_fit_is_a_row_with_the_shortfall_and_the_first_way_out():
     assert (records[0]["problem"], records[2]["problem"]) == ("infeasible", "refused")
     text = comparison(records)
     assert "1: DDR is short by 3.00 GiB\n   first remedy: hardware.hosts=2\n" in text
-    assert "3: a pin cannot run" in text and "1 of 3 fit" in text and "* quickest: hosts=2" in text
+    assert "3: a pin cannot run" in text and "1 of 3 fit" in text and "* fastest: hosts=2" in text
     assert text.splitlines()[0].split() == ["hosts", "fits", "step", "ms", "bottleneck", "HBM", "DDR", "SSD"]
 
 
@@ -80,7 +80,7 @@ def test_combinations_that_are_no_configuration_are_rows_and_the_others_are_plan
     )
     json.dumps(records)
     alike = comparison(what_if([case(hosts="1"), case(hosts="2")], planner([cluster(), cluster()])))
-    assert "* quickest: hosts=1 and 1 as quick" in alike
+    assert "* fastest: hosts=1 and 1 as fast" in alike
 
 
 def test_other_faults_are_not_swallowed():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.config.renamed import RENAMED
+
 ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")
 # What a library calls, by names that it gives.
@@ -110,3 +112,8 @@ def test_every_make_target_that_is_advised_exists() -> None:
     }
     assert len(advised) > 10
     assert {each for each in advised if each[1] not in targets} == set()
+
+
+def test_the_changelog_names_every_renamed_setting() -> None:
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert [first for first, now in RENAMED.items() if f"| `{first}` | `{now}` |" not in changes] == []

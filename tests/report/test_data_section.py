@@ -32,7 +32,7 @@ def test_the_section_tells_rows_reasons_and_what_moved_most_first():
     page = render(ReportData(result=result_of({"ingest": PART}), data=DATA))
     text = " ".join(checked(page).text)
     for expected in (
-        "760 train and 200 test rows, 2.0 KiB written; day 2026-01-02; in the place of datasets/d/2026-01-02/000",
+        "760 train and 200 test rows, 2.0 KiB written; day 2026-01-02; replaces datasets/d/2026-01-02/000",
         "3 rows kept for 2026-01-01; 2 rows of user freed; compared with datasets/d/2026-01-01/k.",
         "x is not a finite number 30 75.0%", "the <label> is missing 10 25.0%", "'f0': its values moved",
         "user sparse 0.0% - 1,234 5,000 0.400", "price dense 25.0% 7.5 99 - 0.010",
@@ -48,7 +48,7 @@ def test_the_table_tells_reasons_what_is_replaced_and_the_first_warnings():
     for expected in (
         "1,000 rows, 40 of them in quarantine",
         "quarantined: x is not a finite number (30), the <label> is missing",
-        "in the place of datasets/d/2026-01-02/0000",
+        "replaces datasets/d/2026-01-02/0000",
         "warning: feature 'f4': its values moved, PSI 4",
         "and 2 more warnings",
     ):

@@ -30,7 +30,7 @@ def test_a_laptops_plan_shows_bars_as_rows():
     page = plan_page(laptop())
     text = " ".join(checked(page).text)
     for expected in ("Plan for laptop", "154 MiB of 8.0 GiB", "20.50 ms", "optimal", "1,000,000 × 16", "rank 0",
-                     "Kept free of tables a rank: dense 3.0 MiB, activations 20.0 MiB, inputs 1.0 MiB",
+                     "Reserved per rank: dense 3.0 MiB, activations 20.0 MiB, inputs 1.0 MiB",
                      "1,000,000 rows are cheapest table_wise"):  # fmt: skip
         assert expected in text
     assert "hits" not in text and "Mean, ms" not in text and "HBM" not in text
@@ -41,7 +41,7 @@ def test_a_clusters_plan_shows_every_rank_tiers_caches_and_capacity():
     page = plan_page(cluster())
     text = " ".join(checked(page).text)
     for expected in ("capacity 79.0 GiB", "16 × 8 cuda ranks", "≤ 0.42%", "4,000,000", "97.1% hits", "hbm cached ddr",
-                     "key_value", "128 shards, all 128 ranks", "1.58 ms of which overlap",
+                     "key_value", "128 shards, all 128 ranks", "of which 1.58 ms overlap",
                      "the coldest of all"):  # fmt: skip
         assert expected in text
     assert checked(page).tags.count("figure") == 4
@@ -60,7 +60,7 @@ def test_bars_stack_up_to_their_sum_and_end_under_the_limit():
     steps = re.findall(r'<svg class="stacked-bar".*?</svg>', page)[-1]
     widths = [float(width) for width in re.findall(r'width="([\d.]+)" height="16"', steps)]
     assert sum(widths) == pytest.approx(1000, abs=0.1)
-    assert "Nothing lies in HBM (79.0 GiB), SSD (2.9 TiB) of a rank." in page
+    assert "Unused on every rank: HBM (79.0 GiB), SSD (2.9 TiB)." in page
 
 
 def test_a_plan_without_phases_figures_and_memory_still_has_a_page():

@@ -165,7 +165,7 @@ def test_the_summary_says_it_on_one_page(nights: Nights) -> None:
     held = (folder / "clicks-2026-01-03" / "nightly.html").read_text()
     assert "Why it is held" in held
     assert "What to do: " in held and "nightjar models promote clicks" in held
-    assert "goes on serving" in held
+    assert "keeps serving" in held
     text = (folder / "clicks-2026-01-02" / "nightly.md").read_text()
     record = nights.record("02")
     for figure in (f"{record['ne']:.4f}", f"{record['incumbent_ne']:.4f}", "7,000", "| train |", record["version"]):

@@ -76,7 +76,7 @@ def test_strided_compares_nothing_and_its_key_knows_no_probe(store):
     assert towers.evidence.similarity == [] and "comparing" not in said
     assert run(store, "partition.strategy=strided", "partition.probe_steps=9")[0].key == artifact.key
     with store.open(f"{artifact.path}/towers.html") as source:
-        assert b"What interacts" not in source.read()
+        assert b"Similarity of features" not in source.read()
 
 
 def test_what_the_probe_learns_from_is_in_the_key(store):

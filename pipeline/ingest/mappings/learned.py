@@ -25,14 +25,14 @@ class _Learned(VocabMapping):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        """As of every mapping; also the setting ``rows`` must be the same, for the sharing is never made anew."""
+        """As for every mapping; the setting ``rows`` must be the same too, because the sharing is decided once."""
         super().require_compatible(feature, then, path, config)
         former = config["data"]["sparse"].get(feature.name)
         rows = feature.rows if former is None else former["rows"] or config["data"]["sparse_defaults"]["rows"]
         if rows != feature.rows:
             raise ConfigError(
-                f"data.sparse.{feature.name}.rows is {feature.rows:,}, but {path}, whose mapping learned is to be "
-                f"carried on, was made with {rows:,}: who shares a row stays as it is",
+                f"data.sparse.{feature.name}.rows is {feature.rows:,}, but {path}, whose mapping learned continues, "
+                f"was made with {rows:,}: which ids share a row is decided once",
                 hint=f"data.sparse.{feature.name}.rows={rows}, or data.mapping_from=null for new mappings",
             )
 
