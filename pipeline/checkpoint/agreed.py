@@ -69,7 +69,7 @@ def require_seen_by_all(store: Store, error: DamagedError) -> None:
     seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file))
     whole = [rank for rank, problem in enumerate(seen) if not problem]
     if whole:
-        raise PassingError(f"{error.message}; rank {whole[0]} reads {error.file} intact", hint=_HINT)
+        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_HINT)
 
 
 def _problem(store: Store, file: str) -> str:
