@@ -43,7 +43,7 @@ class Publish(Stage):
 
         artifact: Artifact
         with self.draft(store, step) as draft:
-            artifact = draft.commit(publish(config, store, step, inputs, draft, io.say))
+            artifact = draft.commit(publish(config, store, step, inputs, draft))
         return artifact
 
     def accept(self, artifact: Artifact) -> None:
