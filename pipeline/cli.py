@@ -116,7 +116,7 @@ def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
 
 def _unexpected(error: Exception) -> int:
     logs.show_fault(error)
-    text = f"unexpected {type(error).__name__}: {error}. This is a fault of Nightjar; please report it."
+    text = f"unexpected {type(error).__name__}: {error}. This is a bug in Nightjar; please report it."
     return complain(text, exit_code_of(error))
 
 

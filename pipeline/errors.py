@@ -1,9 +1,9 @@
-"""The error family: every failure a user can cause or meet, each with its exit code.
+"""The error classes: every failure that a user can cause or see, each with its exit code.
 
 A message says what was found and what was expected; ``hint`` names the override or command that
-mends it. The command line prints both and exits with ``exit_code``; it never shows a traceback for
-one of these. ``exit_code_of`` is the one place that says which exit code an exception has: the process,
-``result.json``, a night's record and a rank's report all ask it.
+fixes it. The command line prints both and exits with ``exit_code``, without a traceback.
+``exit_code_of`` decides the exit code of an exception for the process, ``result.json``, a night's record
+and a rank's report.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ class ArtifactError(NightjarError):
 
 
 class DamagedError(ArtifactError):
-    """An artifact is proven damaged: a file it names is gone, or its bytes, read whole, are not those written.
+    """An artifact is damaged: one of its files is missing, or has other bytes than were written.
 
-    Only this error may be the reason to pass an artifact over. ``file``: the one that shows the damage, relative to the
-    store; "" where what was read proves it by itself.
+    Only this error allows a caller to skip an artifact. ``file``: the damaged file, relative to the store; "" if the
+    error does not depend on one file.
     """
 
     def __init__(self, message: str, *, hint: str = "", file: str = "") -> None:
@@ -107,11 +107,11 @@ class DamagedError(ArtifactError):
 
 
 class PassingError(ArtifactError):
-    """Something failed that says nothing about an artifact: memory, a thread, a connection. It may work next time."""
+    """A temporary failure, such as memory, a thread or a connection. It says nothing about the artifact; try again."""
 
 
 class UnreachableError(PassingError):
-    """A store does not answer, after several tries: what lies there may be whole, so nothing may be made of it."""
+    """The store is unreachable after several tries. Its contents may be intact, so nothing is rebuilt."""
 
 
 class LaunchError(NightjarError):

@@ -19,7 +19,7 @@ from pipeline.errors import DamagedError, PassingError
 from pipeline.store import MANIFEST, Store, reachable
 
 _FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
-_HINT = "a store that every host sees alike (a shared file system, an object store); then the same command again"
+_HINT = "use a store that all hosts see alike (a shared file system, an object store), then run the same command again"
 
 
 def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:

@@ -69,7 +69,7 @@ def _ids_text(path: str, old: Any, new: Any, features: list[str]) -> str:
     """What changed, and of which tables the rows would serve other ids."""
     if path.startswith(RENAMED):
         former = path.removeprefix(RENAMED)
-        return f"feature {former!r} is now {features[0]!r}, but its ids find their rows by a hash seeded with the name"
+        return f"feature {former!r} is now {features[0]!r}, but the hash of its ids is seeded with the name"
     tables = f" (tables {', '.join(features[:5])}{', ...' * (len(features) > 5)})" if path.startswith(DEFAULTS) else ""
     return f"{path} was {_text(old)}, is {_text(new)}{tables}"
 
@@ -144,7 +144,7 @@ def _error(
         hints.append(f"checkpoint.allow=[{','.join([*checkpoint.allow, *unknown])}]")
         if where := [path for path in unknown if path.startswith("data.")]:
             back = " ".join(_typed(path, unknown[path][0]) for path in where)
-            hints[-1] += f" where the ids and values are the same ones as before, else {back}"
+            hints[-1] += f" if the ids and values are unchanged, else {back}"
     if refused:
         hints.append(_way_back(refused, checkpoint))
     return ConfigError(
@@ -162,10 +162,10 @@ def _way_back(refused: dict[str, tuple[Any, str]], checkpoint: CheckpointConfig)
     if settings:
         ways.append(" ".join(_typed(path, refused[path][0]) for path in settings))
     if any(path.startswith(f"{SPARSE}.") for path in settings):
-        ways[-1] += ", or another name for the feature, whose table then begins anew"
+        ways[-1] += ", or give the feature another name and a new table"
     for former in renamed.values():
         column = checkpoint.rename[former]
-        ways.append(f"the former name, data.sparse.{former}.column={column}, and no checkpoint.rename of {former}")
+        ways.append(f"keep the name: data.sparse.{former}.column={column} without checkpoint.rename of {former}")
     return " and ".join(ways)
 
 

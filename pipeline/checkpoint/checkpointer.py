@@ -134,7 +134,9 @@ class Checkpointer:
         try:
             pins = pinned_names(self.store, self.directory)
         except DamagedError as error:
-            log.warning("old checkpoints stay, because a manifest that may name them cannot be read: %s", error.message)
+            log.warning(
+                "old checkpoints are kept, because a manifest that may name them cannot be read: %s", error.message
+            )
             return
         for line in sweep(self.store, self.directory, pins, spared(self.store, self.directory)):
             log.info("%s", line)
@@ -167,7 +169,7 @@ class Checkpointer:
         except PassingError as error:
             if timeout is not None:
                 raise
-            once(log.warning, "the checkpoint after step %s is written again: %s", f"{state.step:,}", error.message)
+            once(log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message)
             self._flight.submit(self._job(state, final, prune=True))
             self._collect(raising=True)
 
@@ -273,7 +275,7 @@ class Checkpointer:
         assert error is not None  # nothing was committed
         if raising or not isinstance(error, ArtifactError):
             raise error
-        once(log.warning, "checkpoint not written, its rows go into the next one: %s", error.message)
+        once(log.warning, "the checkpoint was not written; its rows go into the next one: %s", error.message)
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

@@ -55,7 +55,7 @@ def _check_run(store: Store, run: str | None) -> None:
     known = store.names("runs")
     if run is not None and run not in known:
         raise ConfigError(
-            f"no run {run!r} in store {store.url}; there are: {', '.join(known) or 'none'}",
+            f"no run {run!r} in store {store.url}; available: {', '.join(known) or 'none'}",
             hint="one of these, or --store <URL of its store>",
         )
 

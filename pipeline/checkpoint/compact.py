@@ -98,7 +98,8 @@ class _Merge:
         if not taken.all():
             missing = int((~taken.all(0)).sum())
             raise DamagedError(
-                f"checkpoint {self.chain[-1].path} and what it rests on do not hold {missing} rows of table {table!r}",
+                f"checkpoint {self.chain[-1].path} and the checkpoints it depends on lack {missing} rows "
+                f"of table {table!r}",
                 hint=damage_hint(self.store, self.chain[-1].path),
             )
 

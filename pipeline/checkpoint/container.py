@@ -27,7 +27,7 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LONGEST_HEADER = 100 << 20
-VERIFY = "nightjar ckpt verify <its run> names all damage"
+VERIFY = "nightjar ckpt verify <its run> lists all damage"
 _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "allocation error")
 
 

@@ -38,7 +38,7 @@ def export(
     being written is gone.
     """
     if layout is not None and file_format != "parquet":
-        raise ConfigError(f"--layout {layout} is of Parquet files, got --format {file_format}", hint="--format parquet")
+        raise ConfigError(f"--layout {layout} needs Parquet files, got --format {file_format}", hint="--format parquet")
     reader = ChainReader(store, artifact)
     chosen = list(dict.fromkeys(tables or reader.tables))
     for table in chosen:

@@ -134,7 +134,7 @@ def _landed(records: list[dict[str, Any]], stuck: str) -> Landed:
                              "seconds": 0.0, "error": None}  # fmt: skip
     error = NightjarError.from_json(one["error"]) if one["error"] else None
     if one["entry"] is None and error is None:
-        error = PassingError(stuck or "the writer ended without an outcome", hint="look at the store's disk")
+        error = PassingError(stuck or "the writer ended without an outcome", hint="check the store's disk")
     return Landed(
         entry=None if one["entry"] is None else entry_from(one["entry"]), error=error, stuck=bool(stuck),
         **{name: one[name] for name in ("path", "stay", "note", "bytes", "bytes_full", "seconds")},

@@ -40,7 +40,7 @@ def in_store(store: Store) -> str:
 def damage_hint(store: Store, name: str) -> str:
     """The command that names all damage of checkpoint ``name`` (as ``nightjar ckpt`` takes it), as it is typed."""
     where = in_store(store)
-    return f"nightjar ckpt verify {name} {where} names all damage, nightjar ckpt ls {where} the other checkpoints"
+    return f"nightjar ckpt verify {name} {where} lists all damage; nightjar ckpt ls {where} lists the checkpoints"
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
         if parent is None:
             wrong = [f"whose {MANIFEST} {problem}" for problem in damaged.values()] or ["which is missing"]
             raise DamagedError(
-                f"checkpoint {artifact.path} rests on {name}, {wrong[0]}", hint=damage_hint(store, artifact.path),
+                f"checkpoint {artifact.path} depends on {name}, {wrong[0]}", hint=damage_hint(store, artifact.path),
                 file=f"{path}/{MANIFEST}",
             )  # fmt: skip
         order.insert(0, parent)

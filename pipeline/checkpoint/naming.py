@@ -31,7 +31,7 @@ def find_checkpoint(
     wrong = {p: text for p, text in damaged.items() if step in (None, step_of(p)) and not _older(p, best)}
     if wrong:
         path = newest(wrong)
-        instead = f"{option}{best.path} takes the newest whole one; " if best is not None else ""
+        instead = f"{option}{best.path} takes the newest intact one; " if best is not None else ""
         raise ArtifactError(
             f"checkpoint {path} cannot be used: its {MANIFEST} {wrong[path]}",
             hint=f"{instead}{damage_hint(store, path)}",
@@ -73,8 +73,10 @@ def unknown(store: Store, name: str) -> ArtifactError:
     """The error that names the checkpoints there are, and folders that ``name`` may mean whose manifest is missing."""
     paths = [each.path for directory in directories(store) for each in committed(store, directory)]
     known = [f"{run_of(path)}/{path.rpartition('/')[2]}" for path in paths]
-    text = f"there are: {', '.join(known[-8:])}" if known else "there are none in this store"
-    lost = "".join(f"; {path} has no {MANIFEST}: never committed, or it was lost" for path in _folders(store, name))
+    text = f"available: {', '.join(known[-8:])}" if known else "this store has none"
+    lost = "".join(
+        f"; {path} has no {MANIFEST}: never committed, or the file was lost" for path in _folders(store, name)
+    )
     return ArtifactError(
         f"no checkpoint {name!r} in store {store.url}{lost}; {text}",
         hint="nightjar ckpt ls --store <URL of its store>",

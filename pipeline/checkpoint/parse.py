@@ -17,7 +17,7 @@ def parse_index(data: bytes | bytearray, where: str) -> Index:
         index = Index.from_json(json.loads(data), where)
         for extent in index.files:
             if extent.table not in index.tables:
-                raise ValueError(f"{extent.file} is of table {extent.table!r}, which it does not list")
+                raise ValueError(f"{extent.file} belongs to table {extent.table!r}, which it does not list")
     except ArtifactError as error:
         raise DamagedError(error.message, hint=VERIFY) from None
     except ValueError as error:

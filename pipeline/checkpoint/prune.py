@@ -26,7 +26,7 @@ def sweep(store: Store, directory: str, pinned: Iterable[str] = (), aside: Conta
         if not name.startswith("step-") or name in aside or store.exists(f"{path}/{MANIFEST}"):
             continue
         if name in stay:
-            lines.append(f"{path} has no manifest, but something rests on it or names it: it stays")
+            lines.append(f"{path} has no manifest, but something depends on it, so it is kept")
         else:
             remove(store, path)
             lines.append(f"removed {path}, which has no manifest: it was never committed")
@@ -55,7 +55,8 @@ class Pruner:
         try:
             pins = pinned_names(self.store, self.directory)
         except ArtifactError as error:
-            return names, f"old checkpoints stay, because a manifest that may name them cannot be read: {error.message}"
+            why = "a manifest that may name them cannot be read"
+            return names, f"old checkpoints are kept, because {why}: {error.message}"
         stay = kept(entries, self.keep_last, self.keep_every, pins)
         self._late += [entry for entry in entries if entry.name not in stay]
         going = [entry for entry in self._late if entry.name not in pins]
@@ -64,5 +65,6 @@ class Pruner:
                 remove(self.store, f"{self.directory}/{entry.name}", lambda: self.on_point(FaultPoint.PRUNE))
             self._late = []
         except ArtifactError as error:
-            return [name for name in names if name in stay], f"old checkpoints stay until the next one: {error.message}"
+            said = f"old checkpoints are kept until the next one: {error.message}"
+            return [name for name in names if name in stay], said
         return [name for name in names if name in stay], ""

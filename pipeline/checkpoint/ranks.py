@@ -41,7 +41,7 @@ def exchange(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     return [json.loads(b[: int(n)].cpu().numpy().tobytes()) for b, n in zip(blocks, sizes, strict=True)]
 
 
-_AGAIN = "the same command again; the log of that rank says more"
+_AGAIN = "run the same command again; that rank's log says more"
 
 
 def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:

@@ -133,7 +133,8 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
         name = extent.file
         block = read_block(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
         if block.table != extent.table or len(block.ids) != extent.rows:
-            raise damage(store, artifact, f"{store.url_of(artifact.path)}/{name} holds other rows than its index says")
+            where = f"{store.url_of(artifact.path)}/{name}"
+            raise damage(store, artifact, f"{where} does not hold the rows that its index lists")
         return block
 
     with ThreadPoolExecutor(_READERS, thread_name_prefix="nightjar-restore") as pool:

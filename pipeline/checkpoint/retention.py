@@ -55,7 +55,7 @@ def collect(
             removal, reason = _aside(store, one, named, min_age_seconds)
             staying += [_kept(one.path, reason)] if reason else []
             going += [] if reason else [removal]
-        needs = {f"{directory}/{name}": f"{by} rests on it" for name, by in rested_on(artifacts).items()}
+        needs = {f"{directory}/{name}": f"{by} depends on it" for name, by in rested_on(artifacts).items()}
         needs |= {path: f"named by {by}" for path, by in named.items()}
         for each in _remains(store, directory, artifacts, {each.path for each in going}, min_age_seconds):
             if each.path in needs:
@@ -113,7 +113,7 @@ def _stay(
     entries = [entry_of(artifact) for artifact in artifacts]
     pinned = {path.rpartition("/")[2] for path in named if path.startswith(f"{directory}/")}
     stay = {
-        f"{directory}/{name}": "a kept one rests on it, or keep_every" for name in kept(entries, last, every, pinned)
+        f"{directory}/{name}": "a kept one depends on it, or keep_every" for name in kept(entries, last, every, pinned)
     }
     stay |= {f"{directory}/{entry.name}": f"one of the newest {last}" for entry in entries[-last:]}
     return {path: f"named by {named[path]}" if path in named else reason for path, reason in stay.items()}

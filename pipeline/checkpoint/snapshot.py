@@ -125,5 +125,5 @@ def _check(table: str, ids: NDArray[np.int64], weight: Tensor, state: dict[str, 
             what = f": its {name}" if name else ""
             raise GuardError(
                 f"table {table!r} row {ids[int(bad.long().argmax())]}{what} is not finite; no checkpoint was written",
-                hint="lower train.lr and train.sparse_lr, more train.warmup_steps, or train.clip.table_value=0.001",
+                hint="lower train.lr and train.sparse_lr, raise train.warmup_steps, or train.clip.table_value=0.001",
             )

@@ -16,7 +16,7 @@ from pipeline.errors import DamagedError, PassingError, UnreachableError
 from pipeline.store import Artifact, FileEntry, Store, reachable
 
 _READS = 4  # of a file that is not what it should be: two in a row must agree
-_AGAIN = "the same command again once the store answers; nothing was changed"
+_AGAIN = "run the same command again once the store answers; nothing was changed"
 
 
 def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
@@ -38,7 +38,9 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
             raise damage(store, artifact, f"{where} {problem}", f"{artifact.path}/{name}")
         former = problem
         time.sleep(ranks.PAUSES[0])
-    raise UnreachableError(f"{where} reads differently every time: it {former}", hint=f"{_AGAIN}; check the disk")
+    raise UnreachableError(
+        f"{where} gives different bytes at every read: it {former}", hint=f"{_AGAIN}; check the disk"
+    )
 
 
 def _read(store: Store, path: str, expected: FileEntry) -> tuple[bytearray, str]:
@@ -71,7 +73,8 @@ def _require_unchanged(store: Store, artifact: Artifact) -> None:
         now = store.find(artifact.path)
     if now is None or now.files != artifact.files:
         raise PassingError(
-            f"{store.url_of(artifact.path)} was removed or replaced while it was read", hint="the same command again"
+            f"{store.url_of(artifact.path)} was removed or replaced while it was read",
+            hint="run the same command again",
         )
 
 

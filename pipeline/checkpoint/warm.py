@@ -42,7 +42,7 @@ class Taken:
     def line(self) -> str:
         """In words, for the log."""
         name = self.table if self.table == self.source else f"{self.table} (was {self.source})"
-        text = f"table {name}: {self.rows:,} rows taken"
+        text = f"table {name}: {self.rows:,} rows loaded"
         if self.now > self.stored:
             text += f", {self.now - self.stored:,} new ones keep their initial values"
         if self.now < self.stored:
@@ -164,10 +164,10 @@ def _read_dense(
     except ArtifactError as error:
         if error.hint != OTHER_MODEL:
             raise
-        raise ConfigError(error.message, hint="checkpoint.init_tables_only=true takes the tables alone") from None
+        raise ConfigError(error.message, hint="checkpoint.init_tables_only=true loads only the tables") from None
     for group, now in zip(target.optimizer.param_groups if target.optimizer is not None else [], groups, strict=True):
         group.update({name: value for name, value in now.items() if name != "params"})
-    optimizer = "and their optimizer taken" if same else "taken, their optimizer starts anew"
+    optimizer = "and their optimizer loaded" if same else "loaded, their optimizer starts fresh"
     return [f"dense part: all {len(target.dense)} parameters {optimizer}"]
 
 
@@ -185,9 +185,9 @@ def _read_some(store: Store, artifact: Artifact, target: Target, left: list[str]
     for name in taken:
         target.dense[name].copy_(stored[name])
     return [
-        f"dense part: {len(taken)} of {len(target.dense)} parameters taken, the optimizer starts anew",
+        f"dense part: {len(taken)} of {len(target.dense)} parameters loaded, the optimizer starts fresh",
         *(f"parameter {name}: keeps its initial values" for name in left if name in target.dense),
-        *(f"parameter {name} of the checkpoint: left out" for name in left if name not in target.dense),
+        *(f"parameter {name} of the checkpoint: not loaded" for name in left if name not in target.dense),
     ]
 
 
@@ -203,5 +203,5 @@ def _table_lines(stored: dict[str, TableSize], tables: dict[str, TableSpec], pai
         else:
             lines.append(f"table {name}: not in the checkpoint, keeps its initial values")
     if whole:
-        lines.insert(0, f"{len(whole)} tables taken as they are, {sum(whole):,} rows")
-    return lines + [f"table {name} of the checkpoint: left out" for name in stored if name not in pairs.values()]
+        lines.insert(0, f"{len(whole)} tables loaded unchanged, {sum(whole):,} rows")
+    return lines + [f"table {name} of the checkpoint: not loaded" for name in stored if name not in pairs.values()]

@@ -119,9 +119,9 @@ class Writer:
         try:
             outcome.stay, outcome.note = together("pruning checkpoints", work, self.group)[0]
         except NightjarError as error:
-            outcome.note = f"old checkpoints stay until the next one: {error.message}"
+            outcome.note = f"old checkpoints are kept until the next one: {error.message}"
         except Exception as error:
-            outcome.lost, outcome.note = True, f"old checkpoints stay until the next one: {error}"
+            outcome.lost, outcome.note = True, f"old checkpoints are kept until the next one: {error}"
 
     def _compact(self, compact: Callable[[Artifact], Artifact], artifact: Artifact) -> Artifact:
         """The compacted ``artifact``, on every rank; rank 0 does it."""

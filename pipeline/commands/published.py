@@ -97,7 +97,7 @@ def _model(options: argparse.Namespace, store: Any) -> str:
         return str(options.model or known[0])
     listed = ", ".join(known) or "none; stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
     named = f"no model {options.model!r} in" if options.model else "which model is meant is not clear from"
-    raise ConfigError(f"{named} store {store.url}; there are: {listed}", hint="one of these, or --store <its store>")
+    raise ConfigError(f"{named} store {store.url}; available: {listed}", hint="one of these, or --store <its store>")
 
 
 def _ls(options: argparse.Namespace) -> int:

@@ -34,7 +34,7 @@ from pipeline.records import Plan, TablePlan
 from pipeline.specs.table_optimizer import TableOptimizer
 
 HBM_CACHED = "hbm_cached"
-_REPLAN = "nightjar plan force=true makes the plan again"
+_REPLAN = "nightjar plan force=true rebuilds the plan"
 
 
 @dataclass(frozen=True)

@@ -43,16 +43,16 @@ def _no_worse(power: Power, figures: tuple[float, float, Interval], limit: float
 
 def _explained(power: Power, limit: float, passed: bool) -> str:
     if passed:
-        return f"at most {power.bound:+.2%} ({power.power:.0%} sure), within {limit:+.2%}"
+        return f"at most {power.bound:+.2%} with {power.power:.0%} confidence, within {limit:+.2%}"
     if power.change > limit and power.change > power.quantile * power.error:
-        return f"at least {power.power:.0%} sure that it rose, beyond {limit:+.2%}"
+        return f"a rise with at least {power.power:.0%} confidence, beyond {limit:+.2%}"
     if (needed := power.rows_for(limit)) is not None and needed > power.rows:
         return (
-            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out, the limit is {limit:+.2%}; it takes "
-            f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can tell: "
+            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out, the limit is {limit:+.2%}; use "
+            f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can resolve: "
             f"{_upwards(max(power.resolved, power.bound))}"
         )
-    return f"perhaps as much as {power.bound:+.2%}, beyond {limit:+.2%}"
+    return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
 
 
 def _upwards(value: float) -> str:
@@ -69,7 +69,7 @@ def _shift(shift: Shift, limit: float, *, better: bool) -> Check:
         f"{'within' if within else 'above'} {limit:g} (gate.max_psi)"
     )
     warned = not within and better
-    words += "; NE is surely better, so this only warns" if warned else ""
+    words += "; NE is clearly better, so this is only a warning" if warned else ""
     return Check("prediction shift", "gate.max_psi", within or better, words, warned)
 
 
@@ -83,9 +83,9 @@ def against_best(record: GateRecord, ours: ModelFigures, settings: GateConfig) -
     if bad := best.predictions_not_finite:
         notes.append(f"{bad:,} of the predictions of {best.version} are not finite")
     if best.ne is None or best.change is None:
-        words = "; ".join([*notes, "no version before the incumbent was compared with"])
+        words = "; ".join([*notes, "no version before the incumbent was compared"])
         if not notes:
-            words = "the incumbent is the best of them by their records"
+            words = "by their records the incumbent is the best of them"
         yield Check(name, setting, True, f"{words} (gate.best_of_last)", warned=bool(notes))
         return
     passed = not_worse(best.change, limit)
@@ -94,7 +94,7 @@ def against_best(record: GateRecord, ours: ModelFigures, settings: GateConfig) -
         f"{percent(best.change)}, {place(best.change.point, limit, passed)} {limit:+.2%} (gate.max_ne_increase)"
     )
     if not passed:
-        words += ": rises that passed one by one have added up, and that version would serve better"
+        words += ": small rises that each passed have added up, and that version is better"
     yield Check(name, setting, passed, "; ".join([words, *notes]), warned=passed and bool(notes))
 
 
@@ -115,7 +115,7 @@ def against_baseline(record: GateRecord, ours: ModelFigures, settings: GateConfi
         f"{percent(change)}"
     )
     if theirs.high >= 1:
-        words += f"; the simple model knows no more than the base rate, so nothing is asked ({setting})"
+        words += f"; the simple model is no better than the base rate, so this check does not apply ({setting})"
         yield Check(name, setting, True, words)
         return
     passed, worse = spare.high >= 0, change.low > 0
@@ -123,7 +123,7 @@ def against_baseline(record: GateRecord, ours: ModelFigures, settings: GateConfi
     if not passed:
         words += ": the model has not learnt what a simple one learns in one pass; train.epochs=3 trains it longer"
     elif worse:
-        words += "; a simple model is surely better: more steps (train.epochs) may help"
+        words += "; a simple model is clearly better: more steps (train.epochs) may help"
     yield Check(name, setting, passed, words, warned=passed and worse)
 
 
@@ -187,4 +187,4 @@ def _chance(now: Interval, then: float, error_then: float, confidence: float) ->
 
 
 def _spoilt(passed: bool) -> str:
-    return "as before" if passed else "labels are spoilt, or the traffic has changed"
+    return "as before" if passed else "the labels are wrong, or the traffic has changed"

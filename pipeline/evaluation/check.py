@@ -35,7 +35,7 @@ def place(value: float, limit: float, passed: bool) -> str:
     """How a figure lies to its limit, in words."""
     if value <= limit:
         return "within"
-    return "by chance perhaps beyond" if passed else "beyond"
+    return "not clearly beyond" if passed else "beyond"
 
 
 def not_worse(change: Interval, limit: float) -> bool:

@@ -51,7 +51,7 @@ def _weights(record: GateRecord) -> Iterator[Check]:
     """Weights and predictions that are not finite are never let through."""
     bad = {name: count for name, count in record.weights_not_finite.items() if count}
     said = ", ".join(f"{name} {count:,}" for name, count in bad.items())
-    words = f"weights that are not finite: {said}" if bad else "all weights are finite"
+    words = f"weights are not finite: {said}" if bad else "all weights are finite"
     yield Check(WEIGHTS, "", not bad, words)
     wrong = {name: count for name, count in record.predictions_not_finite.items() if count}
     said = " and ".join(f"{count:,} of the {name}'s" for name, count in wrong.items())

@@ -102,7 +102,7 @@ def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState
     waits = limit.max_age_hours is None or hours < limit.max_age_hours
     if limit.success and waits:
         names = [f"{folder}/{filled(limit.success, day)}" for folder in sorted(_folders(files))]
-        missing += [f"{name} is not there yet" for name in names if not files.fs.exists(name)]
+        missing += [f"{name} does not exist yet" for name in names if not files.fs.exists(name)]
     if waits:
         missing += missing_partitions(limit, path, files, lambda name: filled(name, day))
     if limit.min_rows > 1 and has_pattern(data):

@@ -182,7 +182,7 @@ def text_layout(data: DataConfig, header: bytes | None) -> Layout:
             names = next(csv.reader([text], delimiter=separator, quotechar=data.quote), [""])
         except csv.Error as error:
             raise DataError(
-                f"the first line is no header of a text file: {error}; it begins with {text[:40]!r}",
+                f"the first line is not the header of a text file: {error}; it begins with {text[:40]!r}",
                 hint="data.path=<a text file>, or data.format and data.header that describe this one",
             ) from None
     else:

@@ -41,14 +41,14 @@ def missing_partitions(limit: WatermarkConfig, path: str, files: Files, fill: Ca
         folders = sorted({*folders, *_empty(files.fs, root, fill(limit.success), folders)})
     absent = _absent(names, folders)
     if absent:
-        verb = "are" if len(absent) > 1 else "is"
-        missing.append(f"{_listed(absent)} below {path} {verb} not there yet")
+        verb = "do" if len(absent) > 1 else "does"
+        missing.append(f"{_listed(absent)} below {path} {verb} not exist yet")
     if limit.min_partitions is not None and len(folders) < limit.min_partitions:
         seen = f" ({folders[0]} to {folders[-1]})" if len(folders) > 1 else f" ({folders[0]})" if folders else ""
         left = _left_out(folders, limit.min_partitions)
-        guess = f": {_listed(left)} not there yet" if left else ""
+        guess = f"; missing: {_listed(left)}" if left else ""
         wanted = f"expected at least {limit.min_partitions}{guess}"
-        missing.append(f"its files lie in {len(folders)} folders{seen} below {path}, {wanted}")
+        missing.append(f"its files are in {len(folders)} folders{seen} below {path}, {wanted}")
     return missing
 
 

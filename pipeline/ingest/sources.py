@@ -84,7 +84,7 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
         place = f" or {store.url}" if store is not None else ""
         raise UnreachableError(
             f"{path or 'the log'}{place} does not answer: {type(error).__name__}: {error}",
-            hint="run the same command once it answers; nothing half-written was kept",
+            hint="run the same command once it answers; no partial output was kept",
         ) from error
 
 

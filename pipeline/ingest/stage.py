@@ -128,8 +128,8 @@ class _Run:
         self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
-            why = "was delivered again" if again else "is made with other settings"
-            log.info("%s %s: this dataset takes the place of %s", data.day, why, self.replaces.path)
+            why = "was delivered again" if again else "has different settings"
+            log.info("%s %s: this dataset replaces %s", data.day, why, self.replaces.path)
 
     def _continued(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
@@ -137,7 +137,7 @@ class _Run:
         if store.find(path) is None:
             near = days.previous_dataset(store, self.data.name, self.days[0]) if self.days else None
             raise ArtifactError(
-                f"data.mapping_from={path} is no dataset in store {store.url}",
+                f"data.mapping_from={path} is not a dataset in store {store.url}",
                 hint=f"data.mapping_from={near.path if near else 'null, or datasets/<name>/<day before>/<key>'}",
             )
         return continued_state(store, path, self.spec)
@@ -266,12 +266,12 @@ class _Run:
         draft.write_json("profile.json", make_profile(self.spec, self.total, self.state).to_json())
         late = {days.day_of(day): frame.height for day, frame in sorted(kept.items())}
         for other, count in late.items():
-            taken = f": data.day={other} takes them in" if len(self.days) == 1 else f" in {days.late_name(other)}"
+            taken = f": data.day={other} ingests them" if len(self.days) == 1 else f" in {days.late_name(other)}"
             log.info("%s rows of %s kept for that day%s", f"{count:,}", other, taken)
         replaced = {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
         for name, count in replaced.items():
             log.info(
-                "feature %r: all %s rows of its table are taken; %s of the coldest went to ids that are looked up more",
+                "feature %r: all %s rows of its table are in use; the %s coldest went to ids that are looked up more",
                 name, f"{self.state.sparse[name].rows:,}", f"{count:,}",
             )  # fmt: skip
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())

@@ -15,6 +15,6 @@ def run_lock(store: Store, run: str) -> AbstractContextManager[None]:
     A lock of the file system, which ends with its process; object stores have none.
     """
     folder = run_directory(run)
-    hint = "the same command again once that one has ended, or run=<another name>"
+    hint = "run the same command again once that one has ended, or run=<another name>"
     busy = taken(f"run {run!r} is running already", "another launcher", store.full(folder), hint)
     return store.locked(folder, busy)

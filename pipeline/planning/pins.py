@@ -66,7 +66,7 @@ def pinned(hardware: HardwareConfig, table: Table, pin: TablePin, free: Choice |
             else f"sharding {_or(sharding)}, tiers {_or(offered)}"
         )
         hint = f"{path}.avoid=[{','.join(name for name in pin.avoid if name not in both)}]" if both else f"~{path}"
-        raise ConfigError(f"{path} leaves nothing for the table: {why}", hint=hint)
+        raise ConfigError(f"{path} leaves no placement for the table: {why}", hint=hint)
     return choice
 
 

@@ -140,7 +140,7 @@ def _because(own: dict[str, list[Any]], changes: dict[str, list[Any]]) -> list[s
     shared = [path for path in changes if not path.startswith(PINS)]
     if shared:
         return [f"{path} {_text(changes[path][0])} -> {_text(changes[path][1])}" for path in shared]
-    return ["other tables changed, and this one made room or took it"]
+    return ["other tables changed, and this one moved to make or use room"]
 
 
 def _text(value: Any) -> str:

@@ -45,4 +45,4 @@ def _tier(hardware: HardwareConfig, table: Table, offer: Offer) -> str:
     kept = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
     if offer.tier == "hbm_cached":
         return f"; HBM has no room for every table, so this one stays in DDR behind a cache: {kept}"
-    return f"; memory has no room for every table, so this one, with {density}, lies on SSD: {kept}"
+    return f"; memory has no room for every table, so this one, with {density}, is on SSD: {kept}"

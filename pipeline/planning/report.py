@@ -153,7 +153,7 @@ def _closing(plan: Plan) -> list[str]:
     if on_ssd:
         lines.append(f"SSD: {size_text(on_ssd)} for a checkpoint's copy of the rows there, beside the rows")
     if plan.phases:  # a plan of version 1 has neither phases nor gap
-        gap = f"at most {plan.gap:.2%} above the best there is" if plan.gap > 5e-5 else "proven to be the best"
+        gap = f"at most {plan.gap:.2%} above the best possible" if plan.gap > 5e-5 else "proven to be the best"
         lines.append(f"tiers: {gap}, by the cost model")
     part = "step" if plan.phases else "embedding step"
     lines.append(f"predicted {part}: {plan.predicted_step_ms:.3f} ms on the slowest rank")

@@ -92,7 +92,7 @@ def _free(wanted: list[str], hardware: HardwareConfig, batch: int, table: Table,
     possible = [name for name, problem in why.items() if not problem]
     if not possible:
         raise ConfigError(
-            f"plan.sharding_types=[{','.join(wanted)}] leaves nothing for table {table.name!r}: {why[wanted[0]]}",
+            f"plan.sharding_types=[{','.join(wanted)}] leaves no placement for table {table.name!r}: {why[wanted[0]]}",
             hint=f"plan.sharding_types=[{','.join(dict.fromkeys([TABLE_WISE, *wanted]))}]",
         )
     worthwhile = [name for name in possible if _worthwhile(hardware, batch, table, name, heavy)] or possible

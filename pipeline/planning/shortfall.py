@@ -79,7 +79,7 @@ def _room(setting: Setting, space: Space) -> str:
     ]
     reserved = f"{size_text(sum(setting.reserved.values()))} of {fast_memory(config.hardware).upper()} for the rest"
     ssd = "ssd" in memories(config.hardware)
-    twice = "; a table on SSD takes its bytes there twice, for a checkpoint's copy" if ssd else ""
+    twice = "; a table on SSD needs twice its bytes there, for a checkpoint's copy" if ssd else ""
     return f"{ranks} {' and '.join(parts)}{each} (kept free: {', '.join(kept)}, and {reserved}{twice})"
 
 

@@ -52,7 +52,7 @@ def find_plan(store: Store, text: str) -> StoredPlan:
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", .." if len(names) > SHOWN else "") or "there are none"
+    return ", ".join(names[:SHOWN]) + (", .." if len(names) > SHOWN else "") or "none"
 
 
 def _plan_of_run(store: Store, run: str) -> str:

@@ -52,7 +52,7 @@ def show(store: Store, model: str, version: str | None) -> ShownVersion:
     current = read_current(store, model)
     name = version or current.version
     if name is None:
-        raise ArtifactError(f"model {model!r} has no version that serves", hint=f"nightjar models ls {model}")
+        raise ArtifactError(f"model {model!r} has no serving version", hint=f"nightjar models ls {model}")
     path, artifact = version_path(model, name), find_version(store, model, name)
     store.verify(artifact, CARD)
     return ShownVersion(
@@ -69,7 +69,7 @@ def listing(store: Store, model: str) -> list[Listing]:
     """
     if model not in models(store):
         known = ", ".join(models(store)) or "none"
-        raise ConfigError(f"no model {model!r} in store {store.url}; there are: {known}", hint="--store <its store>")
+        raise ConfigError(f"no model {model!r} in store {store.url}; available: {known}", hint="--store <its store>")
     current, entries = read_current(store, model), []
     named = {current.version} if current.version else set()
     for name in sorted(named.union(filter(NAME.fullmatch, store.names(model_path(model))))):

@@ -140,9 +140,9 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
     with model_lock(store, model):
         seen, current = _read(store, model)
         if current.previous is None:
-            known = f"{current.version} is the first one that serves" if current.version else "nothing was published"
+            known = f"{current.version} is the first serving version" if current.version else "nothing was published"
             raise ConfigError(
-                f"model {model!r} has no former version to go back to: {known}",
+                f"model {model!r} has no previous version to roll back to: {known}",
                 hint=f"nightjar models ls {model} shows the versions; nightjar models promote {model} <version> "
                 "--reason '...' lets one of them serve",
             )
@@ -162,7 +162,7 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             raise PassingError(
                 f"cannot tell whether model {model!r} was rolled back to {current.previous}: {fault.message}",
                 hint=f"nightjar models ls {model} says which version serves; if it is {current.previous}, the "
-                "rollback is done, and the same command would go back one more",
+                "rollback is done, and running the same command again would go back one more",
             ) from error
 
 
@@ -181,7 +181,7 @@ def _changed(store: Store, model: str, when: str) -> LaunchError:
     now = read_current(store, model).version
     return LaunchError(
         f"another process changed which version of model {model!r} serves {when}: now {now or 'nothing'} serves",
-        hint=f"nightjar models ls {model}; then the same command, if it is still right",
+        hint=f"nightjar models ls {model}; then run the same command if it is still right",
     )
 
 

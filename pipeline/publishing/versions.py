@@ -47,7 +47,7 @@ def find_version(store: Store, model: str, version: str) -> Artifact:
     if artifact is None:
         known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"
         raise ArtifactError(
-            f"model {model!r} has no version {version!r} in store {store.url}; there are: {known}",
+            f"model {model!r} has no version {version!r} in store {store.url}; available: {known}",
             hint=f"nightjar models ls {model}",
         )
     return artifact
@@ -95,7 +95,7 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
     if store.is_local and not store.fs.isdir(path):
         return nullcontext()  # no such model: whoever asks says so
     busy = taken(
-        f"model {model!r} is being changed already", "another process", path, "the same command again in a moment"
+        f"model {model!r} is already being changed", "another process", path, "run the same command again in a moment"
     )
     return store.locked(model_path(model), busy)
 

@@ -66,7 +66,7 @@ class DatasetSchema(Record):
 
     FILE: ClassVar[str] = "schema.json"
     KIND: ClassVar[str] = "dataset's schema"
-    REMEDY: ClassVar[str] = "stages=[ingest] force=true makes the dataset again"
+    REMEDY: ClassVar[str] = "stages=[ingest] force=true rebuilds the dataset"
 
     dense: tuple[str, ...]
     sparse: tuple[SparseColumn, ...]
@@ -109,7 +109,7 @@ class Profile(Record):
 
     FILE: ClassVar[str] = "profile.json"
     KIND: ClassVar[str] = "dataset's profile"
-    REMEDY: ClassVar[str] = "stages=[ingest] force=true makes the dataset again"
+    REMEDY: ClassVar[str] = "stages=[ingest] force=true rebuilds the dataset"
 
     rows: dict[str, int]
     label_rate: dict[str, float]

@@ -36,7 +36,7 @@ class NightRecord(Record):
 
     FILE: ClassVar[str] = NIGHT
     KIND: ClassVar[str] = "night's record"
-    REMEDY: ClassVar[str] = "remove it and call the night again"
+    REMEDY: ClassVar[str] = "remove it and run the night again"
 
     format: int = 1
     model: str

@@ -108,7 +108,7 @@ class Plan(Record):
     KIND: ClassVar[str] = "plan"
     VERSION: ClassVar[int] = PLAN_VERSION
     VERSION_KEY: ClassVar[str] = "version"
-    REMEDY: ClassVar[str] = "nightjar plan force=true makes the plan again"
+    REMEDY: ClassVar[str] = "nightjar plan force=true rebuilds the plan"
     STRICT: ClassVar[bool] = True
 
     version: int = PLAN_VERSION

@@ -69,7 +69,7 @@ class Record:
         version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
         if version not in (None, cls.VERSION):
             raise ArtifactError(
-                f"{where} has {cls.VERSION_KEY} {version}, expected {cls.VERSION}: another release made it",
+                f"{where} has {cls.VERSION_KEY} {version}, expected {cls.VERSION}: another release wrote it",
                 hint=cls.REMEDY,
             )
         try:

@@ -71,7 +71,7 @@ class Towers(Record):
     KIND: ClassVar[str] = "towers record"
     VERSION: ClassVar[int] = 2
     VERSION_KEY: ClassVar[str] = "version"
-    REMEDY: ClassVar[str] = "stages=[partition] force=true makes the towers again"
+    REMEDY: ClassVar[str] = "stages=[partition] force=true rebuilds the towers"
     STRICT: ClassVar[bool] = True
 
     version: int = VERSION

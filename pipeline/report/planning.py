@@ -14,7 +14,7 @@ TIERS = ("hbm", "ddr", "ssd")
 MOST_MOVED = 20
 MOST_CHANGES = 24
 MOST_NAMES = 10
-NO_CAUSE = "other tables changed, and this one made room or took it"
+NO_CAUSE = "other tables changed, and this one moved to make or use room"
 
 
 def comparison(records: Sequence[Mapping[str, Any]]) -> str:

@@ -48,14 +48,14 @@ def run_nights(
         if catching_up and not last and code == DataError.exit_code:
             why = record.message or "its logs are missing or wrong"
             skipped.append(why if str(day) in why else f"{day}: {why}")
-            log.warning("catch-up   %s is skipped: the later nights are done without it", day)
+            log.warning("catch-up   %s is skipped; the later nights run without it", day)
             continue
         held = held or (code if record.outcome == HELD else 0)
         if record.outcome == FAILED:
             failed = failed or code
             if not last and not keep_going:
                 log.warning(
-                    "%d later nights are left out, %s to %s; nightly.keep_going=true does them all the same",
+                    "%d later nights are skipped, %s to %s; nightly.keep_going=true runs them anyway",
                     len(days) - place, days[place], days[-1],
                 )  # fmt: skip
                 break
@@ -65,8 +65,8 @@ def run_nights(
 def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
     """The days before ``day`` without a verdict since the last night that had one, oldest first, ``most`` at most.
 
-    None where there was no night yet, nor where that of ``day`` is published: nights go forwards. Those that are left
-    out are logged.
+    None where there was no night yet, nor where that of ``day`` is published; nights run forward in time.
+    Those that are skipped are logged.
     """
     tonight = read_record(store, model, day)
     if tonight is not None and tonight.outcome == PUBLISHED:
@@ -78,8 +78,8 @@ def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
     if len(missed) > most:
         left = missed[: len(missed) - most]
         log.warning(
-            "catch-up   %d nights were missed, nightly.catch_up=%d: %s to %s are left out; nightjar backfill from=%s "
-            "to=%s before this one would do them",
+            "catch-up   %d nights were missed, nightly.catch_up=%d: %s to %s are skipped; to include them, "
+            "run nightjar backfill from=%s to=%s before this night",
             len(missed), most, left[0], left[-1], left[0], left[-1],
         )  # fmt: skip
     return missed[-most:]

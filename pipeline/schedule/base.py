@@ -24,7 +24,7 @@ def find_base(store: Store, model: str, day: date, before: Base | None = None) -
 
     The version that serves; the one before it where that one is of this very night. ``before``: what this night began
     with the last time, which counts where ``models gc`` has removed the versions under its own. ConfigError where the
-    version is of a later day: nights go forwards. ArtifactError where the one that serves is not there.
+    version is of a later day; nights run forward in time. ArtifactError where the one that serves is not there.
     """
     incumbent(store, model)
     for version in reversed(read_current(store, model).line):
@@ -38,8 +38,8 @@ def find_base(store: Store, model: str, day: date, before: Base | None = None) -
             continue
         if base.day and base.day >= str(day):
             raise ConfigError(
-                f"the model that serves, {version} of {model!r}, has learnt from {base.day}, "
-                f"which is not before date={day}: nights go forwards",
+                f"the serving model, {version} of {model!r}, has learnt from {base.day}, "
+                f"which is not before date={day}; nights run forward in time",
                 hint=f"nightjar rollback {model} goes back to the version before, or a later date",
             )
         return base

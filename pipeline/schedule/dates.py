@@ -13,11 +13,11 @@ ANY_DAY = date(2000, 1, 1)  # where a configuration is composed before its day i
 WORDS = {"today": 0, "yesterday": 1}
 # Overrides that a night decides itself, and what to type instead.
 DECIDED = {
-    "data.day": ("the night's date says it", "{date}={value}"),
+    "data.day": ("a night takes it from its date", "{date}={value}"),
     "run": ("a night's run is called <model>-<date>", "publish.model={value}"),
-    "stages": ("a night does all six", "nightjar run data.day=<date> stages={value}"),
-    "data.mapping_from": ("a night takes the mappings of what serves", "nightjar run data.mapping_from={value}"),
-    "plan.former": ("a night takes the plan of what serves", "nightly.reuse_plan=true"),
+    "stages": ("a night runs all six stages", "nightjar run data.day=<date> stages={value}"),
+    "data.mapping_from": ("a night continues the serving version's mappings", "nightjar run data.mapping_from={value}"),
+    "plan.former": ("a night reuses the serving version's plan", "nightly.reuse_plan=true"),
 }
 
 

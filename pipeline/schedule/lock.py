@@ -18,8 +18,8 @@ def model_lease(store: Store, model: str, seconds: float, doing: str) -> Lease:
     """The lease of ``model``; others see ``doing`` as what its holder works on."""
     place = LeaseFile(
         store, lease_path(model), name=f"the lock of model {model!r}",
-        taken=f"model {model!r} is being worked on already",
-        hint="the same command once that one has ended, or publish.model=<another name>",
+        taken=f"model {model!r} is already being worked on",
+        hint="run the same command once that one has ended, or publish.model=<another name>",
         doing=doing, seconds=seconds,
     )  # fmt: skip
     return Lease(place, seconds)

@@ -101,7 +101,7 @@ def _of_family(problem: Exception) -> NightjarError:
     logs.show_fault(problem)
     return NightjarError(
         f"unexpected {type(problem).__name__}: {problem}",
-        hint="this is a fault of Nightjar; please report it with the log of this night, which has its traceback",
+        hint="this is a bug in Nightjar; please report it with the log of this night, which has its traceback",
     )
 
 

@@ -26,7 +26,7 @@ NEWEST_NIGHT = "the newest night of its model"
 BASE = "a kept run began from it"
 NAMED_BY_RUN = "a kept run refers to it"
 LATE = "keeps rows of days that are still to be ingested"
-YOUNG, GRACE = "young", "may be in the making"
+YOUNG, GRACE = "young", "may still be being written"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
             staying.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, noticed=noticed))
         elif folder.whole:
             days = (rules.now - folder.since) / DAY
-            reason = f"nothing that is kept refers to it, {days:,.0f} days old"
+            reason = f"nothing kept refers to it, {days:,.0f} days old"
             going.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=reason))
         else:
             going.append(Removal(path=folder.path, kind=REMAINS, bytes=folder.bytes, reason="never finished"))

@@ -78,7 +78,7 @@ def _begun(store: Store, run: str) -> float:
 
 def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> None:
     """Remove one; LaunchError where it is ``used``, or another process holds it."""
-    busy = LaunchError(f"{entry.path} is in use", hint="the same command again")
+    busy = LaunchError(f"{entry.path} is in use", hint="run the same command again")
     if entry.path.rpartition("/")[2] in used:
         raise busy
     if not store.fs.isdir(store.full(entry.path)):
@@ -102,6 +102,6 @@ def alone(store: Store) -> Iterator[None]:
                 stack.enter_context(night_lock(store, model, LEASE_SECONDS, "store gc"))
             except LaunchError as error:
                 raise LaunchError(
-                    error.message, hint="the same command once that one has ended; or --dry-run"
+                    error.message, hint="run the same command once that one has ended; or --dry-run"
                 ) from None
         yield

@@ -63,7 +63,7 @@ def _changes(store: Store, record: NightRecord, result: Result) -> list[str]:
     """What is not as it was when the model this night started from was trained, in words."""
     base, smaller = record.base, shrunk_lines(result.shrunk)
     if base is None:
-        return ["the first model: it was trained from scratch, with id mappings of its own", *smaller]
+        return ["the first model, trained from scratch with new id mappings", *smaller]
     lines = [f"started from {base.version}, which learnt from {base.day or base.run}"]
     lines += _rows(store, base.dataset, result.artifact("ingest"))
     lines += _plan(store, base.plan, result.artifact("plan"))
@@ -76,7 +76,7 @@ def _rows(store: Store, before: str, now: str | None) -> list[str]:
     if then is None or new is None:
         return []
     rows, former = new.summary["rows"], then.summary["rows"]
-    lines = [f"{plural(rows, 'row')}, {rows / former - 1:+.1%} on {then.summary.get('day') or 'the dataset before'}"]
+    lines = [f"{plural(rows, 'row')}, {rows / former - 1:+.1%} on {then.summary.get('day') or 'the previous dataset'}"]
     for name, what in (
         ("rows_late", "rows of other days kept for those"),
         ("rows_freed", "rows of tables freed"),
@@ -95,7 +95,7 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
         return []
     lines = []
     if "why" in plan.summary:
-        again = "is that of the night before" if plan.summary["reused"] else "was made anew"
+        again = "is reused from the previous night" if plan.summary["reused"] else "was rebuilt"
         lines.append(f"the plan {again}: {plan.summary['why']}")
     try:
         then, new = (read(Plan, store, f"{path}/plan.json").tables for path in (before, plan.path))

@@ -37,7 +37,7 @@ def wait_for(config: Config, day: date, minutes: float) -> float:
             )
         if missing != logged:
             log.info(
-                "watermark  %s is not complete: %s; looking every %g s, for %.1f minutes",
+                "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes",
                 day, missing, config.nightly.poll_seconds, left / 60,
             )  # fmt: skip
             logged = missing

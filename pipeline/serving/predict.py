@@ -65,7 +65,7 @@ def score_file(
     """
     name = version or promotion.read_current(store, model).version
     if name is None:
-        raise ArtifactError(f"model {model!r} has no version that serves", hint="nightjar models ls")
+        raise ArtifactError(f"model {model!r} has no serving version", hint="nightjar models ls")
     place = versions.version_path(model, name)
     artifact = versions.find_version(store, model, name)
     versions.require_intact(store, model, artifact, versions.small_files(artifact))
@@ -272,7 +272,7 @@ def _whole_file(out: str, option: str, path: str) -> Iterator[Any]:
     with _named(path):
         read = find_files(path).paths
     if full in read:
-        raise ConfigError(f"{option} {out} is one of the files that are read", hint=f"{option} <another name>")
+        raise ConfigError(f"{option} {out} is one of the input files", hint=f"{option} <another name>")
     partial = f"{full}.partial"
     with disk_errors(out, f"{option} "):
         fs.makedirs(full.rpartition("/")[0] or ".", exist_ok=True)

@@ -131,7 +131,7 @@ class Draft:
                 raise LaunchError(
                     f"{self.path}/{name} was removed or replaced before it was committed: another process writes "
                     f"{self.path} as well",
-                    hint="the same command again once that one has ended: it takes what was made",
+                    hint="run the same command again once that one has ended; it uses what was made",
                 )
 
     def clear(self) -> None:
@@ -178,7 +178,9 @@ class Store(Files):
                         file=f"{path}/{MANIFEST}",
                     ) from None
                 former = data
-        raise UnreachableError(f"{where} reads differently every time", hint="the same command again; check the disk")
+        raise UnreachableError(
+            f"{where} gives different bytes at every read", hint="run the same command again; check the disk"
+        )
 
     def get(self, path: str, stage: str) -> Artifact:
         """The artifact committed at ``path``; ArtifactError naming the ``stage`` that makes it where there is none."""
@@ -199,8 +201,8 @@ class Store(Files):
         The caller must ``commit``; leaving without it discards too. LaunchError where another process writes it.
         """
         draft = Draft(self, path, kind, key, config, inputs)
-        hint = "the same command again once that one has ended: it takes what was made"
-        with self.locked(path, taken(f"{path} is being written already", "another process", self.full(path), hint)):
+        hint = "run the same command again once that one has ended; it uses what was made"
+        with self.locked(path, taken(f"{path} is already being written", "another process", self.full(path), hint)):
             draft.clear()
             try:
                 with disk_errors(path, self.option):

@@ -40,7 +40,7 @@ class SwappedError(Exception):
     """Somebody else wrote or removed the file since it was read; ``now``: what it holds."""
 
     def __init__(self, now: Seen) -> None:
-        super().__init__("the file is not what was read")
+        super().__init__("the file changed after it was read")
         self.now = now
 
 

@@ -51,7 +51,7 @@ class Holder:
         if ahead < 0 and slack >= self.seconds:
             return ""  # an old record: its holder may simply be dead
         way = "ahead of" if ahead > 0 else "behind"
-        return f"; its clock is {abs(ahead):,.0f} s {way} this machine's: set both by NTP, for dates to mean the same"
+        return f"; its clock is {abs(ahead):,.0f} s {way} this machine's; synchronize both with NTP"
 
 
 class Place(Protocol):
@@ -109,7 +109,7 @@ class Lease:
             self._leave()
             raise LaunchError(
                 f"{self.place.name} cannot be kept: {error}",
-                hint="the same command once the machine has room; look at ulimit -u and the container's pids limit",
+                hint="run the same command once the machine has room; check ulimit -u and the container's pids limit",
             ) from error
         try:
             yield
@@ -162,7 +162,7 @@ class Lease:
         )  # fmt: skip
         now = watched(self.place.look, holder.seconds, seen)
         if now == seen:
-            log.warning("%s did not renew its lease for %g s: it is taken over", holder.text, holder.seconds)
+            log.warning("%s did not renew its lease for %g s: taking it over", holder.text, holder.seconds)
         elif self.place.holder(now) is not None:
             raise self._taken(now)
         return now
@@ -174,7 +174,7 @@ class Lease:
     def _taken(self, seen: Seen) -> LaunchError:
         holder = self.place.holder(seen)
         if holder is None:
-            return LaunchError(f"{self.place.taken}: another launcher ended just now", hint="the same command again")
+            return LaunchError(f"{self.place.taken}: another launcher just ended", hint="run the same command again")
         where = f"{self.place.where}{holder.skew(self.seconds / CHECKS)}"
         return taken(self.place.taken, holder.text, where, self.place.hint)
 
@@ -213,7 +213,7 @@ class Lease:
             if self.lost:
                 return
             self.lost = True
-        sys.stderr.write(f"nightjar: this launcher lost {self.place.name}; it ends here\n")
+        sys.stderr.write(f"nightjar: this launcher lost {self.place.name}; it stops now\n")
         os.kill(os.getpid(), signal.SIGTERM)
 
 

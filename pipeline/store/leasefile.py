@@ -50,7 +50,7 @@ class LeaseFile:
                 text = f"host {record['host']}, process {record['pid']} ({record['doing']})"
                 ahead = float(record["renewed"]) - time.time()
                 return Holder(str(record["owner"]), text, float(record["seconds"]), ahead)
-        raise ArtifactError(f"{self.where} does not say who holds {self.name}", hint="remove that file, if nobody does")
+        raise ArtifactError(f"{self.where} does not say who holds {self.name}", hint="remove that file if nobody does")
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
         """Write the record of this process, or with ``free`` remove the file; SwappedError unless it is as ``seen``."""

@@ -130,7 +130,7 @@ def read_record(store: Store, path: str) -> Record | None:
     except ValueError as error:
         raise unknown(store, path, f"cannot be read: {error}") from None
     if not isinstance(record, dict):
-        raise unknown(store, path, "is no record")
+        raise unknown(store, path, "is not a record")
     return record
 
 
@@ -152,7 +152,7 @@ def _read_all(store: Store, kind: RecordKind, run: str | None) -> Iterator[tuple
         try:
             yield path, kind.refers(record)
         except (KeyError, TypeError, AttributeError) as error:
-            raise unknown(store, path, f"is no record of a {kind.name}: {error!r}") from None
+            raise unknown(store, path, f"is not a record of a {kind.name}: {error!r}") from None
 
 
 def _paths(store: Store, pattern: str) -> Iterator[str]:

@@ -24,11 +24,11 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
         if error.errno in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error):
             raise ArtifactError(
                 f"no space left on the store's disk while {doing} {what}",
-                hint=f"free space there, or {option}<another fsspec URL>; nothing half-written was kept",
+                hint=f"free space there, or {option}<another fsspec URL>; no partial output was kept",
             ) from error
         if isinstance(error, PermissionError) or error.errno in _REFUSALS:  # object stores set no errno
             reason = os.strerror(error.errno) if error.errno else str(error)
-            other = "the same command as a user who may write there"
+            other = "run the same command as a user who may write there"
             hint = f"{option}<an fsspec URL you may write to>" if option else other
             raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
         raise
@@ -54,5 +54,5 @@ def reachable(where: str) -> Iterator[None]:
             raise
         raise UnreachableError(
             f"{where} cannot be read: {type(error).__name__}: {error}",
-            hint="the same command again once the store answers; nothing was changed",
+            hint="run the same command again once the store answers; nothing was changed",
         ) from error

@@ -30,7 +30,7 @@ _PASSING = frozenset(
 _CLIENTS = frozenset(
     ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")
 )
-AGAIN = "the same command again; what is committed is untouched"
+AGAIN = "run the same command again; what is committed is untouched"
 Result = TypeVar("Result")
 _here = threading.local()
 

@@ -111,7 +111,7 @@ def _check_names(partition: PartitionConfig, features: Sequence[str]) -> None:
         if name not in features:
             near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
             raise ConfigError(
-                f"{where} names {name!r}, which is no feature; the nearest is {near!r}",
+                f"{where} names {name!r}, which is not a feature; the nearest is {near!r}",
                 hint=f"use {near} instead of {name}; the features are {', '.join(features)}",
             )
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from pipeline.errors import ConfigError
 from pipeline.records import Tower, Towers
 
-_AGAIN = "nightjar partition force=true makes towers.json again"
+_AGAIN = "nightjar partition force=true rebuilds towers.json"
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class Checkpoints:
             return
         self.saver.save(state, final=True, wait=True)
         if dist.get_rank() == 0:
-            log.info("the last checkpoint is written again as %s, coded %s", path, coding_of(wanted))
+            log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
     def _start_from(self, init: Artifact) -> None:
         wanted, model = self.config.checkpoint, self.saver.model

@@ -39,7 +39,7 @@ def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
     if not guard.collapse or step < guard.collapse_after_steps or not meter.window_full:
         return
     over = f"over the {window.rows:.0f} rows before step {step}"
-    go_on = "train.guard.collapse=false to go on"
+    go_on = "train.guard.collapse=false to continue"
     if window.logit_std < guard.min_logit_std:
         raise GuardError(
             f"predictions have collapsed: the standard deviation of the logits is {window.logit_std:.3g} {over}, "
@@ -48,7 +48,7 @@ def check_collapse(meter: Meter, step: int, config: TrainConfig) -> None:
         )
     if window.ne is not None and window.ne >= guard.max_window_ne:
         raise GuardError(
-            f"the model does not learn: NE is {window.ne:.4f} {over}, expected below "
+            f"the model is not learning: NE is {window.ne:.4f} {over}, expected below "
             f"train.guard.max_window_ne={guard.max_window_ne:g} (1 is the base rate alone)",
             hint=f"train.lr={config.lr / 4:g} train.sparse_lr={config.sparse_lr / 4:g}, or {go_on}",
         )

@@ -35,7 +35,7 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     former = " ".join(f"train.{name}={_typed(value)}" for name, value in _changes(train, then).items())
     raise ConfigError(
         f"train.epochs={train.epochs} train.max_steps={_typed(train.max_steps)} plan {total:,} steps, but this "
-        f"training has already taken {step:,} ({path}), and steps cannot be taken back",
+        f"training has already taken {step:,} ({path}), and steps cannot be undone",
         hint=f"{former or f'train.max_steps={step}'} for the training as it is; run=<another name> for one of "
         f"{total:,} steps; or force=true to train this one again from the start",
     )
@@ -48,7 +48,7 @@ def length_line(train: TrainConfig, then: Mapping[str, Any], step: int, total: i
         return ""
     now = {name: getattr(train, name) for name in LENGTH}
     moved = [f"train.{name} was {_typed(old)}, is {_typed(now[name])}" for name, old in _changes(train, then).items()]
-    line = f"{' and '.join(moved)}: training goes on to step {total:,}; {before:,} were planned"
+    line = f"{' and '.join(moved)}: training continues to step {total:,}; {before:,} were planned"
     if train.schedule == "constant" or step >= total:
         return line
     last = lr_factor(train, step - 1, before) if step else 0.0

@@ -38,7 +38,7 @@ def debugging(config: DebugConfig, store: Store, trace: str) -> Iterator[Callabl
         if config.anomaly and "returned nan values" in str(error):
             raise GuardError(
                 f"debug.anomaly: {error}",
-                hint="the log has the forward call that made it; debug.anomaly=false to go on",
+                hint="the log has the forward call that made it; debug.anomaly=false to continue",
             ) from error
         raise
 

@@ -45,8 +45,8 @@ def remapped_rows(
         elif then is None:
             if data.mapping_from != before:
                 raise ArtifactError(
-                    f"dataset {before}, on which checkpoint.init_from={checkpoint.init_from} was trained, is gone: "
-                    f"the rows of table {name!r} whose ids changed are unknown",
+                    f"checkpoint.init_from={checkpoint.init_from} was trained on dataset {before}, which no "
+                    f"longer exists: the rows of table {name!r} whose ids changed are unknown",
                     hint="checkpoint.init_from=null, or a checkpoint of the day before",
                 )
             changed[name] = _freed(store, dataset, name)

@@ -30,7 +30,7 @@ def log_planned(train: TrainConfig, rows: int) -> None:
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
-        log.warning("%s; with fewer than %d steps a model hardly begins to learn: %s", text, FEWEST_STEPS, hint)
+        log.warning("%s; a model barely learns in fewer than %d steps: %s", text, FEWEST_STEPS, hint)
     elif total <= rising:
         log.warning("%s; the learning rates never reach their full value: train.warmup_steps=auto", text)
     else:

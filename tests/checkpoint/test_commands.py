@@ -48,7 +48,7 @@ def test_ls_says_type_coding_size_and_what_rests_on_what(store, capsys):
 
 @pytest.mark.parametrize("command", ["ls", "gc"])
 def test_an_unknown_run_is_a_mistake_and_names_the_known_ones(store, capsys, command):
-    assert f"no run 'x' in store {store.url}; there are: r" in ckpt(store, capsys, command, "x", code=2).err
+    assert f"no run 'x' in store {store.url}; available: r" in ckpt(store, capsys, command, "x", code=2).err
 
 
 @pytest.mark.parametrize("name", ["r", "r/step-00000003", f"{DIRECTORY}/step-00000003"])
@@ -251,7 +251,7 @@ def test_gc_keeps_a_checkpoint_that_lost_its_manifest_but_is_rested_on_or_named(
     result = ckpt_json(store, capsys, "gc", "--min-age", "0")
     assert result["removed"] == []
     reasons = {each["path"][-1]: each["reason"] for each in result["kept"]}
-    assert "rests on it, though its manifest is gone" in reasons["1"]
+    assert "depends on it, though its manifest is gone" in reasons["1"]
     assert reasons["4"] == "named by runs/r/train/k/manifest.json, though its manifest is gone"
     assert len(store.names(DIRECTORY)) == 4
 

@@ -47,7 +47,7 @@ def slow_rank(folder, name):
         assert saver.save(TrainState(step=step, rng=torch.get_rng_state()), wait=step == 3)
     assert (saver.figures.count, saver.figures.failed) == (2, 1)
     assert len(said) == (dist.get_rank() == 0)
-    assert all(line.startswith("checkpoint not written, its rows go into the next one: ") for line in said)
+    assert all(line.startswith("the checkpoint was not written; its rows go into the next one: ") for line in said)
     assert all(told in line for line in said)
     save_file(shards_to_tensors(rows), folder / f"a-end-{dist.get_rank()}.safetensors")
     for thread in threading.enumerate():  # one that had no end
@@ -126,7 +126,7 @@ def refused(folder):
     saver.store.fs.rm_file = real
     assert [entry.step for entry in saver._entries] == [2]
     assert len(said) == (dist.get_rank() == 0)
-    assert all("old checkpoints stay until the next one: the store refuses removing" in line for line in said)
+    assert all("old checkpoints are kept until the next one: the store refuses removing" in line for line in said)
     saver.save(TrainState(step=3), wait=True)
     dist.barrier()
     assert saver.store.names("ck") == ["step-00000003"]

@@ -77,7 +77,7 @@ def test_export_takes_a_table_once_and_a_layout_for_parquet_only(store, capsys, 
     arguments = ("export", "r", "--out", str(tmp_path / "out"), "--table", "a")
     assert [each["table"] for each in ckpt_json(store, capsys, *arguments, "--table", "a")["files"]] == ["a"]
     said = ckpt(store, capsys, *arguments, "--format", "safetensors", "--layout", "list", code=2).err
-    assert "--layout list is of Parquet files" in said
+    assert "--layout list needs Parquet files" in said
 
 
 def spoil(store, step):

@@ -295,7 +295,7 @@ def test_a_store_that_answers_otherwise_every_time_is_no_proof_either(tmp_path, 
         return real(store.full(f"other-{next(count)}") if other else path, *args, **kwargs)
 
     monkeypatch.setattr(store.fs, "open", opened)
-    with pytest.raises(UnreachableError, match="reads differently every time"):
+    with pytest.raises(UnreachableError, match="gives different bytes at every read"):
         restore_newest(store, "c", Target(access(shard()), {}))
 
 

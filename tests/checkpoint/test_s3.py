@@ -93,7 +93,7 @@ def test_a_store_that_cannot_be_read_is_no_damaged_checkpoint(store, endpoint, m
     said = listen()
     with pytest.raises(ArtifactError, match=r"s3://.*cannot be read") as caught:
         restore_newest(store, "c", Target(access(shard()), {"w": torch.zeros(2)}))
-    assert caught.value.hint == "the same command again once the store answers; nothing was changed"
+    assert caught.value.hint == "run the same command again once the store answers; nothing was changed"
     assert endpoint.fault.seen
     assert said and all("again in 0 s, because s3://" in line for line in said)  # never "going back"
     endpoint.fault = None

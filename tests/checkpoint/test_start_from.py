@@ -65,8 +65,8 @@ def test_a_new_run_starts_from_the_newest_checkpoint_of_another(said):
     assert "code 0" in parts[1]
     assert "starting from runs/a/checkpoints/" in parts[1]
     assert "allowed: train.lr was 0.002, is 0.001" in parts[1]
-    assert "26 tables taken as they are" in parts[1]
-    assert "dense part: all 8 parameters and their optimizer taken" in parts[1]
+    assert "26 tables loaded unchanged" in parts[1]
+    assert "dense part: all 8 parameters and their optimizer loaded" in parts[1]
     assert "resumed" not in parts[1]
 
 
@@ -134,7 +134,7 @@ def test_a_layer_that_normalises_inputs_goes_with_the_checkpoint(said):
     """Run j trains with max-normalised inputs, k starts from it; the first two steps of both see their own maxima."""
     store, parts, _ = said
     assert "code 0" in parts[12] and "code 0" in parts[13]
-    assert "dense part: all 10 parameters and their optimizer taken" in parts[13]
+    assert "dense part: all 10 parameters and their optimizer loaded" in parts[13]
     newest = max((store / "runs/j/checkpoints").glob("*/*/dense.safetensors"))
     largest = load_file(newest)["param/head.normalise.largest"]
     raw = [pq.read_table(path, columns=["I1", "I2"]) for path in store.glob("datasets/synthetic/*/train/*.parquet")]

@@ -43,7 +43,7 @@ def test_equal_tables_are_taken_bit_for_bit_with_the_dense_part(chain):
         assert torch.equal(tables[name][0], weight)
         assert torch.equal(tables[name][1], sums)
     assert float(parameters["head.bias"][0]) == 2.0
-    assert "3 tables taken as they are, 987 rows" in lines
+    assert "3 tables loaded unchanged, 987 rows" in lines
     assert any("all 2 parameters" in line for line in lines)
 
 
@@ -59,7 +59,7 @@ def test_new_rows_keep_their_values_and_surplus_rows_are_left_out(chain):
         "table a: 50 rows taken, 10 new ones keep their initial values",
         "table b/c: 20 rows taken, 17 left out",
         "table new: not in the checkpoint, keeps its initial values",
-        "table long of the checkpoint: left out",
+        "table long of the checkpoint: not loaded",
         "dense parameters and their optimizer keep their initial values",
     ]
 
@@ -70,7 +70,7 @@ def test_tables_may_be_renamed_even_into_another_ones_name(chain):
     assert torch.equal(tables["b/c"][0], there["a"][0])
     assert (tables["a"][0] == 7).all()
     assert (parameters["head.weight"] == 0).all()
-    assert "table b/c (was a): 50 rows taken" in lines
+    assert "table b/c (was a): 50 rows loaded" in lines
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_where_ids_are_read_must_be_allowed_by_name(tmp_path, then, now, said, b
     with pytest.raises(ConfigError) as caught:
         check_changes(before, features({"a": now}, init_tables_only=tables_only), D)
     assert f"must be allowed: {said}" in caught.value.message
-    assert caught.value.hint.startswith(f"checkpoint.allow=[{path}] where the ids and values are the same ones")
+    assert caught.value.hint.startswith(f"checkpoint.allow=[{path}] if the ids and values are unchanged")
     assert caught.value.hint.endswith(f"else {back}")
     for option in (path, "data"):
         assert check_changes(before, features({"a": now}, allow=[option], init_tables_only=tables_only), D) == [
@@ -254,7 +254,7 @@ def test_ids_that_cannot_be_the_same_are_refused(tmp_path, then, now, said, back
     with pytest.raises(ConfigError) as caught:
         check_changes(before, features({"a": now}, allow=["data"], init_tables_only=tables_only), D)
     assert f"cannot be changed: {said}" in caught.value.message
-    assert caught.value.hint == f"{back}, or another name for the feature, whose table then begins anew"
+    assert caught.value.hint == f"{back}, or give the feature another name and a new table"
     (override,) = shlex.split(caught.value.hint.split(", or another")[0])
     parse([override])
 
@@ -289,5 +289,5 @@ def test_a_feature_whose_name_seeds_its_hash_cannot_be_renamed(tmp_path, mapping
     before = started(new_store(tmp_path), {"a": SparseFeature(mapping=mapping)})
     with pytest.raises(ConfigError) as caught:
         check_changes(before, features({"z": SparseFeature(mapping=mapping)}, rename={"a": "z"}), D)
-    assert "feature 'a' is now 'z', but its ids find their rows by a hash seeded with the name" in caught.value.message
-    assert caught.value.hint == "the former name, data.sparse.a.column=z, and no checkpoint.rename of a"
+    assert "feature 'a' is now 'z', but the hash of its ids is seeded with the name" in caught.value.message
+    assert caught.value.hint == "keep the name: data.sparse.a.column=z without checkpoint.rename of a"

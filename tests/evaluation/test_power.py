@@ -101,7 +101,7 @@ def test_too_few_rows_are_held_in_words_that_say_how_many_it_takes() -> None:
     passed, words = answer(night(rng, 2000, 0.0, 0.5))
     assert not passed
     assert "too few rows to tell: a rise of up to +" in words and "the limit is +0.20%" in words
-    assert "held-out rows, or a limit that 2,000 rows can tell: 0.0" in words
+    assert "held-out rows, or a limit that 2,000 rows can resolve: 0.0" in words
     assert words.endswith("(gate.max_ne_increase)")
     limit = float(words.rpartition("can tell: ")[2].partition(" ")[0])
     rng = np.random.default_rng(1)
@@ -112,7 +112,7 @@ def test_a_rise_beyond_doubt_is_not_called_too_few_rows() -> None:
     passed, words = answer(night(np.random.default_rng(2), 20_000, 0.05, 0.5))
     assert (
         not passed
-        and "at least 90% sure that it rose, beyond +0.20% (gate.max_ne_increase)" in words
+        and "a rise with at least 90% confidence, beyond +0.20% (gate.max_ne_increase)" in words
         and "too few" not in words
     )
 
@@ -131,7 +131,7 @@ def test_more_power_holds_more() -> None:
 def test_a_limit_of_nothing_asks_for_no_rows() -> None:
     strict = dataclasses.replace(SETTINGS, max_ne_increase=0.0)
     passed, words = answer(night(np.random.default_rng(2), 2000, 0.0, 0.5), strict)
-    assert not passed and "perhaps as much as +" in words and "too few" not in words
+    assert not passed and "possibly as much as +" in words and "too few" not in words
 
 
 @pytest.mark.parametrize(("rows", "clicks"), [(2000, 40), (5000, 90), (8000, 140)])

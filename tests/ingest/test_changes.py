@@ -66,7 +66,7 @@ def test_two_processes_do_not_write_one_artifact(tmp_path):
         assert ready.wait(30)
         store = Store(str(tmp_path))
         with (
-            pytest.raises(LaunchError, match="datasets/d/k is being written already: another process holds"),
+            pytest.raises(LaunchError, match="datasets/d/k is already being written: another process holds"),
             store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}),
         ):
             pass

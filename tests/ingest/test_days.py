@@ -74,7 +74,7 @@ def test_a_day_that_is_delivered_again_replaces_its_dataset_and_says_so(nights, 
     second = nights.ingest(config_of(tmp_path, "2026-01-01"))
     assert second.artifact.key != first.artifact.key
     assert second.summary["replaces"] == first.artifact.path
-    assert f"delivered again: this dataset takes the place of {first.artifact.path}" in nights.said[-1]
+    assert f"delivered again: this dataset replaces {first.artifact.path}" in nights.said[-1]
     assert day_dataset(nights.store, "d", "2026-01-01").key == second.artifact.key
 
 
@@ -119,7 +119,7 @@ def test_a_mapping_from_nowhere_names_the_dataset_of_the_day_before(nights, tmp_
     for day in ("2026-01-01", "2026-01-02"):
         write_day(tmp_path, day, day_rows(day, 20))
     first = nights.ingest(config_of(tmp_path, "2026-01-01"))
-    with pytest.raises(ArtifactError, match="data.mapping_from=datasets/d/nope is no dataset") as caught:
+    with pytest.raises(ArtifactError, match="data.mapping_from=datasets/d/nope is not a dataset") as caught:
         nights.ingest(config_of(tmp_path, "2026-01-02", mapping_from="datasets/d/nope"))
     assert caught.value.hint == f"data.mapping_from={first.artifact.path}"
 

@@ -143,7 +143,7 @@ def test_ten_days_one_by_one_see_their_ids_and_list_every_row_that_changed_hands
         assert now.summary["rows_freed"] == now.summary["rows_replaced"]
         assert (now.split("train")["c"] == 1).mean() < 0.7  # a quarter of the ids is new, every day
     last = made[-1].summary["rows_replaced"]["c"]
-    assert f"feature 'c': all 42 rows of its table are taken; {last} of the coldest went to ids" in nights.said[-1]
+    assert f"feature 'c': all 42 rows of its table are in use; the {last} coldest went to ids" in nights.said[-1]
     again = ten_days(Nights(tmp_path / "again"), tmp_path, **settings_of("replace"))
     for one, two in zip(made, again, strict=True):
         for name in ("train/part-00000.parquet", "vocab/c.parquet", "candidates/c.parquet", "freed/c.parquet"):

@@ -96,7 +96,7 @@ def test_what_does_not_pass_is_named_and_leaves_nothing(s3, endpoint, kind, meth
     endpoint.fault = Fault(kind, method, part)
     with pytest.raises(UnreachableError, match=r"s3://.* does not answer: ") as caught:
         make(config_of(f"{s3}/logs"), store)
-    assert "nothing half-written was kept" in caught.value.hint
+    assert "no partial output was kept" in caught.value.hint
     assert endpoint.fault.seen
     endpoint.fault = None
     store.fs.invalidate_cache()

@@ -189,7 +189,7 @@ def test_what_cannot_be_carried_on(nights, tmp_path):
         nights.ingest(config_of(tmp_path, "2026-01-02", sparse=changed, mapping_from=first))
     with pytest.raises(ConfigError, match="data.sparse.c.mapping is 'vocab'"):
         nights.ingest(config_of(tmp_path, "2026-01-02", mapping_from=first))
-    with pytest.raises(ArtifactError, match="data.mapping_from=datasets.d.nowhere is no dataset"):
+    with pytest.raises(ArtifactError, match="data.mapping_from=datasets.d.nowhere is not a dataset"):
         nights.ingest(config_of(tmp_path, "2026-01-02", mapping_from="datasets/d/nowhere"))
     second = nights.ingest(config_of(tmp_path, "2026-01-01")).artifact.path
     with pytest.raises(ConfigError, match=r"data.sparse.c.rows is 3, but its mapping has \d+ rows already"):

@@ -139,18 +139,19 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
         ),
         (
             {"tables": {"C3": TablePin(avoid=["ddr"])}},
-            "plan.tables.C3 leaves nothing for the table: sharding data_parallel or table_wise or row_wise, tiers none",
+            "plan.tables.C3 leaves no placement for the table: sharding data_parallel or table_wise or row_wise, "
+            "tiers none",
             "~plan.tables.C3",
         ),
         (
             {"tables": {"C3": TablePin(sharding="row_wise", avoid=["ssd", "row_wise"])}},
-            "plan.tables.C3 leaves nothing for the table: the pin both asks for row_wise and avoids it",
+            "plan.tables.C3 leaves no placement for the table: the pin both asks for row_wise and avoids it",
             "plan.tables.C3.avoid=[ssd]",
         ),
         (
             {"sharding_types": ["column_wise"]},
-            "plan.sharding_types=[column_wise] leaves nothing for table 'C3': its 16 columns do not split into two "
-            "or more shards of at least 128",
+            "plan.sharding_types=[column_wise] leaves no placement for table 'C3': its 16 columns do not split into "
+            "two or more shards of at least 128",
             "plan.sharding_types=[table_wise,column_wise]",
         ),
     ],

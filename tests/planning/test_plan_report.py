@@ -41,7 +41,7 @@ def test_many_ranks_show_the_mean_the_fullest_and_the_emptiest():
     sums = [sum(rank.values()) for rank in plan.phases]
     assert f"rank {sums.index(max(sums))}, ms mean of 128, ms" in text
     assert f"{max(sums) - plan.predicted_step_ms:.3f} ms of it overlap" in text
-    assert "tiers: at most 0.42% above the best there is" in text
+    assert "tiers: at most 0.42% above the best possible" in text
 
 
 def test_caches_say_rows_share_and_hit_rate_and_tiers_say_kernels():

@@ -94,7 +94,7 @@ def test_settings_are_said_as_they_are_typed_and_empty_pins_are_none():
 def test_a_table_that_moved_with_nothing_changed_makes_room():
     old = laptop()
     record = diff(old, replace(old, tables={**old.tables, "C2": replace(old.tables["C2"], tier="ssd")}))
-    assert "because  other tables changed, and this one made room or took it" in difference(record)
+    assert "because  other tables changed, and this one moved to make or use room" in difference(record)
 
 
 def test_new_and_gone_tables_are_named():

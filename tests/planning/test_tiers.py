@@ -184,8 +184,8 @@ def test_a_plan_of_another_version_is_refused():
     del record["phases"]
     with pytest.raises(ArtifactError) as caught:
         Plan.from_json({**record, "version": 1})
-    assert caught.value.message == "plan.json has version 1, expected 2: another release made it"
-    assert caught.value.hint == "nightjar plan force=true makes the plan again"
+    assert caught.value.message == "plan.json has version 1, expected 2: another release wrote it"
+    assert caught.value.hint == "nightjar plan force=true rebuilds the plan"
 
 
 def test_ranked_rows_make_row_wise_uneven():

@@ -160,7 +160,7 @@ def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path
     assert [record["line"] for record in records] == [8, *range(52, 60)]
     assert records[0] == {"file": "mixed.tsv", "line": 8, "reason": "1 fields, expected 40"}
     assert records[1]["reason"] == "label is '2', expected '1' or '0'"
-    for other, message in ((out, "no file for itself"), ("-", "no file for itself"), (mixed, "files that are read")):
+    for other, message in ((out, "no file for itself"), ("-", "no file for itself"), (mixed, "one of the input files")):
         assert main(["predict", *flags, "--rejected", str(other)]) == 2
         assert message in capfd.readouterr().err
     (tmp_path / "file").write_text("")
@@ -200,7 +200,7 @@ def test_predict_writes_a_whole_file_or_none_and_never_over_what_it_reads(
     said = capfd.readouterr().err
     assert "none of 2 rows parses, the first: wrong.tsv line 1: 1 fields" in said and "config.yaml" in said
     assert main(["predict", str(wrong), *flags, str(wrong)]) == 2
-    assert f"--out {wrong} is one of the files that are read" in capfd.readouterr().err
+    assert f"--out {wrong} is one of the input files" in capfd.readouterr().err
     assert wrong.read_text() == "one\ntwo\n" and sorted(tmp_path.iterdir()) == [empty, wrong]
 
 
@@ -244,7 +244,7 @@ def test_predict_scores_nothing_with_a_flipped_byte(store: Store, logs: Path, ca
         (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "show", "clicks", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "promote", "clicks", "v00009-aaaaaaaa"], 7, "has no version 'v00009-aaaaaaaa'"),
-        (["rollback"], 2, "model 'clicks' has no former version to go back to"),
+        (["rollback"], 2, "model 'clicks' has no previous version to roll back to"),
         (["rollback"], 2, "nightjar models promote clicks <version> --reason"),
         (["models", "promote", "clicks", "../../runs"], 7, "has no version '../../runs'"),
         (["models", "ls", "--nonsense"], 2, "does not know --nonsense"),

@@ -59,16 +59,16 @@ def test_promoting_what_serves_changes_nothing(store: Store) -> None:
 
 
 def test_there_must_be_something_to_go_back_to(store: Store) -> None:
-    with pytest.raises(ConfigError, match="no former version to go back to: nothing was published"):
+    with pytest.raises(ConfigError, match="no previous version to roll back to: nothing was published"):
         promotion.roll_back(store, "m")
     promote(store, A)
-    with pytest.raises(ConfigError, match=f"{A} is the first one that serves"):
+    with pytest.raises(ConfigError, match=f"{A} is the first serving version"):
         promotion.roll_back(store, "m")
 
 
 def test_only_whole_versions_serve(store: Store) -> None:
     promote(store, A)
-    with pytest.raises(ArtifactError, match="has no version 'v00009-aaaaaaaa' in store .*; there are: v00001"):
+    with pytest.raises(ArtifactError, match="has no version 'v00009-aaaaaaaa' in store .*; available: v00001"):
         promote(store, "v00009-aaaaaaaa")
     Path(store.full(f"models/m/{B}/tables/a.rows")).write_bytes(b"xx")
     with pytest.raises(ArtifactError, match="is 2 bytes, expected 3"):
@@ -193,7 +193,7 @@ def test_two_writers_at_once_is_a_message(store: Store) -> None:
     promote(store, A)
     with (
         versions.model_lock(store, "m"),
-        pytest.raises(LaunchError, match="is being changed already: another process holds"),
+        pytest.raises(LaunchError, match="is already being changed: another process holds"),
     ):
         promote(store, B)
 

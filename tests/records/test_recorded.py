@@ -65,7 +65,7 @@ def test_what_readers_ask_of_the_recorded_files_is_there() -> None:
         ({"checks": [{"name": "rows"}]}, "checks.0.passed is missing"),
         ({"slices": 3}, "slices is 3, expected a list"),
         ({"coverage": []}, r"coverage is \[\], expected an object"),
-        ({"format": 2}, "models/m/v/gate.json has format 2, expected 1: another release made it"),
+        ({"format": 2}, "models/m/v/gate.json has format 2, expected 1: another release wrote it"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_file_and_key(change: dict, words: str) -> None:

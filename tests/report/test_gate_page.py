@@ -68,7 +68,7 @@ def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
 
 
 def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
-    words = "predictions moved <b>; NE is surely better, so this only warns"
+    words = "predictions moved <b>; NE is clearly better, so this is only a warning"
     warned = Check("prediction shift", "gate.max_psi", True, words, warned=True)
     best = Best(version="v00001-aa", ne=interval(0.74), change=interval(0.013))
     simple = Beside(ne=interval(0.8), change=interval(-0.06))

@@ -57,7 +57,7 @@ def test_a_night_that_fails_stops_the_later_ones(tmp_path: Path) -> None:
     nights = Nights(tmp_path, {2: 5})
     assert nights(DAYS) == 5
     assert nights.outcomes() == ["published", "failed", "-", "-"]
-    assert "2 later nights are left out, 2026-01-03 to 2026-01-04; nightly.keep_going=true" in nights.said[-1]
+    assert "2 later nights are skipped, 2026-01-03 to 2026-01-04; nightly.keep_going=true" in nights.said[-1]
     nights.codes = {}
     assert nights(DAYS) == 0  # it goes on where it stopped
     assert nights.runs == [f"synthetic-2026-01-0{i}" for i in (1, 2, 2, 3, 4)]

@@ -76,7 +76,7 @@ def test_nights_go_forwards(tmp_path: Path) -> None:
     version = publish(store, 5)
     with pytest.raises(ConfigError) as error:
         find_base(store, "clicks", date(2026, 1, 4))
-    assert f"the model that serves, {version} of 'clicks', has learnt from 2026-01-05" in error.value.message
+    assert f"the serving model, {version} of 'clicks', has learnt from 2026-01-05" in error.value.message
     assert "nightjar rollback clicks" in error.value.hint
 
 
@@ -134,7 +134,7 @@ def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(
             self.end_headers()
 
     with HTTPServer(("127.0.0.1", 0), Hook) as server:
-        for code, words in ((2, "nights go forwards"), (7, "does not say which version serves")):
+        for code, words in ((2, "nights run forward in time"), (7, "does not say which version serves")):
             thread = threading.Thread(target=server.handle_request)
             thread.start()
             url = f"nightly.webhook=http://127.0.0.1:{server.server_port}/secret"

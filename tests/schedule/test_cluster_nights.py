@@ -209,7 +209,7 @@ def test_three_nights_publish_warm_up_and_hold(cluster: TestCluster, tmp_path: P
     nights.assert_rows_kept(warmed)
     assert nights.version() == warmed["version"] != published["version"]
     assert refused.returncode == 8
-    assert refused.stderr.startswith(f"nightjar: model '{MODEL}' is being worked on already: host ")
+    assert refused.stderr.startswith(f"nightjar: model '{MODEL}' is already being worked on: host ")
     assert refused.stderr.count("nightjar:") == 1
 
     serving = nights.served()

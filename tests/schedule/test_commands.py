@@ -12,9 +12,9 @@ from pipeline.store import Store
 SCHEDULED = ["launch=kubernetes", f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}", "store=s3://b/s"]
 MISTAKES = [
     (["nightly", "date=tomorrow"], "date is 'tomorrow', expected YYYY-MM-DD, yesterday or today"),
-    (["nightly", "date=2026-01-01", "data.day=2026-01-02"], "data.day=2026-01-02 is given, but the night's date says"),
+    (["nightly", "date=2026-01-01", "data.day=2026-01-02"], "data.day=2026-01-02 is given, but a night takes it from its date"),
     (["nightly", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
-    (["nightly", "stages=[train]"], "stages=[train] is given, but a night does all six"),
+    (["nightly", "stages=[train]"], "stages=[train] is given, but a night runs all six"),
     (["backfill", "from=2026-01-01"], "to= is missing"),
     (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 lies after to=2026-01-01"),
     (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is not an http or https URL"),
@@ -56,6 +56,6 @@ def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: P
         code = cli.main(["nightly", "date=2026-01-10", "publish.model=clicks", f"store={tmp_path}"])
     assert code == 8
     said = capsys.readouterr().err
-    assert "model 'clicks' is being worked on already: host " in said
+    assert "model 'clicks' is already being worked on: host " in said
     assert "(backfill 2026-01-01 to 2026-01-09) holds " in said
     assert store.names("runs") == []

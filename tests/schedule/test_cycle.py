@@ -91,7 +91,7 @@ def test_the_first_night_trains_from_scratch_and_publishes(nights: Nights) -> No
     record = nights.record("01")
     assert record["outcome"] == "published"
     assert record["base"] is None
-    assert record["changed"] == ["the first model: it was trained from scratch, with id mappings of its own"]
+    assert record["changed"] == ["the first model, trained from scratch with new id mappings"]
     assert json.loads(nights.served["01"] or "")["version"] == record["version"]
 
 
@@ -107,7 +107,7 @@ def test_the_second_one_goes_on_from_what_serves_and_carries_its_mappings(nights
     assert second["ne"] == pytest.approx(second["incumbent_ne"], rel=0.05)  # not a model that begins anew
     assert second["ne"] != second["incumbent_ne"]
     assert json.loads(nights.served["02"] or "")["version"] == second["version"]
-    assert any("the plan was made anew: table C" in line for line in second["changed"])
+    assert any("the plan was rebuilt: table C" in line for line in second["changed"])
     assert any(line.startswith("7,000 rows, +0.0% on 2026-01-01") for line in second["changed"])
     assert set(second["seconds"]) == {"ingest", "plan", "partition", "train", "evaluate", "publish"}
 
@@ -155,7 +155,7 @@ def test_nights_go_forwards(nights: Nights) -> None:
     assert nights.codes["01 forced"] == 2
     version = nights.record("02")["version"]
     said = nights.said["01 forced"]
-    assert f"the model that serves, {version} of 'clicks', has learnt from 2026-01-02, which is not before" in said
+    assert f"the serving model, {version} of 'clicks', has learnt from 2026-01-02, which is not before" in said
     assert "nightjar rollback clicks" in said
     assert nights.record("01")["outcome"] == "published"
 

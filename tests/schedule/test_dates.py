@@ -37,7 +37,7 @@ def test_the_arguments_of_the_command_are_taken_from_among_the_overrides() -> No
     assert rest == ["store=s", "train.lr=0.1"]
     with pytest.raises(ConfigError, match="date is given twice: a and b"):
         taken(["date=a", "date=b"], ("date",))
-    with pytest.raises(ConfigError, match="data.day=2026-01-01 is given, but the night's date says it") as error:
+    with pytest.raises(ConfigError, match="data.day=2026-01-01 is given, but a night takes it from its date") as error:
         taken(["data.day=2026-01-01"], ("date",))
     assert error.value.hint == "date=2026-01-01"
 

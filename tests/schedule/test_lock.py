@@ -30,7 +30,7 @@ def test_a_second_launcher_is_told_who_works_on_the_model(tmp_path: Path) -> Non
     with night_lock(store, "clicks", SECONDS, "night 2026-01-05"):
         with pytest.raises(LaunchError) as error, night_lock(store, "clicks", SECONDS, "night 2026-01-06"):
             pass
-        assert "model 'clicks' is being worked on already: host " in error.value.message
+        assert "model 'clicks' is already being worked on: host " in error.value.message
         assert "(night 2026-01-05) holds " in error.value.message
         assert lease_path("clicks") in error.value.message
         assert "clock" not in error.value.message
@@ -61,7 +61,7 @@ def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Pa
         assert time.monotonic() - started >= SECONDS  # its own time, not the new one's
         assert json.loads((tmp_path / lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
     assert "host far, process 7 (night 2026-01-05)" in said[0]
-    assert "did not renew its lease for 0.6 s: it is taken over" in said[1]
+    assert "did not renew its lease for 0.6 s: taking it over" in said[1]
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", "{"])
@@ -70,7 +70,7 @@ def test_a_damaged_lease_is_one_message(tmp_path: Path, content: str) -> None:
     store.write_bytes(lease_path("clicks"), content.encode())
     with pytest.raises(ArtifactError) as caught, night_lock(store, "clicks", SECONDS, "x"):
         pass
-    assert lease_path("clicks") in caught.value.message and caught.value.hint == "remove that file, if nobody does"
+    assert lease_path("clicks") in caught.value.message and caught.value.hint == "remove that file if nobody does"
 
 
 @pytest.mark.parametrize(("ahead", "words"), [(7200.0, "7,200 s ahead of"), (-7200.0, "7,200 s behind")])

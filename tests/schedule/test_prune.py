@@ -230,7 +230,7 @@ def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, c
     with night_lock(store, "clicks", 0.6, "night 2026-01-06"):
         assert main(["store", "gc", "--store", store.url]) == 8
         said = capsys.readouterr()
-        assert "model 'clicks' is being worked on already" in said.err and "(night 2026-01-06)" in said.err
+        assert "model 'clicks' is already being worked on" in said.err and "(night 2026-01-06)" in said.err
         assert said.err.count("hint:") == 1 and "Traceback" not in said.err
         assert main(["store", "gc", "--store", store.url, "--dry-run"]) == 0
     assert all(store.exists(path) for path in everything(0))
@@ -247,7 +247,7 @@ def test_a_dry_run_says_the_same_and_removes_nothing(store: Store, capsys) -> No
     assert main(["store", "gc", "--store", store.url, "--dry-run"]) == 0
     text = capsys.readouterr().out
     size = next(units.size(each["bytes"]) for each in tried["removed"] if each["path"] == path_of("ingest", 0))
-    assert f"would remove {path_of('ingest', 0)}  {size}  nothing that is kept refers to it, 100 days old" in text
+    assert f"would remove {path_of('ingest', 0)}  {size}  nothing kept refers to it, 100 days old" in text
     assert f"would remove 2 datasets, 2 runs, 2 plans, 2 towers artifacts: {units.size(tried['bytes'])}" in text
     assert "kept 3 datasets, 3 runs, 3 plans, 3 towers artifacts, for 3 versions\n  11: a version refers to it" in text
     assert removed(gc(store)) == removed(tried)

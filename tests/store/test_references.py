@@ -60,7 +60,7 @@ def test_a_kind_of_record_that_a_room_adds_is_respected(store: Store, monkeypatc
     assert of_run(store, "r", starts=False).keys == {"aa"}
     assert pins(store) == {CHECKPOINT: "runs/r/drift.json"}
     store.write_json("runs/r/drift.json", {})
-    with pytest.raises(DamagedError, match="runs/r/drift.json is no record of a drift page.* refers to is unknown"):
+    with pytest.raises(DamagedError, match="runs/r/drift.json is not a record of a drift page.* refers to is unknown"):
         pins(store)
 
 

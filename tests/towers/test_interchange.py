@@ -120,13 +120,13 @@ def test_towers_with_modules_take_from_a_flat_checkpoint_what_both_have(root):
     spawn(run, 1, folder, "flat", "flat", 1, None, None, 3)
     spawn(run, 4, folder, "towers", "towers", 2, DLRM, outcome(folder, "flat")["final"], 1)
     text = outcome(folder, "towers")["lines"][0]
-    assert "5 tables taken as they are, 120 rows" in text
-    assert "parameters taken, the optimizer starts anew" in text
+    assert "5 tables loaded unchanged, 120 rows" in text
+    assert "parameters loaded, the optimizer starts fresh" in text
     assert "parameter towers.tower.0.each.weight: keeps its initial values" in text
     assert "parameter head.ranking.top.0.weight: keeps its initial values" in text
     assert "head.ranking.bottom" not in text
     spawn(run, 1, folder, "back", "back", 1, None, outcome(folder, "towers")["final"], 1)
-    assert "parameter towers.tower.0.each.weight of the checkpoint: left out" in outcome(folder, "back")["lines"][0]
+    assert "parameter towers.tower.0.each.weight of the checkpoint: not loaded" in outcome(folder, "back")["lines"][0]
 
 
 def test_towers_go_on_on_other_hosts_with_their_modules_and_optimizers(root):

@@ -138,7 +138,7 @@ def test_pins_and_groups_are_kept_by_the_stage(store):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+partition.pins.C55=0"], "partition.pins names 'C55', which is no feature; the nearest is 'C5'"),
+        (["+partition.pins.C55=0"], "partition.pins names 'C55', which is not a feature; the nearest is 'C5'"),
         (["partition.towers=27"], "27 towers for 26 features"),
         (
             ["partition.groups=[[C1,C2]]", "+partition.pins.C1=0", "+partition.pins.C2=1"],

@@ -68,7 +68,7 @@ def test_more_epochs_go_on_from_the_end_of_the_former_ones(said: tuple[Path, dic
     store, text = said
     assert "code 0" in text["first"] and "code 0" in text["longer"]
     assert re.search(r"resumed from runs/a/checkpoints/\w+/step-00000010 after step 10\n", text["longer"])
-    assert "train.epochs was 1, is 2: training goes on to step 20; 10 were planned" in text["longer"]
+    assert "train.epochs was 1, is 2: training continues to step 20; 10 were planned" in text["longer"]
     assert "resumed" not in text["straight"]
 
 
@@ -125,7 +125,7 @@ def test_a_schedule_that_ends_later_says_what_becomes_of_the_rates(said: tuple[P
 
 def test_what_a_guard_advises_goes_on_where_it_stopped(said: tuple[Path, dict[str, str]]) -> None:
     _, text = said
-    assert "code 5" in text["stopped"] and "train.guard.collapse=false to go on" in text["stopped"]
+    assert "code 5" in text["stopped"] and "train.guard.collapse=false to continue" in text["stopped"]
     assert "code 0" in text["guarded less"]
     assert re.search(r"resumed from runs/e/checkpoints/\w+/step-0000000[36] after step [36]\n", text["guarded less"])
 

@@ -89,7 +89,7 @@ def test_without_the_checkpoints_data_set_the_list_of_freed_rows_tells(nights):
     assert remapped(store, init, *made[2])["c"].tolist() == [3]
     first = checkpoint(store, *made[0])
     shutil.rmtree(store.full(made[0][0].path))
-    with pytest.raises(ArtifactError, match="is gone: the rows of table 'c' whose ids changed are unknown"):
+    with pytest.raises(ArtifactError, match="no longer exists: the rows of table 'c' whose ids changed are unknown"):
         remapped(store, first, *made[2])
 
 

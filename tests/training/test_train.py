@@ -290,7 +290,7 @@ def test_profile_writes_a_trace_per_rank(outcomes, world):
         ("bad_row", "GuardError", ["table 'b' has rows 0 to 22", "train row 1234", "asks for row 23"]),
         ("explodes", "GuardError", ["not finite", "train.lr="]),
         ("collapsed", "GuardError", ["predictions have collapsed", "min_logit_std=50", "train.guard.collapse=false"]),
-        ("no_learning", "GuardError", ["does not learn: NE is", "before step 8", "train.guard.collapse=false"]),
+        ("no_learning", "GuardError", ["is not learning: NE is", "before step 8", "train.guard.collapse=false"]),
         ("no_test_rows", "DataError", ["has no test rows", "data.split.test_share"]),
     ],
 )
