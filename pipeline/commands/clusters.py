@@ -157,11 +157,10 @@ def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
-    from pipeline.launch.kubernetes.api import Api
-    from pipeline.launch.kubernetes.credentials import api_client
+    from pipeline.launch.kubernetes.credentials import connect
 
     config = _schedule_config(options)
-    return Api(api_client(config.launch.context)), _schedule_objects(config, options)
+    return connect(config.launch.context), _schedule_objects(config, options)
 
 
 COMMANDS = (
