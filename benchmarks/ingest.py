@@ -99,7 +99,7 @@ def _nightjar(log: str) -> Work:
 
     def work(out: str, min_count: int, most_rows: int) -> int:
         with Store(out).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = ingest(config.data, config.ingest, config.seed, draft, lambda _: None)
+            summary = ingest(config.data, config.ingest, config.seed, draft)
             draft.commit(summary)
         return int(summary["rows"])
 

@@ -82,7 +82,7 @@ def _ingested(log: str, *, held: bool) -> dict[str, Any]:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         with Store(folder).draft("datasets/ids/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            draft.commit(ingest(config.data, config.ingest, config.seed, draft, lambda _: None))
+            draft.commit(ingest(config.data, config.ingest, config.seed, draft))
         rows = Path(folder, "datasets/ids/k/vocab/user.parquet").read_bytes()
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "peak": peak_bytes(), "rows_hash": hashlib.sha256(rows).hexdigest()}

@@ -66,7 +66,7 @@ def random_trial(number: int, seed: int) -> Trial:
 def _calibrated(ranks: int) -> HardwareConfig:
     base = HardwareConfig(name=f"this machine, {ranks} rank(s)", ranks_per_host=ranks, ddr_gib=8.0)
     config = Config(data=DataConfig(name="bench", format="synthetic"), model=DlrmConfig(), hardware=base)
-    found = calibrate(config, None, lambda line: print(line, flush=True))
+    found = calibrate(config, None)
     print("  ".join(f"{name} {getattr(found.hardware, name):.4g}" for name in found.measured), flush=True)
     print(f"calibration meets its own steps within {found.error:.0%} (median)\n", flush=True)
     return found.hardware

@@ -36,7 +36,7 @@ from pipeline.towers.interaction import Interaction
 from pipeline.towers.partitioner import partition
 from pipeline.training import probe as probing
 
-SILENT = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
+SILENT = StageIO()
 
 
 def main() -> None:
@@ -123,7 +123,7 @@ def _signed(config: Config, store: Store, dataset: Artifact) -> float:
     schema, _ = read_dataset(store, dataset)
     features = [column.name for column in schema.sparse]
     signed = Interaction(len(features), signed=True)
-    _, source = probing.probe(config, store, dataset, None, SILENT.say, also=signed)
+    _, source = probing.probe(config, store, dataset, None, also=signed)
     towers, _ = partition(features, config.partition.towers, config.partition, signed.matrix(), {}, source=source)
     return _ari(config, towers)
 

@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 import textwrap
-import traceback
 from collections.abc import Sequence
 
+from pipeline import logs
 from pipeline.commands import (
     calibrate,
     ckpt,
@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.commands = [command.name for command in known if not command.internal]
         options.composing = [command.name for command in known if command.composes]
+        to_stderr = options.command not in options.composing or getattr(options, "json", False)
+        logs.start(getattr(options, "log_level", "info"), to_stderr=to_stderr)
         options.overrides = _positional(rest, options)
         return int(options.function(options))
     except NightjarError as error:
@@ -113,7 +115,7 @@ def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
 
 
 def _unexpected(error: Exception) -> int:
-    traceback.print_exc()
+    logs.show_fault(error)
     text = f"unexpected {type(error).__name__}: {error}. This is a fault of Nightjar; please report it."
     return complain(text, exit_code_of(error))
 

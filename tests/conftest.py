@@ -57,6 +57,16 @@ def _log_handlers() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _own_logger() -> Iterator[None]:
+    """The logger ``pipeline`` has no handlers when a test begins, and is open from INFO on."""
+    own = logging.getLogger("pipeline")
+    own.handlers, own.propagate = [], True
+    own.setLevel(logging.INFO)
+    yield
+    own.handlers, own.propagate = [], True
+
+
+@pytest.fixture(autouse=True)
 def _denormals() -> Iterator[None]:
     """torch.compile loads code built with -ffast-math, which rounds denormal numbers to 0 for the whole thread."""
     yield

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import statistics
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from pipeline.specs import ModelCosts
 from pipeline.store import Store
 from pipeline.units import GIB
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 STEPS = 20
 # Tables of a thousand to a million rows, as in real models: small ones alone would leave the caches to the dense part.
 # Small and large MLPs, few and many tables, all batch sizes: dominated by overhead, by products or by activations.
@@ -58,7 +59,7 @@ class Calibration:
         return dataclasses.asdict(self)
 
 
-def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
+def calibrate(config: Config, disk: Path | None) -> Calibration:
     """Measure this machine as one host of ``config.hardware``; ``disk``: a folder on the disk to read, None: no disk.
 
     Capacities and the links between hosts, which one machine cannot show, keep their figures. Raises ConfigError where
@@ -67,16 +68,16 @@ def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
     hardware = replace(config.hardware, hosts=1)
     world = hardware.ranks_per_host
     host = replace(config, hardware=hardware)
-    say(f"kernels and links on {world} {hardware.device} rank(s) at the same time ...")
-    timed = run_ranks(world, hardware.device, _time_rank, host, say=say)
+    log.info("kernels and links on %d %s rank(s) at the same time ...", world, hardware.device)
+    timed = run_ranks(world, hardware.device, _time_rank, host)
     figures: dict[str, Any] = {}
     if disk is not None:
-        say(f"disk of {disk} ...")
+        log.info("disk of %s ...", disk)
         figures |= {name: value / world for name, value in time_disk(disk).items()}  # a host's ranks share its disk
     kernels = [KernelTime(**_median(times)) for times in zip(*(rank["kernels"] for rank in timed), strict=True)]
     figures |= fit_kernels(kernels, hardware.device) | fit_links([LinkTime(**t) for t in timed[0]["links"]])
     hardware = replace(hardware, **figures)
-    steps = _steps(replace(host, hardware=hardware), say)
+    steps = _steps(replace(host, hardware=hardware))
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     figures["process_gib"] = max(rank["process_bytes"] for rank in timed) / GIB
@@ -84,7 +85,7 @@ def calibrate(config: Config, disk: Path | None, say: Say) -> Calibration:
     return Calibration(hardware=final, measured=tuple(figures), error=_error(steps, final, slowdown))
 
 
-def _time_rank(say: Say, config: Config) -> dict[str, Any]:
+def _time_rank(config: Config) -> dict[str, Any]:
     """On one rank: its memory before the timings, then kernel and link times, as plain data."""
     import torch.distributed as dist
 
@@ -103,7 +104,7 @@ def _median(records: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {**records[0], **{name: statistics.median(record[name] for record in records) for name in times}}
 
 
-def _steps(config: Config, say: Say) -> list[StepTime]:
+def _steps(config: Config) -> list[StepTime]:
     """Whole steps of every trial by the training loop, and the part of them that the cost model knows."""
     blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
     jobs, costs, known = [], [], []
@@ -116,20 +117,20 @@ def _steps(config: Config, say: Say) -> list[StepTime]:
             costs.append(dense_costs(trained, schema))
             known.append(predict(plan, replace(trained, hardware=blind), schema, profile))
         world = config.hardware.ranks_per_host
-        times = run_ranks(world, config.hardware.device, _train_all, jobs, say=say)[0]
+        times = run_ranks(world, config.hardware.device, _train_all, jobs)[0]
     return [
         _step_time(ms, part, counted, local_batch(job[0]))
         for job, counted, ms, part in zip(jobs, costs, times, known, strict=True)
     ]
 
 
-def _train_all(say: Say, jobs: list[tuple[Config, str, Plan]]) -> list[float]:
+def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
     """On one rank: ms of a step of every job."""
     times = []
     for number, (config, folder, plan) in enumerate(jobs, start=1):
-        times.append(measure_training(say, config, folder, plan)["step_ms"])
+        times.append(measure_training(config, folder, plan)["step_ms"])
         what = f"{len(plan.tables)} tables, batch {plan.global_batch}"
-        say(f"training step {number}/{len(jobs)}: {what}: {times[-1]:.1f} ms")
+        log.info("training step %d/%d: %s: %.1f ms", number, len(jobs), what, times[-1])
     return times
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import logging.handlers
 import multiprocessing
 import queue
 import tempfile
@@ -10,14 +12,13 @@ from typing import Any
 
 from pipeline.errors import LaunchError, NightjarError
 
-Say = Callable[[str], None]
 POLL_SECONDS = 0.5
 
 
-def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments: Any, say: Say = print) -> list[Any]:
-    """``function(say, *arguments)`` on each of ``world`` ranks, joined by gloo or NCCL; answers in the order of ranks.
+def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """``function(*arguments)`` on each of ``world`` ranks, joined by gloo or NCCL; answers in the order of ranks.
 
-    Lines of rank 0 reach ``say`` at once. Raises the NightjarError of a rank, or LaunchError where one died without
+    What rank 0 logs is logged here at once. Raises the NightjarError of a rank, or LaunchError where one died without
     an error.
     """
     context = multiprocessing.get_context("spawn")
@@ -30,14 +31,14 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
         for process in ranks:
             process.start()
         try:
-            return _collect(ranks, messages, say)
+            return _collect(ranks, messages)
         finally:
             for process in ranks:
                 process.terminate()  # after another's failure
                 process.join()
 
 
-def _collect(ranks: list[Any], messages: Any, say: Say) -> list[Any]:
+def _collect(ranks: list[Any], messages: Any) -> list[Any]:
     answers: dict[int, Any] = {}
     while len(answers) < len(ranks):
         try:
@@ -52,8 +53,8 @@ def _collect(ranks: list[Any], messages: Any, say: Say) -> list[Any]:
             continue
         if kind == "failed":
             raise NightjarError.from_json(content)
-        if kind == "say":
-            say(content)
+        if kind == "log":
+            logging.getLogger(content.name).handle(content)
         else:
             answers[rank] = content
     for process in ranks:
@@ -64,27 +65,40 @@ def _collect(ranks: list[Any], messages: Any, say: Say) -> list[Any]:
 def _rank(
     rank: int, meeting: tuple[str, int, str], messages: Any, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    import logging
     import warnings
 
     import torch
     import torch.distributed as dist
 
     warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
+    _log_to(messages, rank)
     path, world, device = meeting
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     backend = "nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{path}", rank=rank, world_size=world)
 
-    def say(text: str) -> None:
-        if rank == 0:
-            messages.put(("say", rank, text))
-
     try:
-        messages.put(("answer", rank, function(say, *arguments)))
+        messages.put(("answer", rank, function(*arguments)))
         dist.barrier()
     except NightjarError as error:
         messages.put(("failed", rank, error.to_json()))
     dist.destroy_process_group()
+
+
+class _ToLauncher(logging.handlers.QueueHandler):
+    def enqueue(self, record: logging.LogRecord) -> None:
+        messages: Any = self.queue
+        messages.put(("log", -1, record))
+
+
+def _log_to(messages: Any, rank: int) -> None:
+    """Send what this rank logs to the launcher; warnings of libraries go nowhere."""
+    nowhere = [logging.lastResort, *logging.root.handlers, *logging.getLogger("torch").handlers]
+    for handler in filter(None, nowhere):
+        handler.setLevel(logging.ERROR)
+    own = logging.getLogger("pipeline")
+    own.addHandler(_ToLauncher(messages))
+    own.propagate = False
+    own.setLevel(logging.ERROR)  # what a training of a few steps warns of is of no interest here
+    logging.getLogger("pipeline.calibration").setLevel(logging.WARNING if rank else logging.INFO)

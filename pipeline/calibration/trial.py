@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +93,7 @@ def _profile(ids: np.ndarray, rows: int) -> FeatureProfile:
     )  # fmt: skip
 
 
-def measure_training(say: Callable[[str], None], config: Config, folder: str, plan: Plan) -> dict[str, float]:
+def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float]:
     """Train as a rank of a running group: {"step_ms": median, "bytes": peak resident memory above the imports'}.
 
     The first half of the intervals before the first checkpoint warms up. ``bytes`` is 0 without /proc.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 
 import torch.distributed as dist
 
@@ -21,17 +20,16 @@ from pipeline.store import MANIFEST, Store, reachable
 
 _FILE = re.compile(r"(.+/step-\d{8,})/(.+)")
 _HINT = "a store that every host sees alike (a shared file system, an object store); then the same command again"
-Say = Callable[[str], None]
 
 
-def listing(store: Store, directory: str, say: Say) -> tuple[list[str], dict[str, str]]:
+def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
     """Names of the committed checkpoints, oldest first, and what is wrong with those whose manifest is damaged.
 
     Collective. PassingError where the ranks still see different ones after several looks.
     """
     where = store.url_of(directory)
     for pause in (*ranks.PAUSES, None):
-        seen = patiently(f"listing {where}", lambda: _listing(store, directory), say=say)
+        seen = patiently(f"listing {where}", lambda: _listing(store, directory))
         views = [(list(names), sorted(wrong)) for names, wrong in seen]
         other = next((rank for rank, view in enumerate(views) if view != views[0]), None)
         if other is None:
@@ -61,17 +59,17 @@ def _listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
     return names, {path.rpartition("/")[2]: f"{path}/{MANIFEST} {problem}" for path, problem in damaged.items()}
 
 
-def require_seen_by_all(store: Store, error: DamagedError, say: Say | None) -> None:
+def require_seen_by_all(store: Store, error: DamagedError) -> None:
     """Have every rank look at the file that shows the damage ``error``; PassingError where one reads it whole.
 
     Collective. Nothing is looked at where what was read proves the damage by itself.
     """
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file), say=say)
+    seen = patiently(f"looking at {error.file} again", lambda: _problem(store, error.file))
     whole = [rank for rank, problem in enumerate(seen) if not problem]
     if whole:
-        raise PassingError(f"{error.message}; rank {whole[0]} reads {error.file} intact", hint=_HINT)
+        raise PassingError(f"{error.message}; but rank {whole[0]} reads {error.file} intact", hint=_HINT)
 
 
 def _problem(store: Store, file: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from pipeline.checkpoint.index import (
 from pipeline.checkpoint.job import Job
 from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.prune import Pruner, sweep
-from pipeline.checkpoint.ranks import patiently, this_rank, together
+from pipeline.checkpoint.ranks import once, patiently, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.checkpoint.snapshot import HostBuffers, full_bytes, full_values, take_snapshot
@@ -43,6 +43,8 @@ from pipeline.errors import ArtifactError, DamagedError, PassingError
 from pipeline.records import TableSize
 from pipeline.store import Artifact, Store
 from pipeline.units import MIB
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,6 @@ class Checkpointer:
     key: str
     resolved: dict[str, Any]
     inputs: dict[str, str]
-    say: Callable[[str], None]
     on_point: OnPoint = ignore
     limits: Limits = Limits()
 
@@ -104,18 +105,18 @@ class Checkpointer:
 
     def resume(self) -> TrainState | None:
         """Restore the newest whole checkpoint; None where there is none. Restores are counted, to choose the bits."""
-        model, say = self.model, self.say if this_rank() == 0 else lambda text: None
+        model = self.model
         target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
-        patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None, say=say)
+        patiently("sweeping uncommitted checkpoints", lambda: self._sweep() if this_rank() == 0 else None)
         damaged: dict[str, str] = {}
-        restored = restore_newest(self.store, self.directory, target, say, damaged)
+        restored = restore_newest(self.store, self.directory, target, damaged)
         if restored is None:
             return None
         artifact, state = restored
         # Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged,
         # or rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
-        entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer), say=say)[0]
+        entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer))[0]
         self._entries = [entry_from(entry) for entry in entries]
         self.newest = artifact.path
         self._codings.restores = int(artifact.summary.get("restores", 0)) + 1
@@ -126,17 +127,17 @@ class Checkpointer:
         if this_rank() != 0:
             return []
         for line in set_aside(self.store, self.directory, damaged):
-            self.say(line)
+            log.warning("%s", line)
         return [asdict(entry_of(each)) for each in committed(self.store, self.directory)]
 
     def _sweep(self) -> None:
         try:
             pins = pinned_names(self.store, self.directory)
         except DamagedError as error:
-            self.say(f"old checkpoints stay, because a manifest that may name them cannot be read: {error.message}")
+            log.warning("old checkpoints stay, because a manifest that may name them cannot be read: %s", error.message)
             return
         for line in sweep(self.store, self.directory, pins, spared(self.store, self.directory)):
-            self.say(line)
+            log.info("%s", line)
 
     def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
@@ -149,7 +150,7 @@ class Checkpointer:
         began = time.monotonic()
         if not wait and self.config.when_busy == "skip" and self._flight.busy:
             self.figures.skipped += 1
-            self._say(f"no checkpoint after step {state.step:,}: the last one is still being written")
+            once(log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}")
             return False
         self._collect(raising=False, timeout=timeout)
         self._flight.submit(self._job(state, final, prune=timeout is None))
@@ -166,7 +167,7 @@ class Checkpointer:
         except PassingError as error:
             if timeout is not None:
                 raise
-            self._say(f"the checkpoint after step {state.step:,} is written again: {error.message}")
+            once(log.warning, "the checkpoint after step %s is written again: %s", f"{state.step:,}", error.message)
             self._flight.submit(self._job(state, final, prune=True))
             self._collect(raising=True)
 
@@ -256,13 +257,10 @@ class Checkpointer:
         self.figures.writing += landed.seconds
         if landed.error is not None:
             self._mark_again()  # the next delta rests on the former baseline
-            self._say(f"checkpoint {landed.path} is committed, but not compacted: {landed.error.message}")
+            text = "checkpoint %s is committed, but not compacted: %s"
+            once(log.warning, text, landed.path, landed.error.message)
         if landed.note:
-            self._say(landed.note)
-
-    def _say(self, line: str) -> None:
-        if this_rank() == 0:
-            self.say(line)
+            once(log.warning, "%s", landed.note)
 
     def _mark_again(self) -> None:
         for key, marks in self._pending.items():
@@ -275,7 +273,7 @@ class Checkpointer:
         assert error is not None  # nothing was committed
         if raising or not isinstance(error, ArtifactError):
             raise error
-        self._say(f"checkpoint not written, its rows go into the next one: {error.message}")
+        once(log.warning, "checkpoint not written, its rows go into the next one: %s", error.message)
 
 
 def latest(store: Store, directory: str) -> Artifact | None:

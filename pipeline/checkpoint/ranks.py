@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import torch.distributed as dist
 
 from pipeline.errors import NightjarError, PassingError
 
+log = logging.getLogger(__name__)
 PAUSES = (0.5, 1.0, 2.0)  # seconds before each further try of what met a passing fault
 
 
@@ -64,18 +66,21 @@ def together(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None
     return [each["value"] for each in records]
 
 
-def patiently(
-    what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None, say: Callable[[str], None] | None = None
-) -> list[Any]:
+def once(write: Callable[..., None], message: str, *values: object) -> None:
+    """Log what all ranks come upon alike, on rank 0 alone; ``write``: a logger's method."""
+    if this_rank() == 0:
+        write(message, *values)
+
+
+def patiently(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
     """``together``, again after a pause where a passing fault was met, as often as there are ``PAUSES``.
 
-    ``work`` must bear being done twice. ``say`` gets a line for each further try, on rank 0.
+    ``work`` must bear being done twice. Each further try is logged.
     """
     for pause in PAUSES:
         try:
             return together(what, work, group)
         except PassingError as error:
-            if say is not None and this_rank() == 0:
-                say(f"{what}: again in {pause:g} s, because {error.message}")
+            once(log.warning, "%s: again in %g s, because %s", what, pause, error.message)
             time.sleep(pause)
     return together(what, work, group)

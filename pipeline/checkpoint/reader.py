@@ -7,7 +7,8 @@ damage is a reason for that. What fails otherwise is tried again, and then stops
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from pipeline.checkpoint.container import read_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, restore_order
 from pipeline.checkpoint.parse import parse_index, parse_state
-from pipeline.checkpoint.ranks import patiently
+from pipeline.checkpoint.ranks import once, patiently
 from pipeline.checkpoint.state import TrainState, load_optimizer
 from pipeline.checkpoint.verified import damage, read_verified
 from pipeline.embeddings.rows import RowAccess
@@ -35,6 +36,7 @@ from pipeline.store import Artifact, Store, reachable
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READERS = 2
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Target:
 
 
 @torch.no_grad()
-def restore(store: Store, artifact: Artifact, target: Target, say: Callable[[str], None] | None = None) -> TrainState:
+def restore(store: Store, artifact: Artifact, target: Target) -> TrainState:
     """Read checkpoint ``artifact`` and its chain into ``target``. Collective: every rank reads what its shards need.
 
     The caller sets the random state from ``TrainState.rng``. On all ranks: DamagedError for a missing or corrupt file,
@@ -69,34 +71,35 @@ def restore(store: Store, artifact: Artifact, target: Target, say: Callable[[str
         result.append(restore_dense(store, artifact, target))
 
     try:
-        patiently(f"restoring {artifact.path}", read, say=say)
+        patiently(f"restoring {artifact.path}", read)
     except DamagedError as error:
-        require_seen_by_all(store, error, say)
+        require_seen_by_all(store, error)
         raise
     return result[0]
 
 
 def restore_newest(
-    store: Store, directory: str, target: Target, say: Callable[[str], None], damaged: dict[str, str] | None = None
+    store: Store, directory: str, target: Target, damaged: dict[str, str] | None = None
 ) -> tuple[Artifact, TrainState] | None:
     """Restore the newest checkpoint under ``directory`` that is whole; None where there is none at all.
 
-    Collective. Each one that is damaged, or rests on a damaged one, is told to ``say``, passed over and added to
+    Collective. Each one that is damaged, or rests on a damaged one, is logged, passed over and added to
     ``damaged`` ({name: what is wrong}); DamagedError where all are. PassingError where one cannot be read.
     """
     damaged = {} if damaged is None else damaged
-    names, wrong = listing(store, directory, say)
+    names, wrong = listing(store, directory)
     damaged |= wrong
     for message in wrong.values():
-        say(f"a checkpoint cannot be used: {message}")
+        once(log.warning, "a checkpoint cannot be used: %s", message)
     for name in reversed(names):
         path = f"{directory}/{name}"
         try:
-            artifact = _open(store, path, say)
-            return artifact, restore(store, artifact, target, say=say)
+            artifact = _open(store, path)
+            return artifact, restore(store, artifact, target)
         except DamagedError as error:
             damaged[name] = error.message
-            say(f"checkpoint {path} cannot be used, going back to the one before it: {error.message}")
+            text = "checkpoint %s cannot be used, going back to the one before it: %s"
+            once(log.warning, text, path, error.message)
     if damaged:
         raise DamagedError(
             f"no checkpoint in {store.url_of(directory)} is whole, the first of {len(damaged)}: "
@@ -106,14 +109,14 @@ def restore_newest(
     return None
 
 
-def _open(store: Store, path: str, say: Callable[[str], None]) -> Artifact:
+def _open(store: Store, path: str) -> Artifact:
     opened: list[Artifact] = []
 
     def look() -> None:
         with reachable(store.url_of(path)):
             opened.append(store.get(path, "train"))
 
-    patiently(f"opening {path}", look, say=say)
+    patiently(f"opening {path}", look)
     return opened[-1]
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.commands.command import Command
-from pipeline.commands.console import note, say
+from pipeline.commands.console import show
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
+from pipeline.logs import add_level
 
 EPILOG = """\
   nightjar calibrate                                  the laptop preset: one rank on the CPU
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ssd", metavar="DIR", help="a directory on the disk to measure (default: the store's)")
     parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
+    add_level(parser)
     parser.set_defaults(function=_calibrate)
 
 
@@ -83,17 +85,17 @@ def _calibrate(options: argparse.Namespace) -> int:
     target = target_of(options.out, config.hardware.name)
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring
-    calibration = calibrate(config, disk_of(config, options.ssd), note if options.json else say)
+    calibration = calibrate(config, disk_of(config, options.ssd))
     hardware = replace(calibration.hardware, name=target.name)
     about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
     _written(target.path, hardware_yaml(hardware, calibration.measured, about))
     use = f"nightjar run -cd {target.directory} hardware={target.name}"
     if options.json:
-        say(json.dumps({**calibration.to_json(), "file": str(target.path), "use": use}))
+        show(json.dumps({**calibration.to_json(), "file": str(target.path), "use": use}))
         return 0
-    say(render(config.hardware, hardware, calibration.measured))
-    say(f"predictions are within {calibration.error:.0%} of the measured training steps (median)")
-    say(f"written to {target.path}; use it with\n  {use}")
+    show(render(config.hardware, hardware, calibration.measured))
+    show(f"predictions are within {calibration.error:.0%} of the measured training steps (median)")
+    show(f"written to {target.path}; use it with\n  {use}")
     return 0
 
 

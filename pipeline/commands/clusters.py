@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.commands.command import Command
-from pipeline.commands.console import say, tell
+from pipeline.commands.console import show, tell
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
     from pipeline.launch.kubernetes.render import as_yaml
 
     if out is None:
-        say(as_yaml(objects).rstrip())
+        show(as_yaml(objects).rstrip())
         return 0
     folder = Path(out)
     try:
@@ -96,7 +96,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
         for item in objects:
             path = folder / f"{item['kind'].lower()}-{item['metadata']['name']}.yaml"
             path.write_text(as_yaml([item]))
-            say(str(path))
+            show(str(path))
     except OSError as error:
         raise ConfigError(f"--out {out} cannot be written: {error.strerror}", hint="--out <a folder>") from None
     return 0
@@ -105,7 +105,7 @@ def _emit(objects: list[dict[str, Any]], out: str | None) -> int:
 def _apply(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import apply
 
-    say("\n".join(apply(*_in_cluster(options))))
+    show("\n".join(apply(*_in_cluster(options))))
     return 0
 
 
@@ -125,14 +125,14 @@ def _suspend(options: argparse.Namespace, suspended: bool) -> int:
 
     api, (*_, cron) = _in_cluster(options)
     suspend(api, cron, suspended)
-    say(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
+    show(f"cronjob {cron['metadata']['name']} {'suspended' if suspended else 'resumed'}")
     return 0
 
 
 def _delete(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import delete
 
-    say("\n".join(delete(*_in_cluster(options))))
+    show("\n".join(delete(*_in_cluster(options))))
     return 0
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from pipeline.logs import TERMINAL
 from pipeline.records import plain
 
 _BAR = 24
@@ -19,34 +20,16 @@ def columns() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
-def say(text: str) -> None:
-    """Print a line at once."""
-    write_text(f"{text}\n")
-
-
-def note(text: str) -> None:
-    """Print a line on standard error at once."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
-def write_text(text: str) -> None:
-    """Print ``text`` as it is at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
-
-
-def write(data: bytes) -> None:
-    """Pass the output of a process on."""
-    if data:
-        sys.stdout.buffer.write(data)
-        sys.stdout.flush()
+def show(text: str) -> None:
+    """Print a line of the result at once."""
+    TERMINAL.line(text)
 
 
 def complain(text: str, code: int) -> int:
     """Print an error after all that was printed before; returns its exit ``code``."""
-    sys.stdout.flush()
-    note(f"nightjar: {text}")
+    TERMINAL.end_line()
+    sys.stderr.write(f"nightjar: {text}\n")
+    sys.stderr.flush()
     return code
 
 

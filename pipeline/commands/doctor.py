@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from pipeline.commands.command import Command
-from pipeline.commands.console import say
+from pipeline.commands.console import show
 from pipeline.cpus import available_cpus, cpu_quota
 from pipeline.errors import ConfigError
 from pipeline.specs import REGISTRIES
@@ -72,9 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     findings = examine(options.store)
     if options.json:
-        say(json.dumps([finding.to_json() for finding in findings], indent=1))
+        show(json.dumps([finding.to_json() for finding in findings], indent=1))
     else:
-        say("\n".join(finding.line() for finding in findings))
+        show("\n".join(finding.line() for finding in findings))
     return 2 if any(finding.level == "fail" for finding in findings) else 0
 
 

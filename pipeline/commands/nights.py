@@ -7,10 +7,12 @@ from collections.abc import Callable, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
+from pipeline import logs
 from pipeline.commands.command import Command
-from pipeline.commands.console import complain, say
+from pipeline.commands.console import complain
 from pipeline.commands.run import run_code
 from pipeline.errors import ConfigError
+from pipeline.logs import add_level
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -45,6 +47,7 @@ def add_backfill(parser: argparse.ArgumentParser) -> None:
 def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argparse.Namespace], int]) -> None:
     parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    add_level(parser)
     parser.set_defaults(function=function)
 
 
@@ -86,7 +89,6 @@ def _locked(
     from pipeline.schedule.backfill import missed_nights, run_nights
     from pipeline.schedule.dates import ANY_DAY
     from pipeline.schedule.lock import night_lock
-    from pipeline.schedule.nightly import Tools
     from pipeline.store import Store
 
     def composed(day: date) -> Config:
@@ -94,16 +96,16 @@ def _locked(
 
     config = composed(ANY_DAY)  # the days depend on its time zone
     settings, model, store = config.nightly, config.model_name, Store(config.store)
+    logs.speak(config.launch.logs, "")
     days = wanted(settings.time_zone or config.schedule.time_zone)
-    tools = Tools(run=run_code, say=say)
     doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
     try:
-        with handled(), night_lock(store, model, settings.lease_seconds, doing, say):
+        with handled(), night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:
-                days = missed_nights(store, model, days[0], settings.catch_up, say) + days
+                days = missed_nights(store, model, days[0], settings.catch_up) + days
             wait = settings.wait_minutes if catch_up else 0.0
             return run_nights(
-                days, composed, store, tools, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up
+                days, composed, store, run_code, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up
             )
     except Interrupted as stop:
         return complain(f"{stop}; the same command continues where it stopped", stop.exit_code)

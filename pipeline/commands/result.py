@@ -6,7 +6,7 @@ import argparse
 import json
 
 from pipeline.commands.command import Command
-from pipeline.commands.console import columns, say, write_text
+from pipeline.commands.console import columns, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,9 +31,9 @@ def _show(options: argparse.Namespace) -> int:
         text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
         raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
     if options.json:
-        say(json.dumps(store.read_json(path), indent=1))
+        show(json.dumps(store.read_json(path), indent=1))
     else:
-        Reporter(store, options.run, write=write_text, columns=columns()).summary(read(Result, store, path))
+        Reporter(store, options.run, columns=columns()).summary(read(Result, store, path))
     return 0
 
 

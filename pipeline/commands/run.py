@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from pipeline import logs
 from pipeline.commands.command import Command
-from pipeline.commands.console import columns, complain, say, write, write_text
+from pipeline.commands.console import columns, complain
 from pipeline.errors import NightjarError, exit_code_of
+from pipeline.logs import TERMINAL, add_level, show
 from pipeline.records import Result
 from pipeline.specs import STAGES
 
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
     from pipeline.report import Reporter
     from pipeline.specs.stage import StageIO
     from pipeline.store import Store
+
+
+log = logging.getLogger(__name__)
 
 
 def commands() -> list[Command]:
@@ -53,6 +59,7 @@ def _flags(stage: str | None) -> Callable[[argparse.ArgumentParser], None]:
         add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
         add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
         add("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+        add_level(parser)
         parser.set_defaults(function=_run, stage=stage)
 
     return add_arguments
@@ -68,9 +75,9 @@ def _run(options: argparse.Namespace) -> int:
     if options.stage:
         overrides.append(f"stages=[{options.stage}]")
     if options.help or options.cfg or options.info:
-        from pipeline.compose.inspection import show
+        from pipeline.compose import inspection
 
-        return show(overrides, options)
+        return inspection.show(overrides, options)
     from pipeline.compose import compose, sweep
 
     if options.multirun:
@@ -92,7 +99,7 @@ def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
         worst = worst or code
         if code > 128:
             break
-    say(f"\nsweep:\n{compare(results, notes)}")
+    show(f"\nsweep:\n{compare(results, notes)}")
     return worst
 
 
@@ -117,9 +124,10 @@ def _alone(config: Config) -> tuple[int, Result | None]:
 
     if config.launch.name == "local" and set(config.stages) != {"ingest"}:
         require_triple()
+    logs.speak(config.launch.logs, str(config.run))
     store = Store(config.store)
     store.answers()
-    with only_launcher(config, store, say):
+    with only_launcher(config, store):
         return _held_run(config, store)
 
 
@@ -133,8 +141,8 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
     from pipeline.stages.run import run_stage
     from pipeline.stages.steps import prepare, with_possible_stages
 
-    console = Console(say=say, write=write, columns=columns())
-    say(f"run {config.run}: {', '.join(config.stages)} (store {config.store})")
+    console = Console(write=TERMINAL.pass_on, columns=0 if logs.is_json() else columns())
+    log.info("run %s: %s (store %s)", config.run, ", ".join(config.stages), config.store)
     try:
         config = with_possible_stages(config)
         steps = prepare(config, store)
@@ -156,7 +164,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
         return complain(f"{stop}; the same command continues where it stopped", exit_code_of(stop)), None
     last = result.stages[config.stages[-1]]
     if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
-        say(text)
+        show(text)
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
@@ -169,14 +177,14 @@ def failed(error: Any) -> int:
 
 
 def stage_io(config: Config, store: Store, width: int) -> StageIO:
-    """The voice of a stage on a terminal of ``width`` columns (0: none)."""
+    """Who hears of a stage, on a terminal of ``width`` columns (0: none)."""
     from pipeline.specs.stage import StageIO
 
     reporter = _reporter(config, store, width)
-    return StageIO(say=say, interval=reporter.interval, close=reporter.close)
+    return StageIO(interval=reporter.interval, close=reporter.close)
 
 
 def _reporter(config: Config, store: Store, width: int) -> Reporter:
     from pipeline.report import Reporter
 
-    return Reporter(store, str(config.run), write=write_text, columns=width)
+    return Reporter(store, str(config.run), columns=width)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from typing import TYPE_CHECKING
 
 from pipeline.commands.command import Command
 from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
+from pipeline.logs import add_level
 
 if TYPE_CHECKING:
     from pipeline.store import Store
@@ -48,6 +48,7 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     gc.add_argument("--keep-days", type=amount, default=30.0, help="keep what is younger than this (default: 30)")
     gc.add_argument("--grace-hours", type=amount, default=24.0, help="remove leftovers older than this (default: 24)")
     gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
+    add_level(gc)
     gc.set_defaults(function=_gc)
 
 
@@ -67,14 +68,9 @@ def _gc(options: argparse.Namespace) -> int:
     from pipeline.schedule.prune import collect
 
     store = store_of(options)
-    result = collect(store, options.keep_days, options.grace_hours, dry_run=options.dry_run, say=_note)
+    result = collect(store, options.keep_days, options.grace_hours, dry_run=options.dry_run)
     tell(options.json, result, text.collected)
     return 0
-
-
-def _note(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
 
 
 COMMANDS = (

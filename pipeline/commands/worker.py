@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
+from pipeline import logs
 from pipeline.commands.command import Command
+from pipeline.logs import add_level
 from pipeline.specs import STAGES
+
+if TYPE_CHECKING:
+    from pipeline.config import Config
+    from pipeline.specs.stage import StageIO
+    from pipeline.store import Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,16 +22,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="URL of the run's config.yaml")
     parser.add_argument("--columns", type=int, default=0, help="width of the launcher's terminal, 0: none")
     parser.add_argument("--launcher", type=int, default=0, help="process whose end ends this one, 0: none")
+    parser.add_argument("--to-launcher", action="store_true", help="the launcher passes standard output on")
+    add_level(parser)
     parser.set_defaults(function=_work)
 
 
 def _work(options: argparse.Namespace) -> int:
     from pipeline.commands.run import stage_io
+    from pipeline.specs.stage import StageIO
     from pipeline.stages.worker import work
 
-    return work(
-        options.stage, options.config, options.launcher, lambda config, store: stage_io(config, store, options.columns)
-    )
+    def make_io(config: Config, store: Store, rank: int) -> StageIO:
+        logs.start_rank(
+            options.log_level, config.launch.logs, rank, stage=options.stage, run=str(config.run),
+            in_pod=not options.to_launcher, live=options.columns > 0,
+        )  # fmt: skip
+        return StageIO() if rank else stage_io(config, store, options.columns)
+
+    return work(options.stage, options.config, options.launcher, make_io)
 
 
 COMMANDS = (

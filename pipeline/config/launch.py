@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import setting
 from pipeline.config.pods import PodConfig
+from pipeline.logs import FORMATS as LOG_FORMATS
 from pipeline.specs import STAGES, inline_stages
 
 
@@ -25,6 +26,11 @@ class LaunchConfig:
         1, low=1, high=100, doc="A stage that dies is tried this often, each time from the newest checkpoint on."
     )
     deadline_minutes: float = setting(24 * 60.0, low=0.01, doc="A stage is cancelled after this many minutes.")
+    logs: str = setting(
+        "text",
+        choices=LOG_FORMATS,
+        doc="Log lines are text for people, or JSON objects, one a line, for what gathers a cluster's logs.",
+    )
     limit_memory: str = setting(
         "auto",
         choices=("auto", "always", "never"),

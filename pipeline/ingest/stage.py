@@ -6,8 +6,9 @@ independent of order, so the dataset's bytes depend on the logs and the configur
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
@@ -39,7 +40,7 @@ from pipeline.store import Draft, Store
 
 QUALITY = "quality.json"
 OTHER_DAYS = "rows of other days"  # where they are, for the split by place: the same in a range and day by day
-Progress = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
@@ -64,7 +65,7 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     return mark
 
 
-def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, progress: Progress) -> dict[str, Any]:
+def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) -> dict[str, Any]:
     """Write the dataset of ``data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
 
     ``seed``: of synthetic logs and of mappings whose fit is random.
@@ -79,7 +80,7 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, pr
     with answering(data.path, None):
         days.require_complete(data)
     with answering(data.path, draft.store), ExitStack() as stack:
-        run = _Run(data, settings, seed, draft, spec, progress, stack)
+        run = _Run(data, settings, seed, draft, spec, stack)
         named: list[date | None] = [*days.days_of(data.day)]
         for day in named or [None]:
             run.add(day)
@@ -104,11 +105,9 @@ class _Run:
     """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
 
     def __init__(
-        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, progress: Progress,
-        stack: ExitStack,
-    ) -> None:  # fmt: skip
+        self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack
+    ) -> None:
         self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
-        self.progress = progress
         self.days = days.days_of(data.day)
         if self.days and self._is_test(self.days[0]):
             raise DataError(
@@ -130,7 +129,7 @@ class _Run:
         if self.replaces is not None:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
             why = "was delivered again" if again else "is made with other settings"
-            progress(f"{data.day} {why}: this dataset takes the place of {self.replaces.path}")
+            log.info("%s %s: this dataset takes the place of %s", data.day, why, self.replaces.path)
 
     def _continued(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""
@@ -159,7 +158,7 @@ class _Run:
                     sample=lambda: engine.train_rows(fit.first_test_day),
                 )  # fmt: skip
                 self.state = fitted_state(self.spec, fit.train, self.state, fitting)
-            self._second_pass(engine, fit, _Meter(self.progress, f"{shown}pass 2 of 2", sum(fit.rows.values())))
+            self._second_pass(engine, fit, _Meter(f"{shown}pass 2 of 2", sum(fit.rows.values())))
         if self.total is None:
             self.total = fit
         else:
@@ -177,7 +176,7 @@ class _Run:
     def _first_pass(self, engine: Engine, day: date | None, what: str) -> Fit:
         """Count the logs of ``day``; a second time if they show that the split must go by place."""
         job = CountJob(self.spec, day_rule(self.data, day, self.days), self._is_test(day))
-        sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(self.progress, what)
+        sources, fit, meter = self._sources(day), Fit(self.spec, job.test), _Meter(what)
         for counted in engine.count(sources, job):
             self.quarantine.add(counted.file, counted.rejects)
             fit.merge(counted.fit)
@@ -188,12 +187,13 @@ class _Run:
             meter.add(counted.rows)
         if not fit.needs_places:
             return fit
-        self.progress(
-            f"{what}: {fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents, and most rows "
-            "repeat. They are counted again, split by file and row number instead of by content"
-        )
+        contents = f"{fit.contents.rows:,} rows have {fit.contents.distinct:,} distinct contents"
+        log.info(
+            "%s: %s, and most rows repeat. They are counted again, split by file and row number instead of by content",
+            what, contents,
+        )  # fmt: skip
         self.by_place.append(str(day or "all"))
-        placed, meter = Fit(self.spec, job.test, by_place=True), _Meter(self.progress, f"{what}, again")
+        placed, meter = Fit(self.spec, job.test, by_place=True), _Meter(f"{what}, again")
         for counted in engine.count(sources, replace(job, by_place=True)):
             placed.merge(counted.fit)
             meter.add(counted.rows)
@@ -267,13 +267,13 @@ class _Run:
         late = {days.day_of(day): frame.height for day, frame in sorted(kept.items())}
         for other, count in late.items():
             taken = f": data.day={other} takes them in" if len(self.days) == 1 else f" in {days.late_name(other)}"
-            self.progress(f"{count:,} rows of {other} kept for that day{taken}")
+            log.info("%s rows of %s kept for that day%s", f"{count:,}", other, taken)
         replaced = {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
         for name, count in replaced.items():
-            self.progress(
-                f"feature {name!r}: all {self.state.sparse[name].rows:,} rows of its table are taken; {count:,} of the "
-                "coldest went to ids that are looked up more"
-            )
+            log.info(
+                "feature %r: all %s rows of its table are taken; %s of the coldest went to ids that are looked up more",
+                name, f"{self.state.sparse[name].rows:,}", f"{count:,}",
+            )  # fmt: skip
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
@@ -289,7 +289,7 @@ class _Run:
         now = distribution(self.spec, self.total)
         checked = verdict(self.spec, self.total, self.alone, self.data.checks, now, *self._before())
         for line in checked.warnings:
-            self.progress(f"warning: {line}")
+            log.warning("%s", line)
         if checked.held:
             raise held(checked, self.data)
         rows = self.quarantine.rows + sum(self.total.rows.values())
@@ -337,8 +337,7 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
 class _Meter:
     """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
 
-    def __init__(self, progress: Progress, what: str, total: int | None = None) -> None:
-        self.progress = progress
+    def __init__(self, what: str, total: int | None = None) -> None:
         self.what = what
         self.of = "" if total is None else f" of {total:,}"
         self.rows = 0
@@ -350,4 +349,5 @@ class _Meter:
         now = time.monotonic()
         if now - self.reported >= 1.0:
             self.reported = now
-            self.progress(f"{self.what}: {self.rows:,}{self.of} rows, {self.rows / (now - self.started):,.0f} rows/s")
+            rate = self.rows / (now - self.started)
+            log.info("%s: %s rows, %s rows/s", self.what, f"{self.rows:,}{self.of}", f"{rate:,.0f}")

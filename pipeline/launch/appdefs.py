@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import Config, PodResources
 from pipeline.cpus import available_cpus
+from pipeline.logs import level_arguments
 from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     ``columns``: width of the launcher's terminal, 0 where its output is none; ``launcher``: the process whose end
     ends the ranks, 0 for none. Single-rank stages go through torchrun too, so that all stages start alike.
     """
-    worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--columns", str(columns), "--launcher", str(launcher)]
+    worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--to-launcher", "--columns", str(columns)]
+    worker += ["--launcher", str(launcher), *level_arguments()]
     return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], _threads(stage, config))
 
 
@@ -72,7 +74,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str) -> list[
     return [
         "python", "-m", "torch.distributed.run", *meeting, "--max-restarts", "0",
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *quiet,
-        "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"),
+        "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments(),
     ]  # fmt: skip
 
 
@@ -103,9 +105,9 @@ def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
 
 
 def _torchrun(stage: str, config: Config) -> list[str]:
-    """Arguments of torchrun on this machine. Output of ranks other than 0 goes to files, not to the terminal."""
+    """Arguments of torchrun on this machine. Standard error of ranks other than 0 goes to files; see ``logs.py``."""
     ranks = ranks_of(stage, config)
-    redirects = ["--redirects", ",".join(f"{rank}:3" for rank in range(1, ranks))] if ranks > 1 else []
+    redirects = ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))] if ranks > 1 else []
     return [
         "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
+from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import (
     UNEXPECTED,
@@ -39,17 +41,17 @@ from pipeline.store.removal import remove
 from pipeline.store.retrying import explained
 
 __all__ = ["Chain", "Console", "Interrupted", "Outcome"]
+log = logging.getLogger(__name__)
 MOST_RANKS = 16  # that one machine acts several hosts with
 
 
 @dataclass(frozen=True)
 class Console:
-    """Where the chain speaks. ``say`` takes a line, ``write`` a launched stage's output as it comes.
+    """Where launched stages' output goes: ``write`` takes it as it comes.
 
     ``columns``: the terminal's width, 0 where there is none.
     """
 
-    say: Callable[[str], None]
     write: Callable[[bytes], None]
     columns: int = 0
 
@@ -174,20 +176,24 @@ class Chain:
             wanted.extend(n for n in step.inputs if self.store.find(self.all[n].path) is not None)
 
     def _run_step(self, step: Step) -> None:
+        with logs.about(step.name):
+            self._run_one(step)
+
+    def _run_one(self, step: Step) -> None:
         if self.config.force:
             step = self._discard(step)
         found = self.store.find(step.path)
         problem = final_problem(self.store, found) if found is not None else ""
         if found is not None and problem:
-            self.console.say(f"{step.name:<10} again, from the newest whole checkpoint: {problem}")
+            log.warning("%-10s again, from the newest whole checkpoint: %s", step.name, problem)
         elif found is not None:
             if damage := size_problem(self.store, found):
                 hint = f"stages=[{found.kind}] force=true makes the artifact again"
                 raise ArtifactError(damage, hint=hint)
             self._skip(step, found)
-            self.console.say(f"{step.name:<10} skipped: {step.path} is committed")
+            log.info("%-10s skipped: %s is committed", step.name, step.path)
             return
-        self.console.say(f"{step.name:<10} started")
+        log.info("%-10s started", step.name)
         started = time.monotonic()
         try:
             artifact = self._inline(step) if step.name in self.config.launch.inline else self._launched(step)
@@ -197,7 +203,7 @@ class Chain:
         seconds = time.monotonic() - started
         self.artifacts[step.name] = artifact
         self.outcomes[step.name] = Outcome("done", seconds, artifact.path)
-        self.console.say(f"{step.name:<10} done in {seconds:.1f} s: {artifact.path}")
+        log.info("%-10s done in %.1f s: %s", step.name, seconds, artifact.path)
 
     def _skip(self, step: Step, artifact: Artifact) -> None:
         self.artifacts[step.name] = artifact
@@ -237,7 +243,7 @@ class Chain:
                 if attempt == attempts:
                     raise
                 attempt += 1
-                self.console.say(f"{step.name:<10} {fault.message}; attempt {attempt} of {attempts}")
+                log.warning("%-10s %s; attempt %d of %d", step.name, fault.message, attempt, attempts)
 
     def _shrink(self, step: Step, full: NoRoomError) -> Step:
         """Plan for fewer hosts and give ``step`` as it is on them; ``full`` where it may not have fewer."""
@@ -245,7 +251,7 @@ class Chain:
         if config is None or self.remake is None:
             raise full
         hosts = config.hardware.hosts
-        self.console.say(f"{step.name:<10} {full.message}; going on with {hosts} of {before} hosts")
+        log.warning("%-10s %s; going on with %d of %d hosts", step.name, full.message, hosts, before)
         self.shrunk.append(Shrunk(stage=step.name, from_hosts=before, hosts=hosts, why=full.message))
         former, forced = self.all, self.config.force
         self.config = self._scheduler().config = config
@@ -287,7 +293,7 @@ class Chain:
 
     def _scheduler(self) -> StageRunner:
         if self._runner is None:
-            self._runner = scheduler(self.config, self.console.say, self.console.columns)
+            self._runner = scheduler(self.config, self.console.columns)
         return self._runner
 
     def _end(self, step: Step, job: StageJob, stop: Interrupted) -> None:
@@ -296,7 +302,7 @@ class Chain:
         A second signal does not wait.
         """
         seconds = seconds_to_end(step.name, self.config)
-        self.console.say(f"{step.name:<10} {stop}: waiting up to {seconds} s for it to end; again to end at once")
+        log.info("%-10s %s: waiting up to %d s for it to end; again to end at once", step.name, stop, seconds)
         job.stop(seconds)
         report = read_report(self.store, str(self.config.run), step.name, job.logs())
         error = report.exception() if report else None

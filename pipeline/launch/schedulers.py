@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline.config import Config
@@ -11,10 +11,10 @@ from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
 
 
-def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> StageRunner:
+def scheduler(config: Config, columns: int = 0) -> StageRunner:
     """The scheduler of ``config.launch``; LaunchError where there are no credentials for its cluster.
 
-    ``say`` takes a line; ``columns``: the terminal's width, 0 where there is none.
+    ``columns``: the terminal's width, 0 where there is none.
     """
     if config.launch.name == "local":
         from pipeline.launch.local import LocalStages
@@ -27,14 +27,14 @@ def scheduler(config: Config, say: Callable[[str], None], columns: int = 0) -> S
     if config.launch.job == "indexed":
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
-        return IndexedRunner(config, api, say)
+        return IndexedRunner(config, api)
     from pipeline.launch.kubernetes.volcano import VolcanoRunner
 
-    return VolcanoRunner(config, api, say)
+    return VolcanoRunner(config, api)
 
 
 @contextmanager
-def only_launcher(config: Config, store: Store, say: Callable[[str], None]) -> Iterator[None]:
+def only_launcher(config: Config, store: Store) -> Iterator[None]:
     """Hold the run: a lock of its folder, and on a cluster a lease. LaunchError where another launcher does.
 
     On a cluster LaunchError, before anything is written, where it is out of reach, clocks differ or a right is missing.
@@ -53,5 +53,5 @@ def only_launcher(config: Config, store: Store, say: Callable[[str], None]) -> I
         check_clock(api)
         check_rights(api, config)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
-        with held(api, config.launch.namespace, lease, config.launch.lease_seconds, say):
+        with held(api, config.launch.namespace, lease, config.launch.lease_seconds):
             yield

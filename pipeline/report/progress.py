@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline import units
+from pipeline.logs import TERMINAL, Terminal, show
 from pipeline.records import Result
 from pipeline.report.records import MetricsLog
 from pipeline.report.summary import summary
 from pipeline.store import Store
 
+log = logging.getLogger(__name__)
 CLEAR_TO_END = "\x1b[K"
 SHOWN_FILES = ("report.html", "result.json", "metrics.jsonl", "config.yaml")
 SMALLEST_BAR, LARGEST_BAR = 6, 28
@@ -19,14 +22,13 @@ SMALLEST_BAR, LARGEST_BAR = 6, 28
 class Reporter:
     """Shows the progress of a run and records it in ``metrics.jsonl``. Use one, on rank 0 only.
 
-    ``write`` takes text for standard output, line breaks included. ``columns``: width of the terminal that
-    text goes to; 0: it is none (a file, a pipe, a pod's log), so every record becomes a line of its own.
+    ``columns``: width of ``terminal``; 0: it is none (a file, a pipe, a pod's log), so every record is logged as a line
+    of its own.
     """
 
-    def __init__(self, store: Store, run: str, *, write: Callable[[str], None], columns: int = 0) -> None:
-        self.store, self.run, self.write, self.columns = store, run, write, columns
-        self._log = MetricsLog(store, run)
-        self._line_open = False
+    def __init__(self, store: Store, run: str, *, columns: int = 0, terminal: Terminal = TERMINAL) -> None:
+        self.store, self.run, self.columns, self.terminal = store, run, columns, terminal
+        self._metrics = MetricsLog(store, run)
 
     def interval(self, record: Mapping[str, Any]) -> None:
         """Show and store one ``record`` of the training loop (keys: ``records.KEYS``).
@@ -34,20 +36,17 @@ class Reporter:
         Raises ArtifactError when the store's disk is full.
         """
         if self.columns:
-            self.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
-            self._line_open = True
+            self.terminal.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
         else:
-            self.write(f"{plain_line(record)}\n")
-        self._log.append(record)
+            log.info("%s", plain_line(record))
+        self._metrics.append(record)
         if record["step"] == record["steps_total"]:
             self.close()
 
     def close(self) -> None:
         """End the live line and put what is not stored yet. The last step does it by itself."""
-        if self._line_open:
-            self.write("\n")
-            self._line_open = False
-        self._log.flush()
+        self.terminal.end_line()
+        self._metrics.flush()
 
     def summary(self, result: Result) -> str:
         """Write the table at the end (at most 80 columns) of a run; returns it too."""
@@ -55,7 +54,7 @@ class Reporter:
         directory = f"runs/{self.run}"
         there = self.store.names(directory)
         text = summary(result, self.store.url_of(directory), [name for name in SHOWN_FILES if name in there])
-        self.write(f"\n{text}\n")
+        show(f"\n{text}")
         return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 
@@ -9,18 +10,19 @@ from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.records import FAILED, HELD, PUBLISHED
 from pipeline.schedule.base import run_name
-from pipeline.schedule.nightly import INTERRUPTED, Tools, read_record, run_night
+from pipeline.schedule.nightly import INTERRUPTED, Run, read_record, run_night
 from pipeline.store import Store
 
 Compose = Callable[[date], Config]
 LOOK_BACK_DAYS = 366
+log = logging.getLogger(__name__)
 
 
 def run_nights(
     days: Sequence[date],
     compose: Compose,
     store: Store,
-    tools: Tools,
+    run: Run,
     *,
     keep_going: bool,
     wait_last: float = 0.0,
@@ -37,34 +39,34 @@ def run_nights(
     skipped: list[str] = []
     for place, day in enumerate(days, 1):
         if len(days) > 1:
-            tools.say(f"\nnight {place} of {len(days)}: {day}")
+            log.info("\nnight %d of %d: %s", place, len(days), day)
         last = place == len(days)
-        record = run_night(compose(day), store, day, tools, wait_last if last else 0.0, skipped if last else ())
+        record = run_night(compose(day), store, day, run, wait_last if last else 0.0, skipped if last else ())
         code = record.exit_code or 0
         if code > INTERRUPTED:
             return code
         if catching_up and not last and code == DataError.exit_code:
             why = record.message or "its logs are missing or wrong"
             skipped.append(why if str(day) in why else f"{day}: {why}")
-            tools.say(f"catch-up   {day} is skipped: the later nights are done without it")
+            log.warning("catch-up   %s is skipped: the later nights are done without it", day)
             continue
         held = held or (code if record.outcome == HELD else 0)
         if record.outcome == FAILED:
             failed = failed or code
             if not last and not keep_going:
-                tools.say(
-                    f"{len(days) - place} later nights are left out, {days[place]} to {days[-1]}; "
-                    "nightly.keep_going=true does them all the same"
-                )
+                log.warning(
+                    "%d later nights are left out, %s to %s; nightly.keep_going=true does them all the same",
+                    len(days) - place, days[place], days[-1],
+                )  # fmt: skip
                 break
     return failed or held
 
 
-def missed_nights(store: Store, model: str, day: date, most: int, say: Callable[[str], None]) -> list[date]:
+def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
     """The days before ``day`` without a verdict since the last night that had one, oldest first, ``most`` at most.
 
     None where there was no night yet, nor where that of ``day`` is published: nights go forwards. Those that are left
-    out are said.
+    out are logged.
     """
     tonight = read_record(store, model, day)
     if tonight is not None and tonight.outcome == PUBLISHED:
@@ -75,10 +77,11 @@ def missed_nights(store: Store, model: str, day: date, most: int, say: Callable[
     missed = [last + timedelta(days=i) for i in range(1, (day - last).days)]
     if len(missed) > most:
         left = missed[: len(missed) - most]
-        say(
-            f"catch-up   {len(missed)} nights were missed, nightly.catch_up={most}: {left[0]} to {left[-1]} are left "
-            f"out; nightjar backfill from={left[0]} to={left[-1]} before this one would do them"
-        )
+        log.warning(
+            "catch-up   %d nights were missed, nightly.catch_up=%d: %s to %s are left out; nightjar backfill from=%s "
+            "to=%s before this one would do them",
+            len(missed), most, left[0], left[-1], left[0], left[-1],
+        )  # fmt: skip
     return missed[-most:]
 
 

@@ -6,14 +6,15 @@ from; a night that was killed goes on from the same model when it is called agai
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import date
 from typing import Any
 
+from pipeline import logs
 from pipeline.compose import config_hash
 from pipeline.config import Config
 from pipeline.errors import SIGNALLED, GateHeldError, NightjarError, exit_code_of
@@ -29,14 +30,8 @@ from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
 
 INTERRUPTED = SIGNALLED  # exit codes above it: a signal ended the launcher
-
-
-@dataclass(frozen=True)
-class Tools:
-    """What a night needs of the outside: ``run`` does a whole run and returns its exit code, ``say`` takes a line."""
-
-    run: Callable[[Config], int]
-    say: Callable[[str], None]
+Run = Callable[[Config], int]  # a whole run; returns its exit code
+log = logging.getLogger(__name__)
 
 
 def record_path(model: str, day: date) -> str:
@@ -51,42 +46,46 @@ def read_record(store: Store, model: str, day: date) -> NightRecord | None:
 
 
 def run_night(
-    config: Config, store: Store, day: date, tools: Tools, wait_minutes: float, skipped: Sequence[str] = ()
+    config: Config, store: Store, day: date, run: Run, wait_minutes: float, skipped: Sequence[str] = ()
 ) -> NightRecord:
     """Do the night of ``day``, unless it has its verdict; returns its record.
 
     ``config``: composed for that day. ``skipped``: missed days that it goes on without, and why. Failures become
-    outcomes, told as a verdict is. Above 128 the exit code of a signal: the night goes on where it stopped when it is
+    outcomes, logged as a verdict is. Above 128 the exit code of a signal: the night goes on where it stopped when it is
     called again.
     """
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
             again = "its logs have changed since: " if record.logs != _logs(config, day) else "nothing to do: "
-            tools.say(f"night      {line_of(record)}; {again}force=true runs it again")
+            log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
     except Exception as problem:
-        return _refused(config, day, _of_family(problem), tools)
-    tools.say(f"night      {day} of model {config.model_name}: run {record.run}, {_from(record.base)}")
+        return _refused(config, day, _of_family(problem))
+    log.info("night      %s of model %s: run %s, %s", day, config.model_name, record.run, _from(record.base))
     try:
-        record = replace(record, seconds_waited=round(wait_for(config, day, wait_minutes, tools.say), 1))
+        record = replace(record, seconds_waited=round(wait_for(config, day, wait_minutes), 1))
         record = replace(record, logs=_logs(config, day))
-        code, error = tools.run(night_config(config, day, record.base)), None
+        code, error = run(night_config(config, day, record.base)), None
     except Exception as problem:
         error = _of_family(problem)
         code = exit_code_of(error)
-        sys.stderr.write(f"nightjar: {error}\n")
+        _complain(str(error))
     if code > INTERRUPTED:
         return replace(record, exit_code=code)
     outcome = PUBLISHED if code == 0 else HELD if code == GateHeldError.exit_code else FAILED
     record = replace(record, outcome=outcome, exit_code=code, finished=time.time())
     record = _written(store, record, error)
-    tools.say(f"night      {line_of(record)}")
+    log.info("night      %s", line_of(record))
     if record.summary is not None:
-        tools.say(f"summary    {store.url_of(record.summary)}")
-    _tell(config, record, tools)
+        log.info("summary    %s", store.url_of(record.summary))
+    _tell(config, record)
     return record
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"nightjar: {text}\n")
 
 
 def _of_family(problem: Exception) -> NightjarError:
@@ -99,7 +98,7 @@ def _of_family(problem: Exception) -> NightjarError:
     known = problem if isinstance(problem, NightjarError) else explained(problem)
     if known is not None:
         return known
-    traceback.print_exception(problem)
+    logs.show_fault(problem)
     return NightjarError(
         f"unexpected {type(problem).__name__}: {problem}",
         hint="this is a fault of Nightjar; please report it with the log of this night, which has its traceback",
@@ -118,25 +117,25 @@ def _written(store: Store, record: NightRecord, error: NightjarError | None) -> 
     except Exception as problem:
         fault = _of_family(problem)
         said = f"the night's record or page cannot be written: {fault.message}"
-        sys.stderr.write(f"nightjar: {said}\n")
+        _complain(said)
         record = replace(record, message="; ".join(filter(None, (record.message, said))), hint=fault.hint)
     return record
 
 
-def _refused(config: Config, day: date, problem: NightjarError, tools: Tools) -> NightRecord:
+def _refused(config: Config, day: date, problem: NightjarError) -> NightRecord:
     """The record of a night that could not begin. It is told, not written: the date may have its verdict already."""
-    tools.say(f"nightjar: {problem}")
+    _complain(str(problem))
     record = NightRecord(
         model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED,
         exit_code=problem.exit_code, message=problem.message, hint=problem.hint,
     )  # fmt: skip
-    _tell(config, record, tools)
+    _tell(config, record)
     return record
 
 
-def _tell(config: Config, record: NightRecord, tools: Tools) -> None:
+def _tell(config: Config, record: NightRecord) -> None:
     if config.nightly.webhook:
-        deliver(config.nightly.webhook, _posted(record), tools.say)
+        deliver(config.nightly.webhook, _posted(record))
 
 
 def _settings(config: Config) -> str:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -156,17 +156,15 @@ def _dataset_name(folder: Folder) -> str:
     return folder.path.split("/")[1] if folder.kind == DATASET else ""
 
 
-def collect(
-    store: Store, keep_days: float, grace_hours: float, *, dry_run: bool, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """``nightjar store gc`` as plain data. ``say`` takes a line where a dead night's lock has to be waited for.
+def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> dict[str, Any]:
+    """``nightjar store gc`` as plain data.
 
     LaunchError while a night works on the store (``dry_run`` only looks, so it does not mind), ArtifactError where it
     is not known what something kept refers to: nothing is removed then.
     """
     with ExitStack() as stack:
         if not dry_run:
-            stack.enter_context(alone(store, say))
+            stack.enter_context(alone(store))
         rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=time.time())
         with reachable(store.url):
             for model in versions.models(store):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
@@ -93,13 +93,13 @@ def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> 
 
 
 @contextmanager
-def alone(store: Store, say: Callable[[str], None]) -> Iterator[None]:
+def alone(store: Store) -> Iterator[None]:
     """No night works on any model of the store, and none begins; LaunchError, naming it, where one does."""
     models = sorted({*versions.models(store), *store.names("nightly")})
     with ExitStack() as stack:
         for model in models:
             try:
-                stack.enter_context(night_lock(store, model, LEASE_SECONDS, "store gc", say))
+                stack.enter_context(night_lock(store, model, LEASE_SECONDS, "store gc"))
             except LaunchError as error:
                 raise LaunchError(
                     error.message, hint="the same command once that one has ended; or --dry-run"

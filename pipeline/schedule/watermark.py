@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 from datetime import date
 
 from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.ingest.days import day_state
 
+log = logging.getLogger(__name__)
 
-def wait_for(config: Config, day: date, minutes: float, say: Callable[[str], None]) -> float:
+
+def wait_for(config: Config, day: date, minutes: float) -> float:
     """Return, once the logs of ``day`` are complete by ``data.watermark``, how many seconds that took.
 
-    Looks every ``nightly.poll_seconds`` and says what is missing whenever that changes. DataError naming it where they
+    Looks every ``nightly.poll_seconds`` and logs what is missing whenever that changes. DataError naming it where they
     are not complete after ``minutes``.
     """
-    started, said = time.monotonic(), ""
+    started, logged = time.monotonic(), ""
     while True:
         state = day_state(config.data, day)
         waited = time.monotonic() - started
         if state.complete:
-            if said:
-                say(f"watermark  {day} is complete after {waited / 60:.1f} minutes")
+            if logged:
+                log.info("watermark  %s is complete after %.1f minutes", day, waited / 60)
             return waited
         missing = "; ".join(state.missing)
         left = 60 * minutes - waited
@@ -33,8 +35,10 @@ def wait_for(config: Config, day: date, minutes: float, say: Callable[[str], Non
                 f"{day} is not complete{after}: {missing}",
                 hint=f"nightjar nightly date={day} with the same overrides once it is delivered",
             )
-        if missing != said:
-            say(f"watermark  {day} is not complete: {missing}; looking every {config.nightly.poll_seconds:g} s, for "
-                f"{left / 60:.1f} minutes")  # fmt: skip
-            said = missing
+        if missing != logged:
+            log.info(
+                "watermark  %s is not complete: %s; looking every %g s, for %.1f minutes",
+                day, missing, config.nightly.poll_seconds, left / 60,
+            )  # fmt: skip
+            logged = missing
         time.sleep(min(config.nightly.poll_seconds, left))

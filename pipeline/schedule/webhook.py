@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 TRIES = 3
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 2.0
+log = logging.getLogger(__name__)
 
 
 def deliver(
     url: str,
     verdict: Mapping[str, Any],
-    say: Callable[[str], None],
     *,
     timeout: float = TIMEOUT_SECONDS,
     pause: float = PAUSE_SECONDS,
 ) -> bool:
-    """POST ``verdict`` to ``url``; whether it was taken. A failure is said, without the URL's secret part.
+    """POST ``verdict`` to ``url``; whether it was taken. A failure is logged, without the URL's secret part.
 
     A redirection is a failure: what it leads to would be asked without the verdict. ``timeout`` and ``pause`` (between
     tries, twice as long after each) in seconds.
@@ -43,11 +44,11 @@ def deliver(
         except urllib.error.HTTPError as error:
             problem = f"it answers {error.code} {error.reason}"
         except (ValueError, http.client.InvalidURL):  # their words quote the URL
-            say(f"warning: nightly.webhook{_host(url)} was not told: it is no URL that can be asked")
+            log.warning("nightly.webhook%s was not told: it is no URL that can be asked", _host(url))
             return False
         except (OSError, http.client.HTTPException) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
-    say(f"warning: nightly.webhook{_host(url)} was not told, in {TRIES} tries: {problem}")
+    log.warning("nightly.webhook%s was not told, in %d tries: %s", _host(url), TRIES, problem)
     return False
 
 

@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageIO:
-    """How a stage speaks: ``say`` takes a line, ``interval`` a record of the training loop, ``close`` ends a line.
+    """Who hears of a stage: ``interval`` takes a record of the training loop, ``close`` ends the progress line.
 
     ``on_point``: learns of every named point that training passes (``checkpoint.FaultPoint``).
     """
 
-    say: Callable[[str], None]
-    interval: Callable[[dict[str, Any]], None]
-    close: Callable[[], None]
+    interval: Callable[[dict[str, Any]], None] = lambda record: None
+    close: Callable[[], None] = lambda: None
     on_point: Callable[[str], None] = lambda point: None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
@@ -30,7 +30,7 @@ def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
 
 
 def assign(
-    config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan, say: Callable[[str], None]
+    config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan
 ) -> tuple[list[list[str]], TowerEvidence]:
     """The features of every tower, and what that rests on, by ``partition.strategy``."""
     from pipeline.towers import check_partition, strided, tower_count
@@ -50,7 +50,7 @@ def assign(
     from pipeline.training.probe import probe
 
     checkpoint = _checkpoint(config, store)
-    similarity, source = probe(config, store, dataset, checkpoint, say)
+    similarity, source = probe(config, store, dataset, checkpoint)
     loads = _loads(features, plan)
     room = {"bytes": _room(config) / max(sum(loads["bytes"]), 1.0)}
     count = tower_count(part, hosts)

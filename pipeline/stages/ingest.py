@@ -88,7 +88,7 @@ class Ingest(Stage):
 
         artifact: Artifact
         with answering(config.data.path, store), self.draft(store, step) as draft:
-            artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft, io.say))
+            artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
         return artifact
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,8 +22,11 @@ NO_KEY = (
     use("debug", "*"),
     use("publish", "cache_mib"),
     # How and when stages are started.
-    use("launch", "name inline attempts deadline_minutes limit_memory job context namespace queue priority_class"),
-    use("launch", "min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port"),
+    use("launch", "name inline attempts deadline_minutes logs limit_memory job context namespace queue"),
+    use(
+        "launch",
+        "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port",
+    ),
     use("launch", "lease_seconds keep_hours"),
     use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
     use("launch.pods", "node_selector tolerations"),

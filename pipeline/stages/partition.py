@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from pipeline.records import PlanPart, Result, Towers, TowersPart
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
+
+log = logging.getLogger(__name__)
 
 
 def has_towers(config: Config) -> bool:
@@ -89,7 +92,7 @@ class Partition(Stage):
         features, hosts = [column.name for column in schema.sparse], config.hardware.hosts
         if has_towers(config):
             flat = read_plan(store, inputs["plan"])
-            assigned, evidence = assign(config, store, inputs["ingest"], schema, flat, io.say)
+            assigned, evidence = assign(config, store, inputs["ingest"], schema, flat)
             towers = towers_of(config.partition, config.model.embedding_dim, hosts, assigned, features)
             towers = dataclasses.replace(towers, evidence=evidence)
             plan = refine_plan(config, schema, profile, towers, inputs["ingest"].key)
@@ -108,7 +111,7 @@ class Partition(Stage):
             summary = {"partition": config.partition.name, "towers": len(towers.towers), "features": len(features)}
             artifact = draft.commit({**summary, **placed})
         if text:
-            io.say(text)
+            log.info("%s", text)
         return artifact
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 
+log = logging.getLogger(__name__)
 TIERS = ("hbm", "ddr", "ssd")
 
 
@@ -52,7 +54,7 @@ class PlanStage(Stage):
             covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
             plan, why = reused_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
             about = {"former": config.plan.former, "reused": plan is not None, "why": why}
-            io.say(f"plan       {config.plan.former} {'is used again' if plan else 'is not used again'}: {why}")
+            log.info("plan       %s %s: %s", config.plan.former, "is used again" if plan else "is not used again", why)
         plan = plan or make_plan(config, *dataset, inputs["ingest"].key)
         artifact: Artifact
         with self.draft(store, step) as draft:
@@ -60,7 +62,7 @@ class PlanStage(Stage):
             with draft.open(PLAN_PAGE) as sink:
                 sink.write(plan_page(plan).encode())
             artifact = draft.commit({**plan_summary(plan), **about})
-        io.say(render_plan(plan))
+        log.info("%s", render_plan(plan))
         return artifact
 
     def shown(self, store: Store, path: str) -> str:

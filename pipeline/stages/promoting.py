@@ -7,8 +7,8 @@ anywhere, the same command goes on: a version of the same key that is whole is j
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 from pipeline.config import Config
@@ -33,7 +33,7 @@ from pipeline.specs import MODELS
 from pipeline.stages.judging import Written, judged
 from pipeline.store import Artifact, Draft, Store
 
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 def covered_incumbent(config: Config, store: Store, train_key: str) -> str | None:
@@ -49,7 +49,7 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
     return None if current is None else current.path.rpartition("/")[2]
 
 
-def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft, say: Say) -> Any:
+def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> Any:
     """Write, judge and promote a version of ``step``; the stage's summary, its gate report in ``draft``.
 
     A version that is held stays in the store without being promoted. Raises ArtifactError for damaged inputs or a
@@ -58,9 +58,13 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     model = config.model_name
     version = None if config.force else versions.made_by(store, model, step.key)
     if version is None:
-        version = _make(config, store, step, inputs, say)
+        version = _make(config, store, step, inputs)
     else:
-        say(f"publish    version {version.summary['version']} of model {model} is this very model: its verdict stands")
+        log.info(
+            "publish    version %s of model %s is this very model: its verdict stands",
+            version.summary["version"],
+            model,
+        )
     record = read(GateRecord, store, f"{version.path}/{GATE}")
     write_report(draft, record)
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
@@ -98,14 +102,14 @@ def write_report(draft: Draft, record: GateRecord) -> None:
             sink.write(text.encode())
 
 
-def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], say: Say) -> Artifact:
+def _make(config: Config, store: Store, step: Step, inputs: dict[str, Artifact]) -> Artifact:
     """A new version, whole and judged, not promoted."""
     from pipeline.publishing.card import CARD_TEXT, card_text
 
     model, name = config.model_name, versions.new_version(store, config.model_name, step.key)
     path = versions.version_path(model, name)
     with store.draft(path, kind=versions.KIND, key=step.key, config=step.config, inputs=step.input_keys) as draft:
-        say(f"publish    writing version {name} of model {model}")
+        log.info("publish    writing version %s of model %s", name, model)
         written = _write_model(config, store, inputs, draft)
         record = judged(config, store, step, inputs, path, written)
         record = dataclasses.replace(record, model=model, version=name)

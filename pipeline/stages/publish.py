@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import GateHeldError
-from pipeline.records import HOLD, GatePart, ModelPart, Result
+from pipeline.records import HOLD, GatePart, ModelPart, Record, Result
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
@@ -44,7 +43,7 @@ class Publish(Stage):
 
         artifact: Artifact
         with self.draft(store, step) as draft:
-            artifact = draft.commit(publish(config, store, step, inputs, draft, io.say))
+            artifact = draft.commit(publish(config, store, step, inputs, draft))
         return artifact
 
     def accept(self, artifact: Artifact) -> None:
@@ -64,10 +63,8 @@ class Publish(Stage):
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The verdict, and the version where one is published."""
-        parts: dict[str, Any] = {}
-        if summary.get("gate"):  # warnings are in gate.json alone
-            parts["gate"] = replace(GatePart.from_json(summary["gate"]), warnings=None)
-        return {**parts, "model": ModelPart.from_json(summary["model"])} if summary.get("model") else parts
+        kinds: dict[str, type[Record]] = {"gate": GatePart, "model": ModelPart}
+        return {name: kind.from_json(summary[name]) for name, kind in kinds.items() if summary.get(name)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
         """The verdict with its reasons, and the version."""

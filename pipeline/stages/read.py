@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Mapping, Sequence
 
 from pipeline.config import Config
 from pipeline.errors import ArtifactError
@@ -10,6 +11,8 @@ from pipeline.records import DatasetSchema, Plan, Profile, Towers, read
 from pipeline.stages.assigning import kept_towers, refine_plan
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
+
+log = logging.getLogger(__name__)
 
 
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
@@ -36,7 +39,6 @@ def read_towers(
     store: Store,
     inputs: Mapping[str, Artifact],
     checkpoints: Sequence[Artifact],
-    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[Plan, Towers]:
     """The plan and the towers to train by: with towers, the plan refined for their hosts.
 
@@ -49,8 +51,7 @@ def read_towers(
     kept = kept_towers(config, store, checkpoints, towers)
     if kept == towers:
         return read_plan(store, partition), towers
-    if is_first_rank():
-        say("this hardware would divide the features otherwise; they stay in the towers of the checkpoints")
+    log.info("this hardware would divide the features otherwise; they stay in the towers of the checkpoints")
     schema, profile = read_dataset(store, inputs["ingest"])
     return refine_plan(config, schema, profile, kept, inputs["ingest"].key), kept
 

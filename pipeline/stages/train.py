@@ -135,10 +135,10 @@ class Train(Stage):
 
         key, place = continuation_key(config, step.config.get("init"), step.input_keys["ingest"]), step.scratch[0]
         before = retried(lambda: committed(store, place), f"listing {store.url_of(place)}")
-        plan, towers = read_towers(config, store, inputs, before, io.say)
+        plan, towers = read_towers(config, store, inputs, before)
         init = init_artifact(step, config, store)
         summary = train(
-            config, store, inputs["ingest"], plan, place, key, io.interval, io.say, init, io.on_point,
+            config, store, inputs["ingest"], plan, place, key, io.interval, init, io.on_point,
             plan_key=inputs["plan"].key, towers=towers,
         )  # fmt: skip
         if not is_first_rank():

@@ -10,15 +10,16 @@ import contextlib
 import ctypes
 import dataclasses
 import errno
+import logging
 import os
 import select
 import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 
+from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
@@ -31,8 +32,8 @@ from pipeline.store import Store
 from pipeline.store.retrying import explained
 
 PR_SET_PDEATHSIG = 1
-QUIET = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
 CHECK_SECONDS = 1.0
+log = logging.getLogger(__name__)
 
 
 def locate(config_url: str) -> tuple[Store, str]:
@@ -56,23 +57,24 @@ def load(store: Store, run: str) -> Config:
         raise ArtifactError(f"{store.url_of(path)} does not exist", hint="nightjar run writes it") from None
 
 
-def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store], StageIO]) -> int:
+def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store, int], StageIO]) -> int:
     """Do ``stage`` on this rank; returns the exit code. Ends the process at once where the stage failed.
 
-    ``make_io`` gives the stage its voice; only rank 0's reaches the user.
+    ``make_io``: who hears of the stage on this rank; it sets up where the rank logs.
     """
     end_with_parents(launcher)
     rank = int(os.environ.get("RANK", "0"))  # torchrun's contract
     store, run = locate(config_url)
     try:
         config = load(store, run)
+        io = make_io(config, store, rank)
         step = next(step for step in read_steps(store, run) if step.name == stage)
         if store.find(step.path) is None:
-            io, trains = make_io(config, store) if rank == 0 else QUIET, STAGES.get(stage).trains
+            trains = STAGES.get(stage).trains
             if launcher and is_held(config, plan_of(step, store)):
                 how = hold(config, launcher)
                 if trains:
-                    io.say(how)
+                    log.info("%s", how)
             minutes = config.launch.first_step_minutes if trains and config.launch.name != "local" else None
             with first_step_in_time(
                 minutes, lambda error: _fail(store, run, stage, Report.of(error, rank))
@@ -130,8 +132,8 @@ def _fail(store: Store, run: str, stage: str, report: Report) -> None:
     """Report, and end without the teardown that would wait for the other ranks."""
     line = write_report(store, run, stage, report)
     with contextlib.suppress(OSError):
-        if report.exit_code == 1:
-            traceback.print_exc()
+        if report.exit_code == 1 and (fault := sys.exception()) is not None:
+            logs.show_fault(fault)
         hint = f"\n  hint: {report.hint}" if report.hint else ""
         sys.stderr.write(f"nightjar: {report.message}{hint}\n{line}\n")
         sys.stdout.flush()

@@ -7,6 +7,7 @@ promised (as in Kubernetes' own leader election). A ``Place`` says where the rec
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import signal
@@ -24,7 +25,7 @@ from pipeline.store.refusals import taken
 
 CHECKS = 6  # of the record, and renewals of it, while a lease lasts
 CLOCKS_DIFFER = 5.0  # seconds more than a renewal takes to be seen
-Say = Callable[[str], None]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,10 @@ class Place(Protocol):
 
 
 class Lease:
-    """The lease at ``place``; ``seconds``: for how long each renewal holds; ``say`` takes a line while it waits."""
+    """The lease at ``place``; ``seconds``: for how long each renewal holds."""
 
-    def __init__(self, place: Place, seconds: float, say: Say) -> None:
-        self.place, self.seconds, self.say = place, seconds, say
+    def __init__(self, place: Place, seconds: float) -> None:
+        self.place, self.seconds = place, seconds
         self.seen = Seen(None)
         self.lost, self._ending = False, threading.Lock()
         self._since, self._asking_since = 0.0, math.inf  # when the last renewal that held began, and the one in flight
@@ -155,11 +156,13 @@ class Lease:
 
     def _outwait(self, seen: Seen, holder: Holder) -> Seen:
         """The record once the holder left the lease, or did not renew it in its own time; LaunchError once it does."""
-        wait = f"waiting {holder.seconds:g} s to see whether it renews its lease"
-        self.say(f"{holder.text} holds {self.place.name}: {wait}{holder.skew(holder.seconds)}")
+        log.info(
+            "%s holds %s: waiting %g s to see whether it renews its lease%s",
+            holder.text, self.place.name, holder.seconds, holder.skew(holder.seconds),
+        )  # fmt: skip
         now = watched(self.place.look, holder.seconds, seen)
         if now == seen:
-            self.say(f"{holder.text} did not renew its lease for {holder.seconds:g} s: it is taken over")
+            log.warning("%s did not renew its lease for %g s: it is taken over", holder.text, holder.seconds)
         elif self.place.holder(now) is not None:
             raise self._taken(now)
         return now

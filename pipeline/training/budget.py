@@ -7,6 +7,7 @@ is too small in time, and it is the only one where no cgroup can be made.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ from pipeline.training.memory import give_back_freed
 from pipeline.units import GIB
 
 WARN_SHARE = 0.9
+log = logging.getLogger(__name__)
 
 
 class MemoryBudget:
@@ -32,15 +34,10 @@ class MemoryBudget:
     """
 
     def __init__(
-        self,
-        hardware: HardwareConfig,
-        wanted: str,
-        plan: Plan,
-        say: Callable[[str], None],
-        measure: Callable[[], int] = pss_bytes,
+        self, hardware: HardwareConfig, wanted: str, plan: Plan, measure: Callable[[], int] = pss_bytes
     ) -> None:
         self.active = wanted == "always" or (wanted == "auto" and bool(ssd_tables(plan)))
-        self._hardware, self._say, self._measure = hardware, say, measure
+        self._hardware, self._measure = hardware, measure
         self.limit = int(hardware.ddr_gib * GIB) * hardware.ranks_per_host
         self.peak, self._warned = 0, False
 
@@ -65,7 +62,7 @@ class MemoryBudget:
                 "launch.limit_memory=never",
             )
         if taken > WARN_SHARE * self.limit and not self._warned and dist.get_rank() == 0:
-            self._say(f"memory: training takes {self._of(taken)} after step {step}, and stops where it takes more")
+            log.warning("memory: training takes %s after step %d, and stops where it takes more", self._of(taken), step)
         self._warned |= taken > WARN_SHARE * self.limit
         return {"host_memory_bytes": taken}
 

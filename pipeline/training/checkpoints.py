@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -35,6 +35,7 @@ from pipeline.training.trainer import Trainer
 
 # The settings that fix a step's learning rates, together with the number of steps.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
+log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -49,13 +50,12 @@ class Checkpoints:
         inputs: dict[str, str],
         trainer: Trainer,
         meter: Meter,
-        say: Callable[[str], None],
         on_point: OnPoint = ignore,
     ) -> None:
-        self.config, self.trainer, self.meter, self.say = config, trainer, meter, say
+        self.config, self.trainer, self.meter = config, trainer, meter
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
         self.saver = Checkpointer(
-            store, directory, config.checkpoint, model, key, asdict(config), inputs, say, on_point=on_point
+            store, directory, config.checkpoint, model, key, asdict(config), inputs, on_point=on_point
         )
         self._last = time.monotonic()
 
@@ -89,9 +89,9 @@ class Checkpoints:
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
-            self.say(f"resumed from {self.final} after step {state.step:,}")
+            log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
             if line := length_line(self.config.train, then, state.step, total, rows):
-                self.say(line)
+                log.info("%s", line)
         if state.step == total:
             self._end_as_asked(state, then, planned_before(self.config.train, then, rows) == total)
 
@@ -114,7 +114,7 @@ class Checkpoints:
             return
         self.saver.save(state, final=True, wait=True)
         if dist.get_rank() == 0:
-            self.say(f"the last checkpoint is written again as {path}, coded {coding_of(wanted)}")
+            log.info("the last checkpoint is written again as %s, coded %s", path, coding_of(wanted))
 
     def _start_from(self, init: Artifact) -> None:
         wanted, model = self.config.checkpoint, self.saver.model
@@ -127,7 +127,7 @@ class Checkpoints:
         )  # fmt: skip
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
-            self.say("\n  ".join([f"starting from {init.path}", *allowed, *lines]))
+            log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))
 
     def _reset_remapped(self, init: Artifact) -> list[str]:
         """Reset the rows whose ids changed, so that no id starts with what another one learnt."""

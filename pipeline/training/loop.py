@@ -28,7 +28,7 @@ from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
-from pipeline.training.schedule import planned_steps, planned_text
+from pipeline.training.schedule import log_planned, planned_steps
 from pipeline.training.signals import STOP, Agreement
 from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
 from pipeline.training.trainer import Trainer
@@ -44,7 +44,6 @@ def train(
     checkpoints: str,
     key: str,
     on_interval: OnInterval,
-    say: Callable[[str], None] = lambda line: None,
     init: Artifact | None = None,
     on_point: OnPoint = ignore,
     plan_key: str = "",
@@ -55,7 +54,7 @@ def train(
     Without such a checkpoint, tables and dense part come from checkpoint ``init`` (None: initial values).
 
     ``checkpoints``: the store's directory for checkpoints; the last one is committed at the end. ``on_interval`` gets a
-    record on rank 0 every ``log_every_steps`` steps, ``say`` a line for every event, ``on_point`` every named point
+    record on rank 0 every ``log_every_steps`` steps, ``on_point`` every named point
     that a rank passes. ``plan_key`` is recorded with the checkpoints. ``towers``: the result of the partition stage
     (None: flat), whose hosts ``plan`` must keep.
     Returns {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples,
@@ -69,7 +68,7 @@ def train(
     torch.manual_seed(config.seed + dist.get_rank())
     paths = config.hardware.ssd_paths
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(paths, store, plan) as ssd:
-        log_shortcomings(ssd, say)
+        log_shortcomings(ssd)
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config.train, split.rows)
@@ -78,15 +77,15 @@ def train(
             trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.train.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, say, on_point)
+        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, on_point)
         saver.resume(init, total, split.rows)
-        for line in planned_text(config.train, split.rows) if dist.get_rank() == 0 else ():
-            say(line)
+        if dist.get_rank() == 0:
+            log_planned(config.train, split.rows)
         order = Order(
             key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
             window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        budget = MemoryBudget(config.hardware, config.launch.limit_memory, plan, say)
+        budget = MemoryBudget(config.hardware, config.launch.limit_memory, plan)
         grace = config.checkpoint.grace_seconds
         run = _Run(config.train, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.schedule import warmup_steps
 from pipeline.training.trainer import Trainer
 
+log = logging.getLogger(__name__)
 LARGEST_BATCH = 4096
 LOOKED_AT = 16  # batches whose embeddings are compared
 
@@ -38,7 +39,6 @@ def probe(
     store: Store,
     dataset: Artifact,
     checkpoint: Artifact | None,
-    say: Callable[[str], None],
     also: Interaction | None = None,
 ) -> tuple[Matrix, str]:
     """Interactions [F, F] of the dataset's sparse features, in the order of its schema, and a name of their source.
@@ -58,7 +58,7 @@ def probe(
         trainer = Trainer(alone, schema, _plan(schema, config.model.embedding_dim, batch), device)
         steps = 0 if checkpoint else config.partition.probe_steps
         source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
-        say(f"comparing features by {source}, in this process")
+        log.info("comparing features by %s, in this process", source)
         if checkpoint is not None:
             _load(alone, store, checkpoint, dataset, trainer)
         order = Order(key=dataset.key, seed=config.seed, global_batch=batch)

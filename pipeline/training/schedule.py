@@ -6,11 +6,13 @@ resumed run on any number of ranks has the rates of the uninterrupted one.
 
 from __future__ import annotations
 
+import logging
 import math
 
 from pipeline.config import TrainConfig
 from pipeline.units import plural
 
+log = logging.getLogger(__name__)
 FEWEST_STEPS = 100  # that a training should have
 LONGEST_WARM_UP = 1000  # steps, where their number follows from the length of the training
 
@@ -21,17 +23,18 @@ def planned_steps(train: TrainConfig, rows: int) -> int:
     return steps if train.max_steps is None else min(steps, train.max_steps)
 
 
-def planned_text(train: TrainConfig, rows: int) -> list[str]:
-    """The line about the planned steps: a warning where they are too few, or where all of them are warm-up."""
+def log_planned(train: TrainConfig, rows: int) -> None:
+    """Log the number of planned steps; it is a warning where they are too few, or where all of them are warm-up."""
     total = planned_steps(train, rows)
     rising = warmup_steps(train, total)
     text = f"{plural(total, 'step')} of {train.batch:,} samples planned, warm-up of {plural(rising, 'step')}"
     if total < FEWEST_STEPS:
         hint = f"train.epochs={-(-FEWEST_STEPS // max(1, total)) * train.epochs}, or a smaller train.global_batch"
-        return [f"warning: {text}; with fewer than {FEWEST_STEPS} steps a model hardly begins to learn: {hint}"]
-    if total <= rising:
-        return [f"warning: {text}; the learning rates never reach their full value: train.warmup_steps=auto"]
-    return [text]
+        log.warning("%s; with fewer than %d steps a model hardly begins to learn: %s", text, FEWEST_STEPS, hint)
+    elif total <= rising:
+        log.warning("%s; the learning rates never reach their full value: train.warmup_steps=auto", text)
+    else:
+        log.info("%s", text)
 
 
 def warmup_steps(train: TrainConfig, total: int) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.store import Store
 from pipeline.training.distributed import add_up, largest
 
 SCRATCH = "scratch"
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -42,13 +44,13 @@ def ssd_store(paths: Sequence[str], store: Store, plan: Plan) -> Iterator[SsdSto
         ssd.close()
 
 
-def log_shortcomings(ssd: SsdStore | None, say: Callable[[str], None]) -> None:
+def log_shortcomings(ssd: SsdStore | None) -> None:
     """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
     if ssd is None:
         return
     shortcomings = [(what, advice) for refused in exchange(ssd.shortcomings()) for what, advice in refused]
     for what, advice in dict.fromkeys(shortcomings) if dist.get_rank() == 0 else ():
-        say(f"{what}; {advice}")
+        log.warning("%s; %s", what, advice)
 
 
 class SsdMeter:

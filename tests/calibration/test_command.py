@@ -55,7 +55,7 @@ def test_mistakes_end_with_exit_code_2_and_a_hint(capsys, tmp_path):
     assert "has 8 cuda ranks a host, this machine shows" in capsys.readouterr().err
 
 
-def fail(say, kind):
+def fail(kind):
     import torch.distributed as dist
 
     if dist.get_rank() == 1:

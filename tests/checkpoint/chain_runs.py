@@ -13,6 +13,7 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.store import Store
 from tests.embeddings.cases import make, shards_to_tensors, train
 from tests.embeddings.ranks import plan_for
+from tests.logged import listen
 
 LAST = 6
 
@@ -21,12 +22,10 @@ def checkpointer(folder, dmp, access, on_point=ignore, limits=None, **settings):
     dense = dense_parameters(dmp)
     model = Model(access, TouchedRows(dmp), dense, None)
     config = CheckpointConfig(**{"quantise": "fp32", "chunk_mib": 0.001, "keep_last": 50, **settings})
-    said = []
+    said = listen()
     store = Store(str(folder / "store"))
     more = {} if limits is None else {"limits": limits}
-    saver = Checkpointer(
-        store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, said.append, on_point=on_point, **more
-    )
+    saver = Checkpointer(store, "ck", config, model, "key", {"a": 1}, {"data": "d"}, on_point=on_point, **more)
     return saver, said
 
 

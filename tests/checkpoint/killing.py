@@ -28,6 +28,7 @@ from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
+from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
 
 TABLES = {"a": 40, "b": 23, "c": 11}
@@ -126,10 +127,10 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr"):
     log_rows(folder)
     store = Store(str(root))
     plan = on_tier(plan_for(SHARDING, world, rows=TABLES, dim=8), tier)
-    said = []
+    said = listen()
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     train(
-        settings(world, checkpoint), store, dataset, plan, DIRECTORY, "key", lambda record: None, said.append,
+        settings(world, checkpoint), store, dataset, plan, DIRECTORY, "key", lambda record: None,
         on_point=Hook(folder, kill),
     )  # fmt: skip
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))

@@ -11,6 +11,7 @@ from pipeline.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
 from pipeline.store.manifest import sealed, unsealed
 from tests.checkpoint.single import Picked, access, shard, write
+from tests.logged import listen
 
 FILES = [MANIFEST, "index.json", "state.json", "dense.safetensors"]
 FILES += ["rows/t/00000-000000.safetensors", "rows/t/00000-000001.safetensors"]
@@ -58,9 +59,9 @@ def check(store, tables, file):
     """What is restored is one whole checkpoint, never a mixture; ``file`` is named if it was needed."""
     rows, dense = model()
     rows.local_shards()[0].weight.fill_(-1)
-    said = []
+    said = listen()
     try:
-        found = restore_newest(store, "c", Target(rows, dense), said.append)
+        found = restore_newest(store, "c", Target(rows, dense))
     except ArtifactError as error:
         assert file in error.message, error.message
         return None
@@ -156,12 +157,11 @@ def test_a_pickle_in_the_place_of_any_file_never_runs(chain, step, name, tmp_pat
     if name != MANIFEST:
         reseal(root / f"c/step-{step:08d}", name)
         rows, dense = model()
-        said = []
         if expected(step, name) is None:
             with pytest.raises(ArtifactError):
-                restore_newest(store, "c", Target(rows, dense), said.append)
+                restore_newest(store, "c", Target(rows, dense))
         else:
-            restore_newest(store, "c", Target(rows, dense), said.append)
+            restore_newest(store, "c", Target(rows, dense))
     assert not (tmp_path / "ran").exists()
 
 

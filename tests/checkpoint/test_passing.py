@@ -25,6 +25,7 @@ from tests.checkpoint.single import write as put
 from tests.embeddings.cases import make
 from tests.embeddings.ranks import plan_for, spawn
 from tests.faults.acts import Marks
+from tests.logged import listen
 
 SETTINGS = {"policy": "one_shot"}
 CHUNKS = "step-00000003/rows"
@@ -222,7 +223,7 @@ def resumable(store):
     """A checkpointer of the made-up shard, as a training has it when it begins."""
     rows = SimpleNamespace(**vars(access(shard())), scratch=None)
     model = Model(rows, Marks(10), {}, None)
-    return Checkpointer(store, "c", CheckpointConfig(), model, "k", {}, {}, lambda line: None)
+    return Checkpointer(store, "c", CheckpointConfig(), model, "k", {}, {})
 
 
 def test_a_checkpoint_that_a_killed_process_was_about_to_set_aside_is_one_like_others(monkeypatch):
@@ -295,15 +296,15 @@ def test_a_store_that_answers_otherwise_every_time_is_no_proof_either(tmp_path, 
 
     monkeypatch.setattr(store.fs, "open", opened)
     with pytest.raises(UnreachableError, match="reads differently every time"):
-        restore_newest(store, "c", Target(access(shard()), {}), lambda line: None)
+        restore_newest(store, "c", Target(access(shard()), {}))
 
 
 def test_a_model_that_does_not_fit_is_said_at_once_and_no_older_checkpoint_is_tried(tmp_path):
-    store, said = Store(str(tmp_path)), []
+    store, said = Store(str(tmp_path)), listen()
     for step in (1, 2):
         put(store, f"c/step-{step:08d}", access(shard()))
     with pytest.raises(ArtifactError, match="does not fit the model") as caught:
-        restore_newest(store, "c", Target(access(shard(rows=11)), {}), said.append)
+        restore_newest(store, "c", Target(access(shard(rows=11)), {}))
     assert not isinstance(caught.value, DamagedError | PassingError)
     assert (caught.value.hint, said) == (OTHER_MODEL, [])
 

@@ -17,6 +17,7 @@ from pipeline.records import GatePart, Result
 from pipeline.store import Store
 from pipeline.store.retrying import explained
 from tests.checkpoint.single import access, shard
+from tests.logged import listen
 from tests.publishing.made import plain
 
 WENT_ON = "went on"
@@ -102,7 +103,7 @@ class Taking:
     directory = "runs/r/checkpoints/0123456789"
 
     def __init__(self, store: Store):
-        self.store, self.said = store, []
+        self.store, self.said = store, listen()
 
     def reset(self):
         """Checkpoints 1 and 2, by a new trainer."""
@@ -114,7 +115,7 @@ class Taking:
         config.final_quantise = "fp32"
         self.saver = Checkpointer(
             self.store, self.directory, config, Model(rows, Marks(self.table.rows), self.dense, None), "k" * 32, {}, {},
-            self.said.append, on_point=lambda phase: self.hook(phase),
+            on_point=lambda phase: self.hook(phase),
         )  # fmt: skip
         for step in (1, 2):
             self.save(step)
@@ -145,9 +146,9 @@ class Taking:
     def newest(self):
         """The step that a restore gives, after looking whether all of the model is of it."""
         table, dense = shard(), {"w": torch.zeros(2)}
-        said = []
+        said = listen()
         self.store.fs.invalidate_cache()
-        _, state = restore_newest(self.store, self.directory, Target(access(table), dense), said.append)
+        _, state = restore_newest(self.store, self.directory, Target(access(table), dense))
         require(not said, f"a checkpoint is damaged: {said}")
         require(bool((table.weight == value(state.step)).all()), f"half of another step in {state.step}")
         require(bool((dense["w"] == value(state.step)).all()), f"dense part of another step in {state.step}")
@@ -172,14 +173,12 @@ class Restoring(Taking):
 
     def do(self, reached):
         """What a trainer does first."""
-        self.hook, self.said = reached, []
+        self.hook, self.said = reached, listen()
         rows = SimpleNamespace(**vars(access(self.table)), scratch=None)
         self.table.weight.zero_()
         config = CheckpointConfig(policy="one_shot", keep_last=2)
         model = Model(rows, Marks(self.table.rows), self.dense, None)
-        saver = Checkpointer(
-            self.store, self.directory, config, model, "k" * 32, {}, {}, self.said.append, on_point=reached
-        )
+        saver = Checkpointer(self.store, self.directory, config, model, "k" * 32, {}, {}, on_point=reached)
         reached("begin")
         state = saver.resume()
         require(state is not None and state.step == 3, f"went back to {state and state.step}: {self.said}")

@@ -52,7 +52,7 @@ class Publishing:
             mock.patch.object(stage, "write_report", lambda draft, record: self.report(draft, record, reached)),
             self.store.draft(RUN, kind="publish", key=self.key, config={}, inputs={}) as draft,
         ):
-            summary = stage.publish(self.config, self.store, step, inputs, draft, lambda line: None)
+            summary = stage.publish(self.config, self.store, step, inputs, draft)
             reached("promoted")
             draft.commit(summary)
 

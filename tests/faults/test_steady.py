@@ -12,6 +12,7 @@ from pipeline.launch.chain import Chain, Console
 from pipeline.store import Store, retrying
 from pipeline.store.retrying import TRIES, explained, passes, retried
 from tests.faults.injector import Injector, disk_seams
+from tests.logged import listen
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +130,8 @@ def test_a_read_goes_on_from_where_it_failed(tmp_path):
 
 
 def test_a_stage_that_met_a_passing_fault_is_attempted_again(tmp_path, monkeypatch):
-    said, ends = [], [PassingError("the disk did not answer", hint="again"), "artifact"]
-    console = Console(say=said.append, write=lambda data: None)
+    said, ends = listen(), [PassingError("the disk did not answer", hint="again"), "artifact"]
+    console = Console(write=lambda data: None)
     config = compose(["launch.attempts=2", f"store={tmp_path}"])
     chain = Chain(config, Store(str(tmp_path)), [], lambda step: None, console)
 

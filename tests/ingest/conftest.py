@@ -11,6 +11,7 @@ from pipeline.config.checks import check
 from pipeline.ingest import ingest
 from pipeline.records import DatasetSchema
 from pipeline.store import Store
+from tests.logged import listen
 
 
 class Dataset:
@@ -54,9 +55,9 @@ def run_ingest(tmp_path):
 
     def run(config: Config) -> Dataset:
         check(config)
-        store, messages = Store(str(tmp_path / f"store{next(count)}")), []
+        store, messages = Store(str(tmp_path / f"store{next(count)}")), listen()
         with store.draft("datasets/d/k", kind="dataset", key="k", config={}, inputs={}) as draft:
-            summary = ingest(config.data, config.ingest, config.seed, draft, messages.append)
+            summary = ingest(config.data, config.ingest, config.seed, draft)
             artifact = draft.commit(summary)
         store.verify(artifact)
         assert summary["rows"] == summary["rows_train"] + summary["rows_test"] + summary["rows_quarantined"]

@@ -13,6 +13,7 @@ from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, ra
 from pipeline.records import dataset_path
 from pipeline.store import Store, artifact_key
 from tests.keys import key_config
+from tests.logged import listen
 
 from .conftest import Dataset, csv_config
 
@@ -38,7 +39,7 @@ class Nights:
 
     def __init__(self, folder):
         self.store = Store(str(folder / "store"))
-        self.said = []
+        self.said = listen()
 
     def ingest(self, config: Config) -> Dataset:
         check(config)
@@ -46,7 +47,7 @@ class Nights:
         key = artifact_key("ingest", settings, {})
         path = dataset_path(config.data.name, key, config.data.day)
         with self.store.draft(path, kind="ingest", key=key, config=settings, inputs={}) as draft:
-            summary = ingest(config.data, config.ingest, config.seed, draft, self.said.append)
+            summary = ingest(config.data, config.ingest, config.seed, draft)
             artifact = draft.commit(summary)
         return Dataset(self.store, artifact, summary, self.said)
 

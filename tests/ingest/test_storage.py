@@ -56,7 +56,7 @@ def config_of(path: str):
 
 def make(config, store: Store):
     with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
-        return draft.commit(ingest(config.data, config.ingest, config.seed, draft, lambda line: None))
+        return draft.commit(ingest(config.data, config.ingest, config.seed, draft))
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from pipeline.records.step import Step
 from pipeline.specs import default_stages
 from pipeline.store import Artifact, Store
 from tests.keys import INPUTS
+from tests.logged import listen
 
 SUMMARIES = {
     "ingest": {"rows": 5, "rows_train": 4, "rows_test": 1, "rows_quarantined": 0, "bytes_in": 9, "rows_per_s": 1.0},
@@ -93,9 +94,8 @@ def stages(store: Store) -> Stages:
     return Stages(store)
 
 
-def run_chain(store: Store, stages: Stages, *overrides: str, said: list[str] | None = None) -> Result:
-    lines = said if said is not None else []
-    console = Console(say=lines.append, write=lambda data: None)
+def run_chain(store: Store, stages: Stages, *overrides: str) -> Result:
+    console = Console(write=lambda data: None)
     return Chain(make_config(*overrides), store, make_steps(), stages, console).run()
 
 
@@ -103,8 +103,8 @@ def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stag
     first = run_chain(store, stages)
     assert stages.ran == default_stages()
     assert {o.status for o in first.stages.values()} == {"done"}
-    said: list[str] = []
-    again = run_chain(store, stages, said=said)
+    said = listen()
+    again = run_chain(store, stages)
     assert stages.ran == default_stages()
     assert {o.status for o in again.stages.values()} == {"skipped"}
     assert said[0] == "ingest     skipped: artifacts/ingest is committed"
@@ -210,8 +210,8 @@ def test_a_training_whose_final_checkpoint_is_damaged_runs_again(store: Store, s
     assert FINAL in caught.value.message
     assert caught.value.hint == "nightjar train with the same overrides makes it again"
     stages.ran.clear()
-    said: list[str] = []
-    run_chain(store, stages, "stages=[train,evaluate]", said=said)
+    said = listen()
+    run_chain(store, stages, "stages=[train,evaluate]")
     assert stages.ran == ["train"]
     assert said[0].startswith("train      again, from the newest whole checkpoint: ")
 
@@ -239,7 +239,7 @@ def test_a_signal_ends_the_chain_with_its_exit_code(store: Store, stages: Stages
         raise AssertionError("the signal did not arrive")
 
     with pytest.raises(Interrupted) as caught:
-        Chain(make_config(), store, make_steps(), interrupted, Console(say=str, write=bytes)).run()
+        Chain(make_config(), store, make_steps(), interrupted, Console(write=bytes)).run()
     assert caught.value.exit_code == 128 + number
     assert store.read_json("runs/x/result.json")["error"]["exit_code"] == 128 + number
     assert signal.getsignal(number) is former
@@ -280,9 +280,7 @@ class Stoppable:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stage_that_a_signal_stopped_leaves_the_signal_its_exit_code(store: Store, number: int) -> None:
-    chain = Chain(
-        compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, console=Console(str, bytes)
-    )
+    chain = Chain(compose(["run=x", "stages=[train]"]), store, make_steps(), run_inline=str, console=Console(bytes))
     chain.selected[0] = replace(chain.selected[0], inputs={})
     chain._runner = Stoppable(store, number)
     with pytest.raises(Interrupted, match="told to stop after step 3") as caught:

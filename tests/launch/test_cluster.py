@@ -31,6 +31,7 @@ from pipeline.store import Store
 from tests.cluster_kit import PODS, VOLCANO, start_job, wait_for
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
+from tests.logged import listen
 
 pytestmark = pytest.mark.k8s
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
@@ -111,9 +112,9 @@ def test_a_job_without_pods_is_an_error_in_time(cluster) -> None:
 
 
 def test_jobs_are_found_again_numbered_and_ended_when_settings_change(cluster, tmp_path: Path) -> None:
-    said: list[str] = []
+    said = listen()
     url = f"{tmp_path}/runs/found/config.yaml"
-    runner = VolcanoRunner(config_for("run=found", "launch.pods.env_from=[nothing]"), cluster.api(), said.append)
+    runner = VolcanoRunner(config_for("run=found", "launch.pods.env_from=[nothing]"), cluster.api())
     assert runner.find(INGEST) is None
     first = runner.submit(INGEST, url)
     assert first.name.endswith("-a1")

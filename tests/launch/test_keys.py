@@ -174,7 +174,7 @@ def test_what_ingestion_reads_its_key_covers(tmp_path: Path) -> None:
     config = compose(["run=r", *BASES["csv"], f"data.path={tmp_path}/log.csv", "data.split.test_share=0.5"])
     store = Store(str(tmp_path / "store"))
     with recorded() as read, store.draft("datasets/d", kind="ingest", key="k", config={}, inputs={}) as draft:
-        ingest(config.data, config.ingest, config.seed, draft, lambda line: None)
+        ingest(config.data, config.ingest, config.seed, draft)
     assert len(read) > 40
     assert unexplained("ingest", config, read) == []
 

@@ -197,7 +197,7 @@ def test_appdefs_start_the_ranks_of_the_hardware() -> None:
     assert role.entrypoint == sys.executable
     text = " ".join(role.args)
     assert text.startswith("-m torch.distributed.run --standalone")
-    assert "--nproc-per-node 3 --redirects 1:3,2:3 -m pipeline.cli worker train /s/runs/x/config.yaml" in text
+    assert "--nproc-per-node 3 --redirects 1:2,2:2 -m pipeline.cli worker train /s/runs/x/config.yaml" in text
     assert "--columns 99 --launcher 7" in text
     assert int(role.env["OMP_NUM_THREADS"]) >= 1
     assert "--nproc-per-node 1" in " ".join(stage_app("ingest", config, "/s/runs/x/config.yaml").roles[0].args)

@@ -11,6 +11,7 @@ from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.lease import LeaseObject, held
 from pipeline.store.lease import Lease
+from tests.logged import listen
 
 NAME = "nightjar-r"
 
@@ -51,19 +52,19 @@ class OneObject:
 
 
 def lease(api: Any, seconds: int = 60) -> Lease:
-    return Lease(LeaseObject(api, "training", NAME, seconds), seconds, lambda line: None)
+    return Lease(LeaseObject(api, "training", NAME, seconds), seconds)
 
 
 def test_a_second_launcher_ends_and_a_released_lease_is_free_at_once() -> None:
     api: Any = OneObject()
-    said: list[str] = []
+    said = listen()
     with held(api, "training", NAME, 1):
-        second = held(api, "training", NAME, 1, said.append)
+        second = held(api, "training", NAME, 1)
         with pytest.raises(LaunchError, match=rf"running already: launcher \S+ holds lease training/{NAME}"), second:
             pytest.fail("two hold it")
         assert "waiting 1 s to see whether it renews its lease" in said[0]
     assert api.holder() == ""
-    with held(api, "training", NAME, 1, said.append):
+    with held(api, "training", NAME, 1):
         assert api.holder()
     assert len(said) == 1
 

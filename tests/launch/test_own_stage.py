@@ -1,5 +1,6 @@
 """A stage of one's own: one object in the registry, and it is a command, has keys, runs, and is in every report."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.keys import keys_of
 from pipeline.stages.steps import steps
 from pipeline.store import Artifact, Store
+
+log = logging.getLogger("pipeline.stages.count")
 
 
 class Count(Stage):
@@ -33,7 +36,7 @@ class Count(Stage):
             raise ConfigError("seed is 13, expected luck", hint="seed=14")
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-        io.say("counting")
+        log.info("counting")
         artifact: Artifact
         with self.draft(store, step) as draft:
             artifact = draft.commit({"counted": inputs["ingest"].summary["rows"]})

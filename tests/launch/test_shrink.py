@@ -21,12 +21,14 @@ from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.records import Shrunk
 from pipeline.records.step import Step
 from pipeline.report.summary import shrunk_lines
+from pipeline.specs.stage import StageIO
 from pipeline.stages.run import run_stage
 from pipeline.stages.steps import prepare
-from pipeline.stages.worker import QUIET, load
+from pipeline.stages.worker import load
 from pipeline.store import Store
 from tests.conftest import ROOT
 from tests.launch.cluster_cases import CLUSTER
+from tests.logged import listen
 
 TRAIN = Step(name="train", key="k" * 32, path="a/train")
 
@@ -231,12 +233,12 @@ class Job:
 def test_a_lost_pod_that_is_not_replaced_leaves_the_rest_of_the_rows_to_the_other(tmp_path: Path, monkeypatch) -> None:
     place = [f"store={tmp_path}/store", f"launch.pods.volumes={{store:{{claim:store,path:{tmp_path}}}}}"]
     config = compose([*SETTINGS, *place])
-    pods, said = Pods(config, tmp_path), []
+    pods, said = Pods(config, tmp_path), listen()
     monkeypatch.setattr("pipeline.launch.chain.scheduler", lambda *_: pods)
     store = Store(config.store)
     chain = Chain(
-        config, store, prepare(config, store), lambda step: run_stage(step, chain.config, store, QUIET),
-        Console(say=said.append, write=lambda data: None), lambda smaller: prepare(smaller, store),
+        config, store, prepare(config, store), lambda step: run_stage(step, chain.config, store, StageIO()),
+        Console(write=lambda data: None), lambda smaller: prepare(smaller, store),
     )  # fmt: skip
     result = chain.run()
 

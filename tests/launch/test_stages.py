@@ -193,7 +193,7 @@ def test_steps_that_do_not_parse_are_an_artifact_error(tmp_path: Path) -> None:
 def test_a_flat_partition_is_one_tower_with_every_feature(tmp_path: Path) -> None:
     config, store = compose(["run=x", "data.synthetic.rows=500"]), Store(str(tmp_path))
     closed: list[bool] = []
-    io = StageIO(say=lambda text: None, interval=lambda record: None, close=lambda: closed.append(True))
+    io = StageIO(close=lambda: closed.append(True))
     made: dict[str, Step] = {step.name: step for step in prepare(config, store)}
     for name in ("ingest", "plan", "partition"):
         artifact = run_stage(made[name], config, store, io)

@@ -76,7 +76,7 @@ def test_a_simple_model_learns_from_the_train_rows_and_scores_the_held_out_ones(
     made = Store(str(tmp_path))
     settings = compose(["data=synthetic", "data.synthetic.rows=30000", "data.synthetic.ids_per_feature=50"])
     with made.draft("datasets/d", kind="dataset", key="d", config={}, inputs={}) as draft:
-        dataset = draft.commit(ingest(settings.data, settings.ingest, settings.seed, draft, lambda line: None))
+        dataset = draft.commit(ingest(settings.data, settings.ingest, settings.seed, draft))
     test = SplitReader(made, dataset, "test")
     logits = _baseline(settings, made, dataset, test)
     figures = evaluate(test.column("label"), logits, test.true_probability())

@@ -17,6 +17,7 @@ from pipeline.compose import compose
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.synthetic import write_tsv
+from pipeline.records import GateRecord, read
 from pipeline.serving.predict import Rejected
 from pipeline.store import Store
 from tests.commands import nightjar
@@ -66,7 +67,10 @@ def result(store: Store, run: str) -> dict:
 def test_the_first_night_publishes_by_absolute_questions_alone(store: Store) -> None:
     found = result(store, "mon")
     version = found["model"]["version"]
-    assert found["gate"] == {"verdict": "PASS", "reasons": [], "version": version, "incumbent": None}
+    shown = read(GateRecord, store, f"{found['stages']['publish']['artifact']}/gate.json")
+    assert found["gate"] == {
+        "verdict": "PASS", "reasons": [], "version": version, "incumbent": None, "warnings": [*shown.warnings]
+    }  # fmt: skip
     assert found["model"] == {"name": "clicks", "version": version, "uri": f"models/clicks/{version}"}
     current = store.read_json("models/clicks/current.json")
     assert (current["version"], current["uri"]) == (version, f"models/clicks/{version}")

@@ -138,7 +138,7 @@ def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) ->
             *overrides,
         ])  # fmt: skip
         with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
-            return draft.commit(ingest(config.data, config.ingest, config.seed, draft, lambda line: None)), lines
+            return draft.commit(ingest(config.data, config.ingest, config.seed, draft)), lines
 
     then, _ = made("then", 9000)
     now, lines = made("now", 900, "ingest.rows_per_group=64", "ingest.block_mib=1")
@@ -175,7 +175,7 @@ def fitted(store: Store, name: str, seed: int, *overrides: str):
     path.write_text("label,x,c\n" + "".join(f"{int(a)},{b},{c}\n" for a, b, c in fields))
     config = compose([*NUMBERS, f"data.path={path}", *overrides])
     with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
-        return draft.commit(ingest(config.data, config.ingest, config.seed, draft, lambda line: None))
+        return draft.commit(ingest(config.data, config.ingest, config.seed, draft))
 
 
 def translated(store: Store, now, then) -> dict[str, np.ndarray]:

@@ -8,11 +8,13 @@ import pytest
 from made_up_run import make_record
 
 from pipeline.errors import ArtifactError
+from pipeline.logs import Terminal
 from pipeline.records import Result
 from pipeline.report import Reporter, read_records
 from pipeline.report import records as records_module
 from pipeline.report.progress import CLEAR_TO_END, live_line, plain_line
 from pipeline.store import Store
+from tests.logged import listen
 
 KNOWN = make_record(
     200, 1171, samples_per_s=81234.4, data_wait_share=0.0041, loss=0.47123, ne_window=0.83214, eta_seconds=72.3
@@ -26,7 +28,7 @@ def any_store(request, tmp_path):
 
 def reporter(store, columns=0):
     written = []
-    return Reporter(store, "demo", write=written.append, columns=columns), written
+    return Reporter(store, "demo", columns=columns, terminal=Terminal(written.append)), written
 
 
 def steps_of(store):
@@ -54,11 +56,11 @@ def test_the_live_line_always_fits(width):
 
 
 def test_elsewhere_each_record_is_one_plain_line(store):
+    said = listen()
     found, written = reporter(store)
     for step in (20, 40):
         found.interval(make_record(step, 40))
-    text = "".join(written)
-    assert text.count("\n") == 2 and "\r" not in text and "\x1b" not in text
+    assert len(said) == 2 and not written and not any(sign in line for line in said for sign in "\r\n\x1b")
 
 
 def test_a_terminal_has_one_line_that_the_last_step_ends(store):
@@ -119,7 +121,7 @@ def test_a_fresh_run_of_the_same_name_replaces_the_records(any_store):
 
 
 def test_a_fresh_run_that_logs_less_often_drops_the_old_records_too(any_store):
-    old, new = Reporter(any_store, "r", write=[].append), Reporter(any_store, "r", write=[].append)
+    old, new = Reporter(any_store, "r"), Reporter(any_store, "r")
     for step in (10, 20, 30):
         old.interval(make_record(step))
     old.close()

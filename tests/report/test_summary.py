@@ -108,10 +108,9 @@ def test_the_reachable_gain(figures, expected):
     assert reachable_gain(Evaluation(**figures)) == (None if expected is None else pytest.approx(expected))
 
 
-def test_the_reporter_writes_the_summary_and_names_files_that_exist(store):
-    written = []
-    text = Reporter(store, "demo", write=written.append).summary(result_of(fill(store, records=[make_record(20)])))
-    assert written == [f"\n{text}\n"]
+def test_the_reporter_writes_the_summary_and_names_files_that_exist(store, capsys):
+    text = Reporter(store, "demo").summary(result_of(fill(store, records=[make_record(20)])))
+    assert capsys.readouterr().out == f"\n{text}\n"
     assert text.endswith("result.json  metrics.jsonl  config.yaml") and "report.html" not in text
 
 

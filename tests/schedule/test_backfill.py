@@ -9,8 +9,9 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.schedule.backfill import missed_nights, run_nights
 from pipeline.schedule.dates import span
-from pipeline.schedule.nightly import Tools, read_record
+from pipeline.schedule.nightly import read_record
 from pipeline.store import Store
+from tests.logged import listen
 from tests.schedule.test_webhook import Hook, serving
 
 FIRST = date(2026, 1, 1)
@@ -23,7 +24,7 @@ class Nights:
     def __init__(self, folder: Path, codes: dict[int, int]) -> None:
         self.store, self.codes = Store(str(folder)), codes
         self.runs: list[str] = []
-        self.said: list[str] = []
+        self.said = listen()
 
     def run(self, config: Config) -> int:
         self.runs.append(str(config.run))
@@ -31,9 +32,8 @@ class Nights:
         return self.codes.get(int(str(config.data.day)[-2:]), 0)
 
     def __call__(self, days: list[date], *overrides: str, keep_going: bool = False, catching_up: bool = False) -> int:
-        tools = Tools(run=self.run, say=self.said.append)
         return run_nights(
-            days, lambda day: compose([*overrides, f"data.day={day}"]), self.store, tools, keep_going=keep_going,
+            days, lambda day: compose([*overrides, f"data.day={day}"]), self.store, self.run, keep_going=keep_going,
             catching_up=catching_up,
         )  # fmt: skip
 
@@ -88,7 +88,7 @@ def test_a_missed_day_without_logs_does_not_hold_up_tonight(tmp_path: Path) -> N
     for page in ("nightly.html", "nightly.md"):
         text = (tmp_path / "store" / "runs/synthetic-2026-01-04" / page).read_text()
         assert "Missed days that were skipped" in text and "2026-01-03 is not complete" in text
-    assert missed_nights(nights.store, "synthetic", DAYS[3], 9, nights.said.append) == []  # tonight is published
+    assert missed_nights(nights.store, "synthetic", DAYS[3], 9) == []  # tonight is published
 
 
 def test_a_missed_night_that_fails_for_no_fault_of_its_logs_does(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_a_signal_stops_at_once_and_the_night_goes_on_later(tmp_path: Path) -> N
 )
 def test_missed_nights_are_those_since_the_last_verdict(tmp_path: Path, most: int, days: list[str]) -> None:
     nights = Nights(tmp_path, {3: 6, 4: 3})
-    assert missed_nights(nights.store, "synthetic", FIRST, 9, nights.said.append) == []  # there was none before
+    assert missed_nights(nights.store, "synthetic", FIRST, 9) == []  # there was none before
     nights(DAYS)
-    said: list[str] = []
-    found = missed_nights(nights.store, "synthetic", date(2026, 1, 9), most, said.append)
+    said = listen()
+    found = missed_nights(nights.store, "synthetic", date(2026, 1, 9), most)
     assert [str(day) for day in found] == days
     if most == 1:
         assert "5 nights were missed, nightly.catch_up=1: 2026-01-04 to 2026-01-07 are left out" in said[0]

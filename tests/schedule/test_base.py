@@ -15,7 +15,7 @@ from pipeline.publishing.commands import collect
 from pipeline.publishing.promotion import promote, roll_back
 from pipeline.publishing.versions import version_path
 from pipeline.schedule.base import find_base, night_config, run_name
-from pipeline.schedule.nightly import Tools, read_record, run_night
+from pipeline.schedule.nightly import read_record, run_night
 from pipeline.store import Store
 from tests.schedule.test_webhook import Hook, serving
 
@@ -62,10 +62,10 @@ def test_a_night_forced_again_starts_from_what_it_began_with_though_that_version
 
     config = compose(["publish.model=clicks", "data.day=2026-01-02", "force=true"])
     for _ in range(3):
-        run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0)
+        run_night(config, store, day, run, 0.0)
     gone = collect(store, "clicks", 0, 0.0, dry_run=False)
     assert [each["version"] for each in gone] == [first, "v00002-00000002"]
-    assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0).exit_code == 0
+    assert run_night(config, store, day, run, 0.0).exit_code == 0
     assert starts == ["runs/clicks-2026-01-01/checkpoints/c/step-00000009"] * 4
     assert find_base(store, "clicks", day) is None  # nothing is known of what there was
 
@@ -106,23 +106,25 @@ def test_a_night_that_was_killed_goes_on_from_the_model_it_began_with(tmp_path: 
         starts.append(config.checkpoint.init_from)
         return codes[len(starts) - 1]
 
-    tools, day = Tools(run=run, say=lambda text: None), date(2026, 1, 3)
+    day = date(2026, 1, 3)
     config = compose(["publish.model=clicks", "data.day=2026-01-03"])
-    assert run_night(config, store, day, tools, 0.0).exit_code == 143
+    assert run_night(config, store, day, run, 0.0).exit_code == 143
     record = read_record(store, "clicks", day)
     assert record is not None
     assert record.outcome == "running"
     roll_back(store, "clicks", "complaints")
-    assert run_night(config, store, day, tools, 0.0).exit_code == 5
-    assert run_night(config, store, day, tools, 0.0).exit_code == 0  # it failed: the next try begins anew
+    assert run_night(config, store, day, run, 0.0).exit_code == 5
+    assert run_night(config, store, day, run, 0.0).exit_code == 0  # it failed: the next try begins anew
     assert [str(start).split("/")[1] for start in starts] == [
         "clicks-2026-01-02", "clicks-2026-01-02", "clicks-2026-01-01",
     ]  # fmt: skip
 
 
-def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(tmp_path: Path) -> None:
+def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     """Nobody is awake: a damaged current.json, or a day before the one that serves, must reach the webhook too."""
-    store, said, told = Store(str(tmp_path)), list[str](), list[bytes]()
+    store, told = Store(str(tmp_path)), list[bytes]()
     publish(store, 2)
 
     class Hook(BaseHTTPRequestHandler):
@@ -137,10 +139,11 @@ def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(tmp_path: Pa
             thread.start()
             url = f"nightly.webhook=http://127.0.0.1:{server.server_port}/secret"
             config = compose(["publish.model=clicks", "data.day=2026-01-01", url])
-            record = run_night(config, store, date(2026, 1, 1), Tools(run=lambda config: 0, say=said.append), 0.0)
+            record = run_night(config, store, date(2026, 1, 1), lambda config: 0, 0.0)
             thread.join()
             assert (record.outcome, record.exit_code) == ("failed", code)
-            assert words in said[-1] and "hint" in said[-1]
+            error = capsys.readouterr().err
+            assert error.startswith("nightjar: ") and words in error and "hint" in error
             assert words in json.loads(told[-1])["text"]
             store.write_json("models/clicks/current.json", {})
     assert read_record(store, "clicks", date(2026, 1, 1)) is None
@@ -148,14 +151,14 @@ def test_a_night_that_cannot_begin_is_told_and_leaves_what_is_known(tmp_path: Pa
 
 def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsys) -> None:
     """A night must not stay ``running`` in silence: its record, page and webhook say what it was."""
-    store, said, day = Store(str(tmp_path)), list[str](), date(2026, 1, 1)
+    store, day = Store(str(tmp_path)), date(2026, 1, 1)
 
     def run(config: Config) -> int:
         raise KeyError("c14")
 
     with serving(204) as url:
         config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
-        assert run_night(config, store, day, Tools(run=run, say=said.append), 0.0).exit_code == 1
+        assert run_night(config, store, day, run, 0.0).exit_code == 1
     record = read_record(store, "clicks", day)
     assert record is not None
     assert (record.outcome, record.exit_code, record.message) == ("failed", 1, "unexpected KeyError: 'c14'")
@@ -175,7 +178,7 @@ def test_a_verdict_whose_page_cannot_be_written_stands_and_is_told(tmp_path: Pat
 
     with serving(204) as url:
         config = compose(["publish.model=clicks", f"data.day={day}", f"nightly.webhook={url}"])
-        assert run_night(config, store, day, Tools(run=run, say=lambda text: None), 0.0).exit_code == 5
+        assert run_night(config, store, day, run, 0.0).exit_code == 5
     record = read_record(store, "clicks", day)
     assert record is not None and record.outcome == "failed"
     assert "page cannot be written: unexpected IsADirectoryError" in Hook.bodies[0]["message"]

@@ -52,7 +52,7 @@ def test_a_schedule_of_logs_that_lie_by_day_leaves_the_day_to_its_nights(capsys)
 
 def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: Path, capsys) -> None:
     store = Store(str(tmp_path))
-    with night_lock(store, "clicks", 0.6, "backfill 2026-01-01 to 2026-01-09", lambda text: None):
+    with night_lock(store, "clicks", 0.6, "backfill 2026-01-01 to 2026-01-09"):
         code = cli.main(["nightly", "date=2026-01-10", "publish.model=clicks", f"store={tmp_path}"])
     assert code == 8
     said = capsys.readouterr().err

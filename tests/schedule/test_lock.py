@@ -1,6 +1,7 @@
 """The lease: one launcher a model, a dead one's is taken over, wrong clocks are told and decide nothing."""
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -14,12 +15,9 @@ from pipeline.launch.signals import Interrupted, handled
 from pipeline.schedule.lock import lease_path, night_lock
 from pipeline.store import Store
 from pipeline.store.lease import Lease
+from tests.logged import listen
 
 SECONDS = 0.6
-
-
-def ignore(text: str) -> None:
-    """Nobody listens."""
 
 
 def record(seconds: float = SECONDS, ahead: float = 0.0, **changes: object) -> dict:
@@ -28,38 +26,38 @@ def record(seconds: float = SECONDS, ahead: float = 0.0, **changes: object) -> d
 
 
 def test_a_second_launcher_is_told_who_works_on_the_model(tmp_path: Path) -> None:
-    store, said = Store(str(tmp_path)), []
-    with night_lock(store, "clicks", SECONDS, "night 2026-01-05", ignore):
-        with pytest.raises(LaunchError) as error, night_lock(store, "clicks", SECONDS, "night 2026-01-06", said.append):
+    store, said = Store(str(tmp_path)), listen()
+    with night_lock(store, "clicks", SECONDS, "night 2026-01-05"):
+        with pytest.raises(LaunchError) as error, night_lock(store, "clicks", SECONDS, "night 2026-01-06"):
             pass
         assert "model 'clicks' is being worked on already: host " in error.value.message
         assert "(night 2026-01-05) holds " in error.value.message
         assert lease_path("clicks") in error.value.message
         assert "clock" not in error.value.message
         assert error.value.exit_code == 8
-        with night_lock(store, "others", SECONDS, "night 2026-01-05", ignore):  # of another model
+        with night_lock(store, "others", SECONDS, "night 2026-01-05"):  # of another model
             pass
     assert len(said) == 1
     assert not store.exists(lease_path("clicks"))
-    with night_lock(store, "clicks", SECONDS, "night 2026-01-06", said.append):
+    with night_lock(store, "clicks", SECONDS, "night 2026-01-06"):
         pass
     assert len(said) == 1  # the one that ended left it at once
 
 
 def test_an_object_store_holds_the_lease_as_well() -> None:
     store = Store("memory://lease")
-    with night_lock(store, "clicks", SECONDS, "night 2026-01-05", ignore):
-        second = night_lock(store, "clicks", SECONDS, "night 2026-01-06", ignore)
+    with night_lock(store, "clicks", SECONDS, "night 2026-01-05"):
+        second = night_lock(store, "clicks", SECONDS, "night 2026-01-06")
         with pytest.raises(LaunchError, match=r"\(night 2026-01-05\) holds memory://"), second:
             pass
     assert not store.exists(lease_path("clicks"))
 
 
 def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Path) -> None:
-    store, said = Store(str(tmp_path)), []
+    store, said = Store(str(tmp_path)), listen()
     store.write_json(lease_path("clicks"), record())
     started = time.monotonic()
-    with night_lock(store, "clicks", 60.0, "night 2026-01-06", said.append):
+    with night_lock(store, "clicks", 60.0, "night 2026-01-06"):
         assert time.monotonic() - started >= SECONDS  # its own time, not the new one's
         assert json.loads((tmp_path / lease_path("clicks")).read_text())["doing"] == "night 2026-01-06"
     assert "host far, process 7 (night 2026-01-05)" in said[0]
@@ -70,7 +68,7 @@ def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Pa
 def test_a_damaged_lease_is_one_message(tmp_path: Path, content: str) -> None:
     store = Store(str(tmp_path))
     store.write_bytes(lease_path("clicks"), content.encode())
-    with pytest.raises(ArtifactError) as caught, night_lock(store, "clicks", SECONDS, "x", ignore):
+    with pytest.raises(ArtifactError) as caught, night_lock(store, "clicks", SECONDS, "x"):
         pass
     assert lease_path("clicks") in caught.value.message and caught.value.hint == "remove that file, if nobody does"
 
@@ -82,10 +80,12 @@ def test_a_living_holder_with_a_wrong_clock_keeps_its_lease_and_the_clock_is_tol
     store = Store(str(tmp_path))
     store.write_json(lease_path("clicks"), record(ahead=ahead))
 
-    def renew(text: str) -> None:
-        store.write_json(lease_path("clicks"), record(ahead=ahead))
+    class Renewing(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            store.write_json(lease_path("clicks"), record(ahead=ahead))
 
-    with pytest.raises(LaunchError, match=words), night_lock(store, "clicks", SECONDS, "x", renew):
+    logging.getLogger("pipeline").addHandler(Renewing())
+    with pytest.raises(LaunchError, match=words), night_lock(store, "clicks", SECONDS, "x"):
         pass
 
 
@@ -94,7 +94,7 @@ def test_of_many_launchers_at_once_one_gets_it(tmp_path: Path) -> None:
 
     def launch() -> None:
         try:
-            with night_lock(store, "clicks", SECONDS, "x", ignore):
+            with night_lock(store, "clicks", SECONDS, "x"):
                 outcomes.append("held")
                 done.wait(20)
         except LaunchError:
@@ -112,7 +112,7 @@ def test_of_many_launchers_at_once_one_gets_it(tmp_path: Path) -> None:
 
 def test_a_launcher_that_lost_its_lease_is_told_to_end(tmp_path: Path, capfd) -> None:
     store = Store(str(tmp_path))
-    with pytest.raises(Interrupted) as stop, handled(), night_lock(store, "clicks", SECONDS, "x", ignore):
+    with pytest.raises(Interrupted) as stop, handled(), night_lock(store, "clicks", SECONDS, "x"):
         store.write_json(lease_path("clicks"), record())
         threading.Event().wait(20)
     assert stop.value.number == signal.SIGTERM
@@ -137,7 +137,7 @@ class Hanging(Lease):
 
 
 def test_a_renewal_that_hangs_ends_the_launcher_before_another_one_may_take_its_lease() -> None:
-    lease, began = Hanging(SimpleNamespace(name="a lease"), 2.0, ignore), time.monotonic()
+    lease, began = Hanging(SimpleNamespace(name="a lease"), 2.0), time.monotonic()
     with pytest.raises(Interrupted), handled(), lease.held():
         threading.Event().wait(10)
     lease.answered.set()
@@ -155,7 +155,7 @@ def test_a_machine_without_room_for_a_thread_leaves_no_lease(tmp_path: Path, mon
     monkeypatch.setattr(threading, "_start_new_thread", full)
     with (
         pytest.raises(LaunchError, match="the lock of model 'clicks' cannot be kept: can't start new thread") as error,
-        night_lock(store, "clicks", 60.0, "x", ignore),
+        night_lock(store, "clicks", 60.0, "x"),
     ):
         pass
     assert error.value.hint

@@ -10,7 +10,7 @@ from pipeline.schedule import lock
 from pipeline.schedule.lock import lease_path, night_lock
 from pipeline.store import Store
 from tests.checkpoint.s3 import Between, Fault, bucket
-from tests.schedule.test_lock import ignore, record
+from tests.schedule.test_lock import record
 
 LONG = 60.0
 
@@ -33,7 +33,7 @@ def owner(store: Store) -> str:
 
 def test_of_two_that_take_a_free_lease_the_first_one_has_it(store: Store, endpoint) -> None:
     endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
-    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x", ignore):
+    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x"):
         pytest.fail("two hold it")
     assert owner(store) == "other"
 
@@ -41,14 +41,14 @@ def test_of_two_that_take_a_free_lease_the_first_one_has_it(store: Store, endpoi
 def test_of_two_that_take_a_dead_launchers_lease_the_first_one_has_it(store: Store, endpoint) -> None:
     store.write_json(lease_path("clicks"), record(0.3, owner="dead"))
     endpoint.fault = Between("PUT", "lease.json", lambda: others(store))
-    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x", ignore):
+    with pytest.raises(LaunchError, match="host far, process 7"), night_lock(store, "clicks", LONG, "x"):
         pytest.fail("two hold it")
     assert owner(store) == "other"
 
 
 @pytest.mark.parametrize(("act", "method"), [("renew", "PUT"), ("release", "DELETE")])
 def test_what_another_one_took_is_neither_renewed_nor_removed(store: Store, endpoint, act: str, method: str) -> None:
-    lease = lock.model_lease(store, "clicks", LONG, "x", ignore)
+    lease = lock.model_lease(store, "clicks", LONG, "x")
     lease.acquire()
     endpoint.fault = Between(method, "lease.json", lambda: others(store))
     assert not getattr(lease, act)()
@@ -58,7 +58,7 @@ def test_what_another_one_took_is_neither_renewed_nor_removed(store: Store, endp
 
 @pytest.mark.parametrize("act", ["acquire", "renew", "release"])
 def test_an_answer_that_is_lost_is_not_another_launcher(store: Store, endpoint, act: str) -> None:
-    lease = lock.model_lease(store, "clicks", LONG, "x", ignore)
+    lease = lock.model_lease(store, "clicks", LONG, "x")
     if act != "acquire":
         lease.acquire()
     endpoint.fault = Fault("lost", "DELETE" if act == "release" else "PUT", "lease.json", count=1)
@@ -73,7 +73,7 @@ def test_an_answer_that_is_lost_is_not_another_launcher(store: Store, endpoint, 
 
 def test_a_renewal_that_gave_up_although_it_was_done_is_not_another_launcher(store: Store, endpoint) -> None:
     """The write is done, then the store answers nothing for as long as the renewal tries."""
-    lease = lock.model_lease(store, "clicks", LONG, "x", ignore)
+    lease = lock.model_lease(store, "clicks", LONG, "x")
     lease.acquire()
     former = lease.seen
     assert lease.renew()
@@ -88,7 +88,7 @@ def test_many_launchers_at_once(store: Store) -> None:
 
     def launch() -> None:
         try:
-            with night_lock(store, "clicks", 2.0, "x", ignore):
+            with night_lock(store, "clicks", 2.0, "x"):
                 outcomes.append("held")
                 done.wait(20)
         except LaunchError:

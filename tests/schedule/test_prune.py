@@ -94,7 +94,7 @@ def age(store: Store, path: str, days: float) -> None:
 
 
 def gc(store: Store, keep_days: float = 30.0, grace_hours: float = 24.0, *, dry_run: bool = False) -> dict:
-    return prune.collect(store, keep_days, grace_hours, dry_run=dry_run, say=lambda line: None)
+    return prune.collect(store, keep_days, grace_hours, dry_run=dry_run)
 
 
 def removed(result: dict) -> set[str]:
@@ -227,7 +227,7 @@ def test_an_artifact_that_is_being_written_stays(store: Store) -> None:
 
 
 def test_while_a_night_works_nothing_goes_but_looking_is_allowed(store: Store, capsys) -> None:
-    with night_lock(store, "clicks", 0.6, "night 2026-01-06", lambda line: None):
+    with night_lock(store, "clicks", 0.6, "night 2026-01-06"):
         assert main(["store", "gc", "--store", store.url]) == 8
         said = capsys.readouterr()
         assert "model 'clicks' is being worked on already" in said.err and "(night 2026-01-06)" in said.err

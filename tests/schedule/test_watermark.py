@@ -1,5 +1,6 @@
 """Waiting for a day's logs."""
 
+import logging
 from datetime import date
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.schedule.watermark import wait_for
+from tests.logged import listen
 
 DAY = date(2026, 1, 5)
 
@@ -21,16 +23,18 @@ def config(folder: Path) -> Config:
 
 
 def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_path: Path) -> None:
-    said: list[str] = []
+    said = listen()
     folder = tmp_path / str(DAY)
 
-    def deliver(text: str) -> None:
+    class Delivering(logging.Handler):
         """The logs come while one waits for them, a file at a time."""
-        said.append(text)
-        folder.mkdir(exist_ok=True)
-        (folder / ("_SUCCESS" if (folder / "a.csv").exists() else "a.csv")).write_text("label,a\n1,x\n")
 
-    wait_for(config(tmp_path), DAY, 1.0, deliver)
+        def emit(self, _: logging.LogRecord) -> None:
+            folder.mkdir(exist_ok=True)
+            (folder / ("_SUCCESS" if (folder / "a.csv").exists() else "a.csv")).write_text("label,a\n1,x\n")
+
+    logging.getLogger("pipeline").addHandler(Delivering())
+    wait_for(config(tmp_path), DAY, 1.0)
     assert [text.split(";")[0] for text in said] == [
         f"watermark  {DAY} is not complete: there are no files at {folder}/*.csv",
         f"watermark  {DAY} is not complete: {folder}/_SUCCESS is not there yet",
@@ -42,7 +46,7 @@ def test_a_day_that_stays_incomplete_ends_the_night_and_says_what_is_missing(tmp
     (tmp_path / str(DAY)).mkdir()
     (tmp_path / str(DAY) / "a.csv").write_text("label,a\n1,x\n")
     with pytest.raises(DataError) as error:
-        wait_for(config(tmp_path), DAY, 0.001, lambda text: None)
+        wait_for(config(tmp_path), DAY, 0.001)
     assert f"{DAY} is not complete after 0.001 minutes (nightly.wait_minutes): " in error.value.message
     assert "_SUCCESS is not there yet" in error.value.message
     assert f"nightjar nightly date={DAY}" in error.value.hint

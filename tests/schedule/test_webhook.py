@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from pipeline.schedule.webhook import deliver
+from tests.logged import listen
 
 
 class Hook(BaseHTTPRequestHandler):
@@ -43,36 +44,36 @@ def serving(*codes: int) -> Iterator[str]:
 
 
 def test_the_verdict_is_posted_as_json() -> None:
-    said: list[str] = []
+    said = listen()
     with serving(200) as url:
-        assert deliver(url, {"verdict": "HOLD", "reasons": ["NE"]}, said.append)
+        assert deliver(url, {"verdict": "HOLD", "reasons": ["NE"]})
     assert Hook.bodies == [{"type": "application/json", "verdict": "HOLD", "reasons": ["NE"]}]
     assert said == []
 
 
 def test_it_is_tried_three_times() -> None:
-    said: list[str] = []
+    said = listen()
     with serving(503, 500, 204) as url:
-        assert deliver(url, {}, said.append, pause=0.0)
+        assert deliver(url, {}, pause=0.0)
     assert len(Hook.bodies) == 3
     assert said == []
 
 
 def test_a_failure_is_said_without_the_secret_in_the_url() -> None:
-    said: list[str] = []
+    said = listen()
     with serving(503, 503, 503) as url:
-        assert not deliver(url, {}, said.append, pause=0.0)
+        assert not deliver(url, {}, pause=0.0)
     assert len(Hook.bodies) == 3
-    assert not deliver(url, {}, said.append, pause=0.0)  # the server is gone
+    assert not deliver(url, {}, pause=0.0)  # the server is gone
     assert "nightly.webhook at 127.0.0.1 was not told, in 3 tries: it answers 503" in said[0]
     assert "refused" in said[1]
     assert not any("secret" in text for text in said)
 
 
 def test_a_redirection_has_not_taken_the_verdict() -> None:
-    said: list[str] = []
+    said = listen()
     with serving(301, 302, 307) as url:
-        assert not deliver(url, {}, said.append, pause=0.0)
+        assert not deliver(url, {}, pause=0.0)
     assert len(Hook.bodies) == 3
     assert "it answers 307" in said[0]
 
@@ -81,14 +82,14 @@ def test_a_redirection_has_not_taken_the_verdict() -> None:
     "url", ["http://[::1/secret", "https://host/a secret", "http://host:secret/", "http://?secret"]
 )
 def test_no_url_breaks_the_night_or_is_quoted(url: str) -> None:
-    said: list[str] = []
-    assert not deliver(url, {}, said.append, pause=0.0)
+    said = listen()
+    assert not deliver(url, {}, pause=0.0)
     assert "was not told" in said[0]
     assert "secret" not in said[0]
 
 
 def test_a_server_that_speaks_no_http_is_only_a_warning() -> None:
-    said: list[str] = []
+    said = listen()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def babble() -> None:
@@ -100,6 +101,6 @@ def test_a_server_that_speaks_no_http_is_only_a_warning() -> None:
 
         thread = threading.Thread(target=babble)
         thread.start()
-        assert not deliver(f"http://127.0.0.1:{server.getsockname()[1]}/secret", {}, said.append, pause=0.0)
+        assert not deliver(f"http://127.0.0.1:{server.getsockname()[1]}/secret", {}, pause=0.0)
         thread.join()
     assert "was not told, in 3 tries" in said[0]

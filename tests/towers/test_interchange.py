@@ -16,6 +16,7 @@ from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
 from tests.embeddings.ranks import plan_for, spawn
+from tests.logged import listen
 from tests.towers.cases import COLUMNS, DIM, config, data, tower_plan, towers_on
 
 DLRM = TowerModuleSpec(name="dlrm", c=1, p=1, dim=DIM)
@@ -48,10 +49,10 @@ def run(folder, name, directory, hosts, module, init, steps, assigned=ASSIGNED):
     store = Store(str(folder / "data"))
     local = dist.get_world_size() // hosts
     made, plan, towers = settings(hosts, local, module, assigned, max_steps=steps)
-    lines = []
+    lines = listen()
     start = store.get(init, "train") if init else None
     outcome = train(
-        made, store, split.dataset, plan, f"runs/{directory}/checkpoints/x", KEY, lambda record: None, lines.append,
+        made, store, split.dataset, plan, f"runs/{directory}/checkpoints/x", KEY, lambda record: None,
         start, towers=towers,
     )  # fmt: skip
     found = predict(made, store, split.dataset, plan, outcome["final"], towers)

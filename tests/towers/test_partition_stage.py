@@ -13,6 +13,7 @@ from pipeline.stages.run import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
 from pipeline.towers import check_partition
+from tests.logged import listen
 
 SMALL = (
     "data=synthetic", "data.synthetic.rows=4000", "data.synthetic.days=1", "data.synthetic.ids_per_feature=20",
@@ -33,8 +34,8 @@ def config(store: Store, *overrides: str):
 
 def run(store: Store, *overrides: str, last: str = "partition"):
     """(artifact, towers, lines) of the stage after what it needs."""
-    settings, lines = config(store, *overrides), []
-    io = StageIO(say=lines.append, interval=lambda record: None, close=lambda: None)
+    settings, lines = config(store, *overrides), listen()
+    io = StageIO()
     for step in steps(settings, store):
         artifact = store.find(step.path)
         artifact = artifact or run_stage(step, settings, store, io)
@@ -90,7 +91,7 @@ def test_what_the_probe_learns_from_is_in_the_key(store):
 def test_a_flat_checkpoint_is_a_probe_and_its_tables_may_be_cut(store):
     flat = ["partition=flat", "run=flat"]
     settings = compose([*SMALL, *flat, f"store={store.url}"])
-    io = StageIO(say=lambda line: None, interval=lambda record: None, close=lambda: None)
+    io = StageIO()
     for step in steps(settings, store)[:4]:
         if store.find(step.path) is None:
             run_stage(step, settings, store, io)

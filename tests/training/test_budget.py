@@ -12,6 +12,7 @@ from pipeline.errors import GuardError
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.distributed import connect
 from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.logged import listen
 
 GIB = 2**30
 
@@ -22,9 +23,9 @@ def hardware(hosts, ranks):
 
 def watch(folder, hosts, ranks, taken):
     """What a rank is told while it takes ``taken`` [intervals][rank] GiB."""
-    said, own = [], [row[dist.get_rank()] for row in taken]
+    said, own = listen(), [row[dist.get_rank()] for row in taken]
     plan = on_tier(plan_for("row_wise", hosts * ranks), "ssd")
-    budget = MemoryBudget(hardware(hosts, ranks), "auto", plan, said.append, lambda: int(own[len(records)] * GIB))
+    budget = MemoryBudget(hardware(hosts, ranks), "auto", plan, lambda: int(own[len(records)] * GIB))
     records, error = [], None
     try:
         for step in range(len(taken)):
@@ -60,7 +61,7 @@ def free_and_watch(folder):
     del kept
     idle = pss_bytes() - before
     current.ddr_gib = (before + (200 << 20)) / GIB
-    budget = MemoryBudget(current, "auto", on_tier(plan_for("row_wise", 1), "ssd"), print)
+    budget = MemoryBudget(current, "auto", on_tier(plan_for("row_wise", 1), "ssd"))
     (folder / "found.json").write_text(json.dumps([idle, budget.interval(1)["host_memory_bytes"], budget.limit]))
 
 

@@ -45,7 +45,7 @@ def nights_of(tmp_path, feature):
         config = day_config(tmp_path, day, source, feature)
         key = artifact_key("ingest", {"day": day}, {})
         with store.draft(dataset_path("d", key, day), kind="ingest", key=key, config={}, inputs={}) as draft:
-            dataset = draft.commit(ingest(config.data, config.ingest, config.seed, draft, lambda line: None))
+            dataset = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
         made.append((dataset, config))
         source = dataset.path
     return store, made
@@ -101,7 +101,7 @@ def test_renamed_tables_are_compared_by_id(nights):
     config.data.sparse = {"d": SparseFeature(column="c", evict_after_days=2)}
     config.data.mapping_from = None
     with store.draft("datasets/d/2026-01-04/renamed", kind="ingest", key="renamed", config={}, inputs={}) as draft:
-        renamed = draft.commit(ingest(config.data, config.ingest, config.seed, draft, lambda line: None))
+        renamed = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
     # "always" is in row 2 of both; "newest" has the row of "old".
     assert remapped(store, init, renamed, config)["d"].tolist() == [3, 4]
 

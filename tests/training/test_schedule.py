@@ -5,7 +5,7 @@ import math
 import pytest
 
 from pipeline.config import TrainConfig
-from pipeline.training.schedule import lr_factor, planned_steps, planned_text, warmup_steps
+from pipeline.training.schedule import log_planned, lr_factor, planned_steps, warmup_steps
 
 
 def factors(total, **train):
@@ -73,15 +73,16 @@ def test_the_default_rates_reach_their_setting_and_end_at_zero():
     assert factors(12, **vars(TrainConfig()))[1] == 1
 
 
-def test_what_is_planned_is_told_and_too_few_steps_are_a_warning():
+def test_what_is_planned_is_logged_and_too_few_steps_are_a_warning(caplog):
     enough = TrainConfig(global_batch=100)
-    assert planned_text(enough, 25_000) == ["250 steps of 100 samples planned, warm-up of 25 steps"]
-    assert planned_text(enough, 4_000) == [
-        "warning: 40 steps of 100 samples planned, warm-up of 4 steps; with fewer than 100 steps a model hardly begins "
-        "to learn: train.epochs=3, or a smaller train.global_batch"
-    ]
-    late = planned_text(TrainConfig(global_batch=100, warmup_steps=300), 25_000)
-    assert late == [
-        "warning: 250 steps of 100 samples planned, warm-up of 300 steps; the learning rates never reach their full "
-        "value: train.warmup_steps=auto"
+    log_planned(enough, 25_000)
+    log_planned(enough, 4_000)
+    log_planned(TrainConfig(global_batch=100, warmup_steps=300), 25_000)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
+    assert caplog.messages == [
+        "250 steps of 100 samples planned, warm-up of 25 steps",
+        "40 steps of 100 samples planned, warm-up of 4 steps; with fewer than 100 steps a model hardly begins "
+        "to learn: train.epochs=3, or a smaller train.global_batch",
+        "250 steps of 100 samples planned, warm-up of 300 steps; the learning rates never reach their full "
+        "value: train.warmup_steps=auto",
     ]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import suppress
 
 from pipeline.config import Config
@@ -19,20 +19,21 @@ from pipeline.records.step import Step
 
 OUTAGE_SECONDS = 600.0  # that the API server may be silent while a stage runs
 MOST_ATTEMPTS = 999
+log = logging.getLogger(__name__)
 
 
 class ClusterRunner(ABC):
     """Submits stages as jobs; how a job looks and is made is a subclass's business.
 
-    ``say`` takes a line. Clocks and rights were looked at when the run was taken hold of (``schedulers.py``).
+    Clocks and rights were looked at when the run was taken hold of (``schedulers.py``).
     """
 
     outlasts = True
     poll_seconds = 1.0
     collection: str  # of the jobs, with {namespace} in it
 
-    def __init__(self, config: Config, api: Api, say: Callable[[str], None]) -> None:
-        self.config, self.api, self.say = config, api, say
+    def __init__(self, config: Config, api: Api) -> None:
+        self.config, self.api = config, api
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
@@ -63,9 +64,9 @@ class ClusterRunner(ABC):
                 continue
             if name == job_name(self.config, step, attempt):
                 found = self._follow(step, name)
-                self.say(f"{step.name:<10} attached to job {name}, which runs already")
+                log.info("%-10s attached to job %s, which runs already", step.name, name)
             else:
-                self.say(f"{step.name:<10} job {name} of other settings is ended")
+                log.info("%-10s job %s of other settings is ended", step.name, name)
                 self._end(name)
         return found
 
@@ -87,7 +88,7 @@ class ClusterRunner(ABC):
                 if error.status != 409:
                     raise
                 continue  # it ended without its artifact, or is being deleted
-            self.say(f"{step.name:<10} job {name} in namespace {self.namespace}")
+            log.info("%-10s job %s in namespace %s", step.name, name, self.namespace)
             return self._follow(step, name)
         raise LaunchError(f"{MOST_ATTEMPTS} jobs of stage {step.name} lie in the cluster", hint="launch.keep_hours=1")
 

@@ -11,17 +11,12 @@ from datetime import UTC, datetime
 
 from pipeline.launch.kubernetes.api import Api, Object, RefusedError
 from pipeline.store.conditional import Seen, SwappedError
-from pipeline.store.lease import Holder, Lease, Say
+from pipeline.store.lease import Holder, Lease
 
 
-def held(
-    api: Api, namespace: str, name: str, seconds: int, say: Say = lambda line: None
-) -> AbstractContextManager[None]:
-    """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``.
-
-    ``say`` takes a line while that has to be waited for.
-    """
-    return Lease(LeaseObject(api, namespace, name, seconds), seconds, say).held()
+def held(api: Api, namespace: str, name: str, seconds: int) -> AbstractContextManager[None]:
+    """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``."""
+    return Lease(LeaseObject(api, namespace, name, seconds), seconds).held()
 
 
 class LeaseObject:

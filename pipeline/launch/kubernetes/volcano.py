@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from pipeline.config import Config
 from pipeline.launch.appdefs import pods_app
 from pipeline.launch.kubernetes.api import Api
@@ -18,8 +16,8 @@ class VolcanoRunner(ClusterRunner):
 
     collection = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 
-    def __init__(self, config: Config, api: Api, say: Callable[[str], None]) -> None:
-        super().__init__(config, api, say)
+    def __init__(self, config: Config, api: Api) -> None:
+        super().__init__(config, api)
         self._torchx = VolcanoAdapter(api.client, self.namespace, config.launch.queue)
 
     def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
