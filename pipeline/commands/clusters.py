@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import show, tell
 from pipeline.errors import ConfigError
 
@@ -39,7 +39,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     render = _out(
         _command(commands, "render", _render_launch, "print the jobs of a run's stages as YAML, without a cluster")
     )
-    render.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    add_config_dir(render)
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
