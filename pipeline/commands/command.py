@@ -32,7 +32,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
 def on_store(
     parser: argparse.ArgumentParser,
     function: Callable[[argparse.Namespace], int],
-    json: str = "print the result as JSON",
+    result: str = "the result as JSON",
 ) -> argparse.ArgumentParser:
     """``parser`` with ``--store`` and ``--json`` (which prints ``result``); its command calls ``function``."""
     parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
