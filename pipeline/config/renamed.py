@@ -40,7 +40,7 @@ def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
     """Names change within their group, at their place in the order, and where a value lists settings."""
-    made = {}
+    made: dict[str, Any] = {}
     for name, value in record.items():
         path = f"{prefix}{name}"
         last = names.get(path, path).rpartition(".")[2]
