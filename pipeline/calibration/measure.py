@@ -114,12 +114,12 @@ def _steps(config: Config) -> list[StepTime]:
             schema, profile = make_dataset(Store(f"{folder}/{number}"), trial, STEPS)
             plan = whole_tables(trained, schema, profile)
             jobs.append((trained, f"{folder}/{number}", plan))
-            costs.append(dense_costs(trained, schema))
+            costs.append(dense_costs(trained.model, schema))
             known.append(predict(plan, replace(trained, hardware=blind), schema, profile))
         world = config.hardware.ranks_per_host
         times = run_ranks(world, config.hardware.device, _train_all, jobs)[0]
     return [
-        _step_time(ms, part, counted, local_batch(job[0]))
+        _step_time(ms, part, counted, local_batch(job[0].train.batch, job[0].world_size))
         for job, counted, ms, part in zip(jobs, costs, times, known, strict=True)
     ]
 

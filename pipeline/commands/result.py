@@ -28,7 +28,7 @@ def _show(options: argparse.Namespace) -> int:
     path = f"{run_directory(options.run)}/result.json"
     if not store.exists(path):
         known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
-        text = f"known runs: {', '.join(known)}" if known else "there are no runs in this store"
+        text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
         raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
     if options.json:
         show(json.dumps(store.read_json(path), indent=1))
@@ -37,4 +37,4 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = (Command(name="result", help="the outcome of a run", add_arguments=add_arguments, takes_store=True),)
+COMMANDS = (Command(name="result", help="show the outcome of a run", add_arguments=add_arguments, takes_store=True),)

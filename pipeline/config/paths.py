@@ -65,21 +65,37 @@ def settings() -> Iterator[Place]:
 
 def find_place(path: str) -> Place | None:
     """The group or setting that ``path`` means: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None for none."""
+    return _walked(path)[0]
+
+
+def field_type(path: str) -> Any:
+    """The type of the setting, group or entry at a dotted ``path``, or None where the schema has none."""
+    return _walked(path)[1]
+
+
+def _walked(path: str) -> tuple[Place, Any] | tuple[None, None]:
+    """The last setting or group on ``path``, and the type at its end: of the setting, or of an entry in it."""
     node: Any = Config()
-    prefix, place = "", None
-    parts = path.split(".")
-    while parts:
-        name = parts.pop(0)
-        place = next((each for each in _own(node, prefix) if each.field.name == name), None) if node else None
-        if place is None:
-            return None
-        node, prefix = place.inside(), place.prefix
-        if place.has_entries and parts:
-            parts.pop(0)  # the entry's name
-    return place
+    place, prefix, kind = None, "", Config
+    for part in path.split("."):
+        kind = strip_none(kind)
+        if dataclasses.is_dataclass(kind):
+            place = next((each for each in _own(node, prefix) if each.field.name == part), None)
+            if place is None:
+                return None, None
+            node, prefix, kind = place.inside(), place.prefix, place.kind
+        elif typing.get_origin(kind) is dict:
+            kind = entry_type(kind)
+        elif typing.get_origin(kind) is list and part.isdigit():
+            kind = typing.get_args(kind)[0]
+        else:
+            return None, None
+    assert place is not None  # a path has one part at least
+    return place, kind
 
 
 def _own(node: Any, prefix: str) -> Iterator[Place]:
+    """What is right below dataclass ``node``; below a model's, what any registered model has."""
     seen: set[str] = set()
     for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
         hints = typing.get_type_hints(type(owner))
@@ -89,34 +105,10 @@ def _own(node: Any, prefix: str) -> Iterator[Place]:
         seen |= hints.keys()
 
 
-def field_type(path: str) -> Any:
-    """The type of the configuration field at a dotted ``path``, or None where the schema has no such field."""
-    kind: Any = Config
-    for part in path.split("."):
-        kind = strip_none(kind)
-        if dataclasses.is_dataclass(kind):
-            kind = _hints(kind).get(part)
-        elif typing.get_origin(kind) is dict:
-            kind = entry_type(kind)
-        elif typing.get_origin(kind) is list and part.isdigit():
-            kind = typing.get_args(kind)[0]
-        else:
-            return None
-        if kind is None:
-            return None
-    return kind
-
-
 def children(path: str) -> list[str]:
     """Names of the settings and groups right below ``path`` ("": at the top)."""
     kind = strip_none(field_type(path)) if path else Config
-    return list(_hints(kind)) if dataclasses.is_dataclass(kind) else []
-
-
-def _hints(kind: Any) -> dict[str, Any]:
-    """Names and types of the fields of dataclass ``kind``; of a model those of every registered one."""
-    kinds = [kind, *(spec.config for spec in MODELS)] if kind is ModelConfig else [kind]
-    return {name: hint for each in kinds for name, hint in typing.get_type_hints(each).items()}
+    return [place.path for place in _own(kind(), "")] if dataclasses.is_dataclass(kind) else []
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
@@ -143,7 +135,8 @@ def describe(kind: Any) -> str:
         part = typing.get_args(inner)[0]
         nested = typing.get_origin(part) is list
         shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
-        return f"{shape} (of {describe(part).removeprefix('a ')}s){none}"
+        entries = "mappings" if dataclasses.is_dataclass(part) else f"{describe(part).removeprefix('a ')}s"
+        return f"{shape} (of {entries}){none}"
     if typing.get_origin(inner) is dict or dataclasses.is_dataclass(inner):
         return f"a group of keys{none}"
     return _WORDS.get(inner, str(inner)) + none

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
 from pipeline.records import PHASES, DatasetSchema
 from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer
@@ -75,41 +75,38 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
     return phases
 
 
-def fixed_ms(config: Config, schema: DatasetSchema) -> dict[str, float]:
-    """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange."""
-    hardware = config.hardware
+def fixed_ms(model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int) -> dict[str, float]:
+    """Ms a step by phase that no table's place changes: dense part, overhead, and the latency of each exchange.
+
+    ``batch``: samples of a step on all ranks.
+    """
     latency = _latency_ms(hardware)
     return {
         **dict.fromkeys(PHASES, 0.0),
         "input_exchange": 2 * latency,  # how many ids, then the ids
         "output_exchange": latency,
         "gradient_exchange": latency,
-        "dense": dense_ms(config, dense_costs(config, schema)),
+        "dense": dense_ms(dense_costs(model, schema), hardware, batch),
         "overhead": hardware.step_overhead_ms,
     }
 
 
-def dense_ms(config: Config, costs: ModelCosts) -> float:
-    """Ms of the dense part of one rank's slice: forward, backward, optimizer, all-reduce of its gradients.
+def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
+    """Ms of the dense part of one rank's slice of ``batch``: forward, backward, optimizer, all-reduce of its gradients.
 
     Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
     """
-    hardware, batch = config.hardware, local_batch(config)
-    compute = batch * costs.flop / hardware.dense_gflop_per_s / 1e6
-    memory = batch * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    samples = local_batch(batch, hardware.world_size)
+    compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
+    memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
     gradients = 2 * _all_to_all_ms(hardware, costs.parameters * FLOAT)  # a ring: reduce-scatter, then all-gather
-    return compute + memory + gradients + (_latency_ms(hardware) if config.world_size > 1 else 0.0)
+    return compute + memory + gradients + (_latency_ms(hardware) if hardware.world_size > 1 else 0.0)
 
 
-def dense_costs(config: Config, schema: DatasetSchema) -> ModelCosts:
-    """What the flat model of ``config`` costs for the features of ``schema``."""
-    return model_costs(config.model, flat_inputs(config, schema))
-
-
-def flat_inputs(config: Config, schema: DatasetSchema) -> ModelInputs:
-    """What the flat model is built for: the dense features, and one vector of each sparse feature."""
+def dense_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
+    """The costs of ``model`` without towers: built for the dense features and one vector of each sparse feature."""
     names = tuple(column.name for column in schema.sparse)
-    return ModelInputs(dense=schema.dense, vectors=names, dim=config.model.embedding_dim)
+    return model_costs(model, ModelInputs(dense=schema.dense, vectors=names, dim=model.embedding_dim))
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
@@ -122,9 +119,9 @@ def step_ms(phases: Mapping[str, float]) -> float:
     return max(rest, phases.get("input_exchange", 0.0))
 
 
-def local_batch(config: Config) -> int:
-    """Samples of a step on one rank, padding included."""
-    return -(-config.train.batch // config.world_size)
+def local_batch(batch: int, world_size: int) -> int:
+    """Samples of a step on one rank, padding included; ``batch``: on all ranks."""
+    return -(-batch // world_size)
 
 
 def _moved(size: float) -> float:

@@ -37,7 +37,7 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
 
     Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
-    phases = [fixed_ms(config, schema) for _ in range(plan.world_size)]
+    phases = [fixed_ms(config.model, schema, config.hardware, config.train.batch) for _ in range(plan.world_size)]
     own, staged = [0] * plan.world_size, [0] * plan.world_size
     for table in tables_of(config.data, config.model, config.train, schema, profile):
         placed = plan.tables[table.name]
@@ -48,7 +48,8 @@ def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile)
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
             staged[shard.rank] += shard.rows * staged_row(0 if placed.tier == "ssd" else table.row_bytes(shard.columns))
-    reserved = [dense_bytes(config, schema, profile) for _ in own]
+    groups = config.model, config.hardware, config.train, config.ingest
+    reserved = [dense_bytes(*groups, schema, profile) for _ in own]
     if config.hardware.device == "cpu":
         for kept, rows in zip(reserved, staged, strict=True):
             kept["staging"] = rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.config import Config
+from pipeline.config import HardwareConfig, IngestConfig, ModelConfig, TrainConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
@@ -22,15 +22,22 @@ PER_ACTIVATION = 2.0
 BATCHES_IN_WORK = 3
 
 
-def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict[str, int]:
+def dense_bytes(
+    model: ModelConfig,
+    hardware: HardwareConfig,
+    train: TrainConfig,
+    ingest: IngestConfig,
+    schema: DatasetSchema,
+    profile: Profile,
+) -> dict[str, int]:
     """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU they include ``host_bytes``.
 
     ``staging`` is a checkpoint's copy of the rank's rows, for tables spread evenly; on a CPU it takes at most half of
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
-    batch, world = local_batch(config), config.world_size
-    costs = dense_costs(config, schema)
-    pooled = batch * len(schema.sparse) * config.model.embedding_dim * FLOAT
+    world = hardware.world_size
+    batch, costs = local_batch(train.batch, world), dense_costs(model, schema)
+    pooled = batch * len(schema.sparse) * model.embedding_dim * FLOAT
     # The most that any dense optimizer takes: a plan does not depend on train.dense_optimizer.
     per_parameter = PER_PARAMETER + max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
     reserved = {
@@ -41,26 +48,33 @@ def dense_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict
         "staging": 0,
         "runtime": RUNTIME + (RUNTIME_LINKED if world > 1 else 0),
     }
-    if config.hardware.device == "cpu":
-        host = host_bytes(config, schema, profile)
+    if hardware.device == "cpu":
+        host = host_bytes(model, hardware, train, ingest, schema, profile)
         reserved["inputs"] += host["inputs"]
         reserved["process"] = host["process"]
-        rest = config.hardware.ddr_gib * GIB - sum(reserved.values())
+        rest = hardware.ddr_gib * GIB - sum(reserved.values())
         reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))
     return reserved
 
 
-def host_bytes(config: Config, schema: DatasetSchema, profile: Profile) -> dict[str, int]:
+def host_bytes(
+    model: ModelConfig,
+    hardware: HardwareConfig,
+    train: TrainConfig,
+    ingest: IngestConfig,
+    schema: DatasetSchema,
+    profile: Profile,
+) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
-    ingest, train = config.ingest, config.train
+    world = hardware.world_size
     window = min(train.shuffle_window_groups * ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
     # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
-    windows = (2 + 1 / config.world_size) * window * _row_bytes(schema, profile)
-    batches = int(train.prefetch_batches * local_batch(config) * _row_bytes(schema, profile))
-    dim, optimizer = config.model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
+    windows = (2 + 1 / world) * window * _row_bytes(schema, profile)
+    batches = int(train.prefetch_batches * local_batch(train.batch, world) * _row_bytes(schema, profile))
+    dim, optimizer = model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
     tables = sum(column.rows for column in schema.sparse) * staged_row(dim * FLOAT + optimizer.state_bytes(dim))
-    process = int(config.hardware.process_gib * GIB)  # interpreter and libraries
-    return {"process": process, "inputs": int(windows) + batches, "staging": tables // config.world_size}
+    process = int(hardware.process_gib * GIB)  # interpreter and libraries
+    return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
 
 
 def staged_row(size: int) -> int:

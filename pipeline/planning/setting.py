@@ -50,14 +50,15 @@ def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
     check_hardware(config.hardware)
     tables = tables_of(config.data, config.model, config.train, schema, profile)
     heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
-    reserved = dense_bytes(config, schema, profile)
+    groups = config.model, config.hardware, config.train, config.ingest
+    reserved = dense_bytes(*groups, schema, profile)
     return Setting(
         config=config,
         tables=tables,
         offered=choices(config.plan, config.hardware, config.train.batch, tables, heavy),
         reserved=reserved,
-        room=capacity(config.hardware, config.plan, reserved, host_bytes(config, schema, profile)),
-        fixed=fixed_ms(config, schema),
+        room=capacity(config.hardware, config.plan, reserved, host_bytes(*groups, schema, profile)),
+        fixed=fixed_ms(config.model, schema, config.hardware, config.train.batch),
     )
 
 

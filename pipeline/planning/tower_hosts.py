@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import Config
+from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_costs, dense_ms, local_batch
 from pipeline.records import PHASES, DatasetSchema
@@ -31,19 +31,24 @@ class Crossing:
 
 
 def beyond_tower_ms(
-    config: Config, schema: DatasetSchema, alone: Config, own: DatasetSchema, crossing: Crossing
+    model: ModelConfig,
+    batch: int,
+    hardware: HardwareConfig,
+    own_hardware: HardwareConfig,
+    own_schema: DatasetSchema,
+    crossing: Crossing,
 ) -> dict[str, float]:
-    """Ms a step by phase to add to the plan of one group of tower hosts, made with ``alone`` for the tables of ``own``.
+    """Ms a step by phase to add to the plan of one group of tower hosts, in a step of ``batch`` samples on all ranks.
 
-    Vectors travel as float32. Tower modules are not counted.
+    ``own_*``: what that plan is made for: the group's hosts, and its tables beside all dense features. Vectors travel
+    as float32. Tower modules are not counted.
     """
-    phases, samples = dict.fromkeys(PHASES, 0.0), local_batch(config)
-    inputs = ModelInputs(dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim)
-    ranking = model_costs(config.model, inputs)
-    phases["dense"] = dense_ms(config, ranking) - dense_ms(alone, dense_costs(alone, own))
+    phases, samples = dict.fromkeys(PHASES, 0.0), local_batch(batch, hardware.world_size)
+    ranking = model_costs(model, ModelInputs(dense=own_schema.dense, vectors=crossing.vectors, dim=crossing.dim))
+    alone = dense_ms(dense_costs(model, own_schema), own_hardware, batch)
+    phases["dense"] = dense_ms(ranking, hardware, batch) - alone
     if crossing.groups == 1:
         return phases
-    hardware = config.hardware
     latency, rate = hardware.inter_host_latency_us / 1e3, hardware.inter_host_gb_per_s * BYTES_PER_MS
     values = {
         "input_exchange": crossing.ids,

@@ -74,14 +74,15 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
         columns = tuple(column for column in schema.sparse if column.name in group.features)
         own, alone = dataclasses.replace(schema, sparse=columns), tower_hosts_config(config, group)
         plan = make_plan(alone, own, profile, key)
-        more = beyond_tower_ms(config, schema, alone, own, _crossing(config, layout, group, profile))
+        crossing = _crossing(config.model.embedding_dim, layout, group, profile)
+        more = beyond_tower_ms(config.model, config.train.batch, config.hardware, alone.hardware, own, crossing)
         phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, features)
 
 
-def _crossing(config: Config, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
-    """What a sample sends between these tower hosts and the others."""
+def _crossing(dim: int, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
+    """What a sample sends between these tower hosts and the others; ``dim``: width of an embedding."""
     from pipeline.planning.tower_hosts import Crossing
 
     module, towers = layout.towers.module, layout.towers.towers
@@ -90,7 +91,7 @@ def _crossing(config: Config, layout: Layout, group: TowerHosts, profile: Profil
         ids=sum(1 + profile.sparse[name].pooling for name in away),
         own=sum(module.vectors(len(towers[number].features)) for number in group.towers),
         vectors=layout.vectors,
-        dim=config.model.embedding_dim if module.name == "pass_through" else module.dim,
+        dim=dim if module.name == "pass_through" else module.dim,
         groups=len(layout.tower_hosts),
     )
 

@@ -6,6 +6,7 @@ name in keys stays.
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.stages.steps import steps
 from pipeline.store import Store, artifact_key
-from tests.keys import KEYS, key_config
+from tests.keys import key_config
 
 GOLDEN = Path(__file__).with_name("golden_keys.json")
 EVERY = "stages=[ingest,plan,partition,train,evaluate,publish]"
@@ -129,9 +130,9 @@ def recorded() -> dict[str, dict[str, Any]]:
     return record
 
 
-def settings_of(config: Config) -> dict[str, str]:
-    """Every key's settings, hashed as they are in keys; inputs and what settings name left out."""
-    return {key: artifact_key(key, key_config(key, config), {}) for key in KEYS}
+def settings_of(config: Config, keys: Iterable[str]) -> dict[str, str]:
+    """The settings of ``keys``, hashed as they are in keys; inputs and what settings name left out."""
+    return {key: artifact_key(key, key_config(key, config), {}) for key in keys}
 
 
 def paths_of(config: Config) -> dict[str, list[str]]:
@@ -152,11 +153,13 @@ def test_keys_cover_what_they_covered(name: str) -> None:
     config = compose(["run=golden", *SETTINGS_ONLY[name]])
     if name == "csv columns":  # is refused by now, as mapping hash does not use it; stores have keys with it
         config.data.sparse["user"].min_count = 3
-    assert settings_of(config) == recorded()["settings"][name]
+    then = recorded()["settings"][name]  # a stage that was added since has no recorded key
+    assert settings_of(config, then) == then
 
 
 @pytest.mark.parametrize("name", WITHOUT_FILES)
 def test_artifacts_lie_where_they_lay(name: str) -> None:
     config = compose(["run=golden", *WITHOUT_FILES[name]])
-    assert settings_of(config) == recorded()["settings"][name]
+    then = recorded()["settings"][name]  # a stage that was added since has no recorded key
+    assert settings_of(config, then) == then
     assert paths_of(config) == recorded()["paths"][name]

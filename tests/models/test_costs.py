@@ -49,7 +49,7 @@ def test_the_planner_charges_what_the_built_model_computes(name: str, dense: int
     )
     built = build_model(config.model, inputs(dense, vectors, dim))
     parameters = sum(parameter.numel() for parameter in built.parameters())
-    charged = dense_costs(config, schema)
+    charged = dense_costs(config.model, schema)
     assert charged.flop * ROWS == counted(built, dense, vectors, dim)
     assert charged.parameters == parameters
     feature = FeatureProfile(rows=9, distinct=9, missing_share=0.0, pooling=1.0, hot_rows=[9], hot_share=[1.0])
@@ -57,7 +57,8 @@ def test_the_planner_charges_what_the_built_model_computes(name: str, dense: int
         rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse={c.name: feature for c in sparse}
     )
     state = max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
-    assert dense_bytes(config, schema, profile)["dense"] == int((PER_PARAMETER + state) * FLOAT * parameters)
+    kept = dense_bytes(config.model, config.hardware, config.train, config.ingest, schema, profile)
+    assert kept["dense"] == int((PER_PARAMETER + state) * FLOAT * parameters)
 
 
 def test_what_a_dlrm_is_charged_with_by_hand() -> None:

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.specs import MODELS
+
 ROOT = Path(__file__).parents[2]
+BUILT_IN = ", ".join(name for name in MODELS.names() if not MODELS.package(name))
 SMALL = [
     "model=factor_mlp", "model.hidden=8", "model.embedding_dim=4", "data.synthetic.rows=4000",
     "data.synthetic.ids_per_feature=50", "train.global_batch=256", "train.guard.collapse=false", "gate.min_rows=100",
@@ -44,14 +47,15 @@ def nightjar(site: Path | None, *arguments: str, **more: str) -> subprocess.Comp
 
 
 def test_it_is_listed_completed_and_checked(site: Path) -> None:
-    assert "model: dlrm, factor_mlp" in nightjar(site, "run", "--help").stdout
+    assert f"model: {BUILT_IN}, factor_mlp" in nightjar(site, "run", "--help").stdout
     for line, found in (
-        ("nightjar run model=", "model=dlrm model=factor_mlp"),
+        ("nightjar run model=", " ".join(f"model={name}" for name in [*BUILT_IN.split(", "), "factor_mlp"])),
         ("nightjar run model=factor_mlp model.h", "model.hidden="),
     ):
         assert nightjar(site, "run", "-sc", "query=bash", COMP_LINE=line).stdout.strip() == found
     listed = json.loads(nightjar(site, "doctor", "--json").stdout)
-    assert {"dlrm, factor_mlp (own-model 0.1.0)"} == {each["found"] for each in listed if each["name"] == "model"}
+    models = {each["found"] for each in listed if each["name"] == "model"}
+    assert models == {f"{BUILT_IN}, factor_mlp (own-model 0.1.0)"}
     for overrides, message, hint in (
         (["model=factor_mlp", "model.hiden=3"], "model.hiden is unknown; did you mean model.hidden?", "model.hidden=3"),
         (["model=factor_mlp", "model.hidden=0"], "model.hidden is 0, expected at least 1", "model.hidden=1"),
@@ -76,7 +80,7 @@ def test_a_file_of_ones_own_builds_on_it(site: Path, tmp_path: Path) -> None:
 
 def test_without_the_package_the_name_is_unknown() -> None:
     done = nightjar(None, "run", "model=factor_mlp")
-    assert (done.returncode, "Expected one of: dlrm" in done.stderr) == (2, True)
+    assert (done.returncode, f"Expected one of: {BUILT_IN}" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow

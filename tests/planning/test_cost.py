@@ -36,6 +36,12 @@ def config(hardware=CPU, *, batch=1024, dim=16, **train):
     )
 
 
+def groups(hardware=CPU, **changes):
+    """The groups that reservations depend on."""
+    made = config(hardware, **changes)
+    return made.model, made.hardware, made.train, made.ingest
+
+
 def schema(tables=3, rows=1000, dense=5, train=10_000):
     sparse = tuple(SparseColumn(name=f"C{i}", rows=rows) for i in range(tables))
     return DatasetSchema(
@@ -114,45 +120,45 @@ def test_a_step_hides_the_exchange_of_ids_behind_the_rest():
 
 def test_the_dense_part_scales_with_the_slice_and_pays_for_its_gradients():
     costs = ModelCosts(flop=1e6, parameters=5_000, activations=300)
-    one, two = dense_ms(config(), costs), dense_ms(config(TWO), costs)
+    one, two = dense_ms(costs, CPU, 1024), dense_ms(costs, TWO, 1024)
     gradients = 2 * 5_000 * 4 / 2 / 1e6
     assert two == pytest.approx(one / 2 + gradients + 0.5)
-    assert dense_ms(config(batch=2048), costs) == pytest.approx(2 * one)
+    assert dense_ms(costs, CPU, 2048) == pytest.approx(2 * one)
 
 
 def test_what_no_table_changes_holds_the_latencies_and_the_overhead():
-    fixed = fixed_ms(config(replace(TWO, step_overhead_ms=3.0)), schema())
+    fixed = fixed_ms(config().model, schema(), replace(TWO, step_overhead_ms=3.0), 1024)
     assert list(fixed) == list(PHASES)
     assert (fixed["input_exchange"], fixed["output_exchange"], fixed["overhead"]) == (1.0, 0.5, 3.0)
-    assert fixed_ms(config(), schema())["output_exchange"] == 0.0
+    assert fixed_ms(config().model, schema(), CPU, 1024)["output_exchange"] == 0.0
 
 
 def test_reservations_grow_with_what_they_are_for():
-    least = dense_bytes(config(), schema(), PROFILE)
-    assert dense_bytes(config(batch=2048), schema(), PROFILE)["activations"] == 2 * least["activations"]
-    assert dense_bytes(config(), schema(train=100_000), PROFILE)["inputs"] > least["inputs"]
-    two = dense_bytes(config(TWO), schema(), PROFILE)
+    least = dense_bytes(*groups(), schema(), PROFILE)
+    assert dense_bytes(*groups(batch=2048), schema(), PROFILE)["activations"] == 2 * least["activations"]
+    assert dense_bytes(*groups(), schema(train=100_000), PROFILE)["inputs"] > least["inputs"]
+    two = dense_bytes(*groups(TWO), schema(), PROFILE)
     assert two["communication"] == least["communication"]  # twice of half a batch
-    assert dense_bytes(config(dim=32), schema(), PROFILE)["staging"] == 3 * 1000 * (33 * 4 + 9)
+    assert dense_bytes(*groups(dim=32), schema(), PROFILE)["staging"] == 3 * 1000 * (33 * 4 + 9)
 
 
 def test_rows_with_many_ids_take_memory_for_all_of_them():
     """Three windows of 10,000 rows with 20 ids and weights in each of three features, beside one id each."""
-    one = host_bytes(config(), schema(), PROFILE)["inputs"]
+    one = host_bytes(*groups(), schema(), PROFILE)["inputs"]
     for weighted, each in ((False, 4), (True, 8)):
         many = tuple(SparseColumn(name=f"C{i}", rows=1000, multi=True, weighted=weighted) for i in range(3))
-        found = host_bytes(config(), replace(schema(), sparse=many), PROFILE)["inputs"]
+        found = host_bytes(*groups(), replace(schema(), sparse=many), PROFILE)["inputs"]
         rows = 3 * 10_000 + 4 * 1024
         assert found - one == pytest.approx(3 * rows * (20 * each + 8 - 4), rel=1e-3)
 
 
 def test_staging_never_takes_more_than_the_tables_beside_it():
-    huge = dense_bytes(config(replace(CPU, ddr_gib=2.0)), schema(rows=100_000_000), PROFILE)
+    huge = dense_bytes(*groups(replace(CPU, ddr_gib=2.0)), schema(rows=100_000_000), PROFILE)
     assert sum(huge.values()) < 2 * 2**30
     assert huge["staging"] > 0.7 * 2**30
 
 
 def test_a_device_keeps_read_ahead_and_staging_in_the_host():
-    device, host = dense_bytes(config(GPU), schema(), PROFILE), host_bytes(config(GPU), schema(), PROFILE)
+    device, host = dense_bytes(*groups(GPU), schema(), PROFILE), host_bytes(*groups(GPU), schema(), PROFILE)
     assert device["staging"] == 0 < host["staging"]
     assert device["inputs"] < host["inputs"]

@@ -103,7 +103,8 @@ def test_a_plan_is_the_sum_of_its_shards_and_of_what_is_spent_anyhow():
     plan = plan_of(a="table_wise", b="table_wise")
     schema, profile = about(plan)
     found = predict(plan, config(), schema, profile)
-    fixed = fixed_ms(config(), schema)
+    given = config()
+    fixed = fixed_ms(given.model, schema, given.hardware, given.train.batch)
     assert [list(phases) for phases in found.phases] == [list(PHASES)] * 2
     assert found.phases[1] == fixed  # rank 1 holds nothing
     assert found.phases[0]["lookup"] > 0 == fixed["lookup"]

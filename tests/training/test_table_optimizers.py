@@ -114,10 +114,11 @@ def registered(monkeypatch):
 def test_the_registries_load_no_heavy_package():
     code = (
         "import sys; from pipeline.specs import DENSE_OPTIMIZERS as d, TABLE_OPTIMIZERS as t; "
-        "print(t.names(), d.names(), [m for m in ('torch', 'torchrec', 'polars', 'pyarrow') if m in sys.modules])"
+        "print(len(t.names()) > 1, len(d.names()) > 1, "
+        "[m for m in ('torch', 'torchrec', 'polars', 'pyarrow') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "('rowwise_adagrad', 'sgd') ('adam', 'adagrad') []"
+    assert done.stdout.strip() == "True True []"
 
 
 @pytest.mark.parametrize(
