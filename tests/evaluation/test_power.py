@@ -91,7 +91,7 @@ def test_the_same_model_again_and_one_that_hardly_differs_pass_on_few_rows() -> 
     rng = np.random.default_rng(6)
     one = night(rng, 1000, 0.0, 1.0)
     same = dataclasses.replace(one, candidate=one.incumbent)
-    assert answer(same) == (True, answer(same)[1]) and "at most +0.00% (90% sure)" in answer(same)[1]
+    assert answer(same) == (True, answer(same)[1]) and "at most +0.00% with 90% confidence" in answer(same)[1]
     near = dataclasses.replace(one, candidate=one.incumbent + rng.normal(0, 1e-3, 1000).astype(np.float32))
     assert answer(near)[0]
 

@@ -165,7 +165,7 @@ def test_a_fault_that_nobody_expected_is_recorded_and_told(tmp_path: Path, capsy
     assert "What stopped it" in (page := (tmp_path / record.summary).read_text()) and "KeyError" in page
     (told,) = Hook.bodies
     assert (told["outcome"], told["exit_code"]) == ("failed", 1)
-    assert "FAILED; unexpected KeyError: 'c14'" in told["text"] and "fault of Nightjar" in told["hint"]
+    assert "FAILED; unexpected KeyError: 'c14'" in told["text"] and "bug in Nightjar" in told["hint"]
     assert "Traceback" in capsys.readouterr().err
 
 

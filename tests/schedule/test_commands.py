@@ -12,7 +12,10 @@ from pipeline.store import Store
 SCHEDULED = ["launch=kubernetes", f"launch.pods.image=r/nightjar@sha256:{'ab' * 32}", "store=s3://b/s"]
 MISTAKES = [
     (["nightly", "date=tomorrow"], "date is 'tomorrow', expected YYYY-MM-DD, yesterday or today"),
-    (["nightly", "date=2026-01-01", "data.day=2026-01-02"], "data.day=2026-01-02 is given, but a night takes it from its date"),
+    (
+        ["nightly", "date=2026-01-01", "data.day=2026-01-02"],
+        "data.day=2026-01-02 is given, but a night takes it from its date",
+    ),
     (["nightly", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
     (["nightly", "stages=[train]"], "stages=[train] is given, but a night runs all six"),
     (["backfill", "from=2026-01-01"], "to= is missing"),
@@ -23,7 +26,7 @@ MISTAKES = [
     (["nightly", "--date", "2026-01-01"], "nightjar nightly does not know --date"),
     (["schedule", "render", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
     (["schedule", "apply", "date=2026-01-01"], "date=2026-01-01 is given, but every night of a schedule has its own"),
-    (["schedule", "apply", *SCHEDULED, "gate.force='a new app'"], "in a schedule it would let every model through"),
+    (["schedule", "apply", *SCHEDULED, "gate.force='a new app'"], "in a schedule it would publish every model"),
     (["schedule", "status", "-cd", "my"], "nightjar schedule status does not know -cd"),
 ]
 

@@ -81,8 +81,8 @@ def test_what_is_planned_is_logged_and_too_few_steps_are_a_warning(caplog):
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "WARNING"]
     assert caplog.messages == [
         "250 steps of 100 samples planned, warm-up of 25 steps",
-        "40 steps of 100 samples planned, warm-up of 4 steps; with fewer than 100 steps a model hardly begins "
-        "to learn: train.epochs=3, or a smaller train.global_batch",
+        "40 steps of 100 samples planned, warm-up of 4 steps; a model barely learns in fewer than "
+        "100 steps: train.epochs=3, or a smaller train.global_batch",
         "250 steps of 100 samples planned, warm-up of 300 steps; the learning rates never reach their full "
         "value: train.warmup_steps=auto",
     ]
