@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import show
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     out = "configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)"
     parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
     parser.add_argument("--ssd", metavar="DIR", help="a directory on the disk to measure (default: the store's)")
-    parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    add_config_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
     add_level(parser)
     parser.set_defaults(function=_calibrate)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError
@@ -56,11 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(function=function)
-    return parser
+    return on_store(commands.add_parser(name, help=text, description=text), function)
 
 
 def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

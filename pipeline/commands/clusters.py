@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import show, tell
 from pipeline.errors import ConfigError
 
@@ -39,7 +39,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     render = _out(
         _command(commands, "render", _render_launch, "print the jobs of a run's stages as YAML, without a cluster")
     )
-    render.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    add_config_dir(render)
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -159,11 +159,10 @@ def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
-    from pipeline.launch.kubernetes.api import Api
-    from pipeline.launch.kubernetes.credentials import api_client
+    from pipeline.launch.kubernetes.credentials import connect
 
     config = _schedule_config(options)
-    return Api(api_client(config.launch.context)), _schedule_objects(config, options)
+    return connect(config.launch.context), _schedule_objects(config, options)
 
 
 COMMANDS = (

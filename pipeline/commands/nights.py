@@ -8,7 +8,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from pipeline import logs
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import complain
 from pipeline.commands.run import run_code
 from pipeline.errors import ConfigError
@@ -46,7 +46,7 @@ def add_backfill(parser: argparse.ArgumentParser) -> None:
 
 def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argparse.Namespace], int]) -> None:
     parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    add_config_dir(parser)
     add_level(parser)
     parser.set_defaults(function=function)
 

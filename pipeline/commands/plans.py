@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
@@ -37,7 +37,7 @@ def add_what_if(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = WHAT_IF, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar what-if [key=value[,value ..] ..] [--json] [--config-dir DIR]"
     parser.add_argument("--json", action="store_true", help="print the plans' figures as JSON")
-    parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    add_config_dir(parser)
     parser.set_defaults(function=_what_if)
 
 
@@ -46,9 +46,7 @@ def add_plan_diff(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = PLAN_DIFF, argparse.RawDescriptionHelpFormatter
     parser.add_argument("first", metavar="A", help="the plan before")
     parser.add_argument("second", metavar="B", help="the plan after")
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(function=_plan_diff)
+    on_store(parser, _plan_diff)
 
 
 def _what_if(options: argparse.Namespace) -> int:

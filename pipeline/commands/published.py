@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError
@@ -82,10 +82,7 @@ def _common(
 ) -> argparse.ArgumentParser:
     if model:
         parser.add_argument("model", nargs="?", help="the model's name (default: the store's only one)")
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(function=function)
-    return parser
+    return on_store(parser, function)
 
 
 def _count(text: str) -> int:

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import columns, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser."""
     parser.add_argument("run", help="the run's name")
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print result.json")
-    parser.set_defaults(function=_show)
+    on_store(parser, _show, result="result.json")
 
 
 def _show(options: argparse.Namespace) -> int:

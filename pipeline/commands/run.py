@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline import logs
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import columns, complain
 from pipeline.errors import NightjarError, exit_code_of
 from pipeline.logs import TERMINAL, add_level, show
@@ -58,7 +58,7 @@ def _flags(stage: str | None) -> Callable[[argparse.ArgumentParser], None]:
         add("--info", "-i", nargs="?", const="all", help="show where the configuration comes from")
         add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
         add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
-        add("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+        add_config_dir(parser)
         add_level(parser)
         parser.set_defaults(function=_run, stage=stage)
 

@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
@@ -42,14 +42,12 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
     text = "remove datasets, runs, plans and towers that are no longer needed"
-    gc = commands.add_parser("gc", help=text, description=text, epilog=EPILOG, formatter_class=parser.formatter_class)
-    gc.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    gc.add_argument("--json", action="store_true", help="print the result as JSON")
+    gc = on_store(commands.add_parser("gc", help=text, description=text, epilog=EPILOG), _gc)
+    gc.formatter_class = parser.formatter_class
     gc.add_argument("--keep-days", type=amount, default=30.0, help="keep what is younger than this (default: 30)")
     gc.add_argument("--grace-hours", type=amount, default=24.0, help="remove leftovers older than this (default: 24)")
     gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
     add_level(gc)
-    gc.set_defaults(function=_gc)
 
 
 def amount(text: str) -> float:
