@@ -36,15 +36,18 @@ stopped it, 8 another launcher works on this model or launching failed; the othe
 
 def add_nightly(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar nightly``."""
-    _fill(parser, NIGHTLY, _nightly)
+    _fill(parser, "[date=DATE]", NIGHTLY, _nightly)
 
 
 def add_backfill(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar backfill``."""
-    _fill(parser, BACKFILL, _backfill)
+    _fill(parser, "from=DATE to=DATE", BACKFILL, _backfill)
 
 
-def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argparse.Namespace], int]) -> None:
+def _fill(
+    parser: argparse.ArgumentParser, dates: str, text: str, function: Callable[[argparse.Namespace], int]
+) -> None:
+    parser.usage = f"{parser.prog} {dates} [key=value ..] [--config-dir DIR]"
     parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
     add_level(parser)

@@ -95,9 +95,13 @@ def _model(options: argparse.Namespace, store: Any) -> str:
     known = versions.models(store)
     if options.model in known or (options.model is None and len(known) == 1):
         return str(options.model or known[0])
-    listed = ", ".join(known) or "none; stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
-    named = f"no model {options.model!r} in" if options.model else "which model is meant is not clear from"
-    raise ConfigError(f"{named} store {store.url}; there are: {listed}", hint="one of these, or --store <its store>")
+    if not known:
+        publish = "nightjar nightly or stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
+        raise ConfigError(f"store {store.url} has no published model", hint=f"--store <its store>; {publish}")
+    missing = (
+        f"no model {options.model!r} in store {store.url}" if options.model else f"store {store.url} has several models"
+    )
+    raise ConfigError(f"{missing}, expected one of: {', '.join(known)}", hint="one of these, or --store <its store>")
 
 
 def _ls(options: argparse.Namespace) -> int:

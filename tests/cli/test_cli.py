@@ -27,8 +27,8 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
     done = command("--help")
     seconds = time.perf_counter() - started
     assert done.returncode == 0
-    for name in (command.name for command in cli.commands()):
-        assert f"    {name}" in done.stdout
+    for each in cli.commands():
+        assert (f"\n    {each.name}" in done.stdout) is not each.internal
     assert "exit codes: 0 done" in done.stdout
     assert seconds < 1.5  # 0.1 s on a quiet machine; this one may be busy
     code = "import sys, pipeline.launch; from pipeline import cli; cli._parser(cli.commands()); print(*sys.modules)"
@@ -42,6 +42,7 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
 def test_help_of_a_composing_command_shows_groups_and_keys(nightjar, command: str) -> None:
     done = nightjar(command, "--help")
     assert done.returncode == 0
+    assert done.stdout.lstrip().startswith(f"nightjar {command} [overrides]: ")
     assert "hardware: a100x16x8" in done.stdout
     assert "global_batch: " in done.stdout
 
@@ -68,6 +69,12 @@ def test_looking_leaves_no_files_behind(tmp_path: Path) -> None:
 
 
 def test_unknown_commands_flags_and_leftovers_are_refused(nightjar) -> None:
+    wrong = nightjar("trian")
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        "nightjar: nightjar has no command 'trian'; did you mean nightjar train?\n"
+        "  hint: nightjar --help lists the commands\n",
+    )
     assert nightjar("nonsense").returncode == 2
     done = nightjar("run", "--nonsense")
     assert (done.returncode, done.stderr) == (
