@@ -34,13 +34,13 @@ _CODES = ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
 EPILOG = f"""\
 {textwrap.fill(f"exit codes: {_CODES}", 100)}
 
-  nightjar nightly date=yesterday       a day's logs to a published model, or to the reasons why not
+  nightjar nightly date=yesterday       a day's logs to a published model, or to reasons why not
   nightjar run experiment=demo          the demo from raw logs to figures
   nightjar run --help                   every group and key
-  nightjar explain train.lr             what a setting is, and which artifacts depend on it
+  nightjar explain train.lr             meaning, bounds, default, artifact keys
   nightjar run --cfg job                the configuration that would run
   nightjar what-if hardware=h100x8,h100x16x8
-                                        which cluster the tables fit, and what a step costs there
+                                        compare plans for two clusters
 """
 
 
@@ -89,7 +89,7 @@ def commands() -> list[Command]:
 def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nightjar",
-        description="Nightly retraining of click models: raw logs to an evaluated model.",
+        description="Retrains click models every night: from raw logs to a published version.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

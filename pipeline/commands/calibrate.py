@@ -8,16 +8,16 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import show
 from pipeline.config import Config, HardwareConfig
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
 
 EPILOG = """\
-  nightjar calibrate                                  as the laptop preset: one rank on the CPU
+  nightjar calibrate                                  the laptop preset: one rank on the CPU
   nightjar calibrate hardware=laptop2 -o my_conf      two ranks; writes my_conf/hardware/measured_laptop2.yaml
-  nightjar run -cd my_conf hardware=measured_laptop2  plans with what was measured
+  nightjar run -cd my_conf hardware=measured_laptop2  uses the measured figures
 """
 
 
@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     out = "configuration directory, or <directory>/hardware/<name>.yaml (default: conf_here)"
     parser.add_argument("-o", "--out", default="conf_here", metavar="DIR|FILE", help=out)
-    parser.add_argument("--ssd", metavar="DIR", help="a folder on the disk to measure (default: the store's)")
-    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    parser.add_argument("--ssd", metavar="DIR", help="a directory on the disk to measure (default: the store's)")
+    add_config_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the result as JSON, progress on standard error")
     add_level(parser)
     parser.set_defaults(function=_calibrate)
@@ -76,7 +76,7 @@ def disk_of(config: Config, ssd: str | None) -> Path | None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
-    """Measure, write the file, and say what came out."""
+    """Measure, write the file, and print the figures."""
     from pipeline.calibration.fit import hardware_yaml
     from pipeline.calibration.measure import calibrate
     from pipeline.compose import compose
@@ -85,16 +85,16 @@ def _calibrate(options: argparse.Namespace) -> int:
     target = target_of(options.out, config.hardware.name)
     _check_device(config.hardware)
     _written(target.path)  # a folder that cannot be is better known before the minute of measuring
-    found = calibrate(config, disk_of(config, options.ssd))
-    hardware = replace(found.hardware, name=target.name)
+    calibration = calibrate(config, disk_of(config, options.ssd))
+    hardware = replace(calibration.hardware, name=target.name)
     about = f"Measured on this machine by nightjar calibrate, from hardware={config.hardware.name}."
-    _written(target.path, hardware_yaml(hardware, found.measured, about))
+    _written(target.path, hardware_yaml(hardware, calibration.measured, about))
     use = f"nightjar run -cd {target.directory} hardware={target.name}"
     if options.json:
-        show(json.dumps({**found.to_json(), "file": str(target.path), "use": use}))
+        show(json.dumps({**calibration.to_json(), "file": str(target.path), "use": use}))
         return 0
-    show(render(config.hardware, hardware, found.measured))
-    show(f"the training steps it was fitted to are met within {found.error:.0%} (median)")
+    show(render(config.hardware, hardware, calibration.measured))
+    show(f"predictions are within {calibration.error:.0%} of the measured training steps (median)")
     show(f"written to {target.path}; use it with\n  {use}")
     return 0
 
@@ -135,7 +135,7 @@ def _figure(value: float) -> str:
 
 COMMANDS = (
     Command(
-        name="calibrate", help="measure this machine, and write a hardware file for plans", add_arguments=add_arguments,
+        name="calibrate", help="measure this machine and write a hardware file for plans", add_arguments=add_arguments,
         composes=True,
     ),
 )  # fmt: skip

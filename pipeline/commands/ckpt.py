@@ -6,20 +6,20 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import store_of
 from pipeline.errors import ArtifactError
 
 EPILOG = """\
-A checkpoint is named by its run (the newest), as <run>/step-00000100, or by its path in the store.
+Name a checkpoint by its run (the newest one), as <run>/step-00000100, or by its path in the store.
 
   nightjar ckpt ls                              every checkpoint of the store
-  nightjar ckpt verify nightly                  read all of the newest one and what it rests on
+  nightjar ckpt verify nightly                  read the newest one and its parents completely
   nightjar ckpt diff nightly/step-00000100 nightly
-  nightjar ckpt compact nightly                 its chain becomes one baseline
-  nightjar ckpt gc --dry-run                    what retention does not need
-  nightjar ckpt export nightly --out tables     fp32 Parquet, one file a table
+  nightjar ckpt compact nightly                 merge the delta and its parents into a baseline
+  nightjar ckpt gc --dry-run                    what retention would remove
+  nightjar ckpt export nightly --out tables     fp32 Parquet, one file per table
 """
 
 
@@ -27,34 +27,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar ckpt``."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    ls = _command(commands, "ls", _ls, "the checkpoints of the store or of a run; exit code 7: a damaged manifest")
-    ls.add_argument("run", nargs="?", help="only this run's")
-    _named(_command(commands, "show", _show, "one checkpoint: tables, position, configuration"))
-    _named(_command(commands, "verify", _verify, "read every file of it and of what it rests on; exit code 7: damage"))
-    diff = _command(commands, "diff", _diff, "what changed from checkpoint A to B")
+    ls = _command(
+        commands, "ls", _ls, "list the checkpoints of the store or of a run; exit code 7: a manifest is damaged"
+    )
+    ls.add_argument("run", nargs="?", help="only checkpoints of this run")
+    _named(_command(commands, "show", _show, "show one checkpoint: tables, position, configuration"))
+    _named(
+        _command(commands, "verify", _verify, "read every file of a checkpoint and its parents; exit code 7: damage")
+    )
+    diff = _command(commands, "diff", _diff, "show what changed from checkpoint A to B")
     diff.add_argument("first", metavar="A", help="checkpoint")
     diff.add_argument("second", metavar="B", help="checkpoint")
-    _named(_command(commands, "compact", _compact, "turn a delta and what it rests on into a baseline"))
-    gc = _command(commands, "gc", _gc, "remove what retention does not need, and remains of killed writers")
-    gc.add_argument("run", nargs="?", help="only this run's")
-    gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
-    gc.add_argument("--keep-last", type=int, help="newest to keep (default: as the run was configured)")
-    gc.add_argument("--keep-every", type=int, help="keep one every so many steps (default: as configured)")
-    gc.add_argument("--min-age", type=float, default=60.0, help="minutes that remains must be old (default: 60)")
-    export = _named(_command(commands, "export", _export, "tables as fp32 files for other programs"))
+    _named(_command(commands, "compact", _compact, "merge a delta and its parents into a baseline"))
+    gc = _command(commands, "gc", _gc, "remove checkpoints outside retention, and leftovers of killed writers")
+    gc.add_argument("run", nargs="?", help="only checkpoints of this run")
+    gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
+    gc.add_argument("--keep-last", type=int, help="how many of the newest to keep (default: the run's setting)")
+    gc.add_argument("--keep-every", type=int, help="keep one every this many steps (default: the run's setting)")
+    gc.add_argument(
+        "--min-age", type=float, default=60.0, help="remove leftovers older than this many minutes (default: 60)"
+    )
+    export = _named(_command(commands, "export", _export, "write tables as fp32 files for other programs"))
     export.add_argument("--out", required=True, help="directory, any fsspec URL")
     export.add_argument("--format", choices=["parquet", "safetensors"], default="parquet")
     export.add_argument("--layout", choices=["columns", "list"], help="Parquet: e0..eN (default), or a list e")
-    export.add_argument("--state", action="store_true", help="the optimizer's state too")
-    export.add_argument("--table", action="append", default=[], help="only this table; may be given again")
+    export.add_argument("--state", action="store_true", help="also export the optimizer's state")
+    export.add_argument("--table", action="append", default=[], help="only this table; repeat for more")
 
 
 def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(function=function)
-    return parser
+    return on_store(commands.add_parser(name, help=text, description=text), function)
 
 
 def _named(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -66,9 +68,9 @@ def _ls(options: argparse.Namespace) -> int:
     from pipeline.checkpoint import commands
     from pipeline.report import checkpoints
 
-    found = commands.list_checkpoints(store_of(options), options.run)
-    tell(options.json, found, checkpoints.listing)
-    return ArtifactError.exit_code if any(each.problem for each in found) else 0
+    listed = commands.list_checkpoints(store_of(options), options.run)
+    tell(options.json, listed, checkpoints.listing)
+    return ArtifactError.exit_code if any(each.problem for each in listed) else 0
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import show, tell
 from pipeline.errors import ConfigError
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from pipeline.launch.kubernetes.api import Api
 
 LAUNCH = """\
-Overrides are those of nightjar run. Nothing is submitted and no cluster is asked.
+Takes the overrides of nightjar run. Nothing is submitted, and no cluster is contacted.
 
   nightjar launch render experiment=demo launch=kubernetes launch.pods.image=<digest> store=s3://clicks/store
-  nightjar launch render <overrides> --out manifests     a file for each object
+  nightjar launch render <overrides> --out manifests     one file per object
 """
 SCHEDULE = """\
-Overrides are those of nightjar nightly, which the CronJob runs with them every night.
+Takes the overrides of nightjar nightly; the CronJob runs that command every night.
 
   nightjar schedule render <overrides>     accounts, role, binding and CronJob as YAML, without a cluster
   nightjar schedule apply <overrides>      create or replace them
-  nightjar schedule status <overrides>     when it last started, how the nights ended
-  nightjar schedule suspend <overrides>    no more starts, until: nightjar schedule resume <overrides>
-  nightjar schedule delete <overrides>     remove them again
+  nightjar schedule status <overrides>     the last start, and how the nights ended
+  nightjar schedule suspend <overrides>    start no more nights; resume starts them again
+  nightjar schedule delete <overrides>     remove them
 """
 
 
@@ -36,21 +36,23 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar launch``."""
     parser.epilog, parser.formatter_class = LAUNCH, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    render = _out(_command(commands, "render", _render_launch, "the jobs of a run's stages as YAML, without a cluster"))
-    render.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    render = _out(
+        _command(commands, "render", _render_launch, "print the jobs of a run's stages as YAML, without a cluster")
+    )
+    add_config_dir(render)
 
 
 def add_schedule(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar schedule``."""
     parser.epilog, parser.formatter_class = SCHEDULE, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    _out(_command(commands, "render", _render_schedule, "what a cluster needs for it, as YAML"))
-    _command(commands, "apply", _apply, "create or replace it in the cluster")
-    status = _command(commands, "status", _status, "how the nights ended")
-    status.add_argument("--json", action="store_true", help="print it as JSON")
+    _out(_command(commands, "render", _render_schedule, "print the objects as YAML, without a cluster"))
+    _command(commands, "apply", _apply, "create or replace the objects in the cluster")
+    status = _command(commands, "status", _status, "show the last start, and how the nights ended")
+    status.add_argument("--json", action="store_true", help="print the result as JSON")
     _command(commands, "suspend", lambda options: _suspend(options, True), "start no more nights")
-    _command(commands, "resume", lambda options: _suspend(options, False), "start nights again")
-    _command(commands, "delete", _delete, "remove it from the cluster")
+    _command(commands, "resume", lambda options: _suspend(options, False), "start nights again after suspend")
+    _command(commands, "delete", _delete, "remove the objects from the cluster")
 
 
 def _command(commands: Any, name: str, function: Callable[..., int], text: str) -> argparse.ArgumentParser:
@@ -60,7 +62,7 @@ def _command(commands: Any, name: str, function: Callable[..., int], text: str) 
 
 
 def _out(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    parser.add_argument("--out", help="directory for a file of each object; default: all on standard output")
+    parser.add_argument("--out", help="directory for one file per object (default: all on standard output)")
     return parser
 
 
@@ -113,8 +115,8 @@ def _status(options: argparse.Namespace) -> int:
     from pipeline.schedule.cluster import status
 
     api, objects = _in_cluster(options)
-    found = status(api, objects[-1])
-    tell(options.json, asdict(found), lambda _: "\n".join(found.lines()))
+    state = status(api, objects[-1])
+    tell(options.json, asdict(state), lambda _: "\n".join(state.lines()))
     return 0
 
 
@@ -143,8 +145,8 @@ def _schedule_config(options: argparse.Namespace) -> Config:
     require_cluster(config)
     if config.gate.force is not None:
         raise ConfigError(
-            "gate.force is given, but in a schedule it would let every model through from now on",
-            hint="leave it out, and for one night: nightjar nightly date=<its day> gate.force='<why>'",
+            "gate.force is set, but in a schedule it would publish every model from now on",
+            hint="leave it out; for one night: nightjar nightly date=<its day> gate.force='<why>'",
         )
     return config
 
@@ -157,11 +159,10 @@ def _schedule_objects(config: Config, options: argparse.Namespace) -> list[dict[
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
     """The cluster, and the schedule's objects in it, the CronJob last."""
-    from pipeline.launch.kubernetes.api import Api
-    from pipeline.launch.kubernetes.credentials import api_client
+    from pipeline.launch.kubernetes.credentials import connect
 
     config = _schedule_config(options)
-    return Api(api_client(config.launch.context)), _schedule_objects(config, options)
+    return connect(config.launch.context), _schedule_objects(config, options)
 
 
 COMMANDS = (
@@ -169,7 +170,7 @@ COMMANDS = (
         name="launch", help="render a run's jobs for a Kubernetes cluster", add_arguments=add_launch, composes=True
     ),
     Command(
-        name="schedule", help="every night by itself, on a Kubernetes cluster", add_arguments=add_schedule,
+        name="schedule", help="run nights on a Kubernetes cluster with a CronJob", add_arguments=add_schedule,
         composes=True,
     ),
 )  # fmt: skip

@@ -22,3 +22,20 @@ class Command:
     takes_store: bool = False
     own_help: bool = False
     internal: bool = False
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """Add ``--config-dir``, for commands that compose."""
+    parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+
+
+def on_store(
+    parser: argparse.ArgumentParser,
+    function: Callable[[argparse.Namespace], int],
+    result: str = "the result as JSON",
+) -> argparse.ArgumentParser:
+    """``parser`` with ``--store`` and ``--json`` (which prints ``result``); its command calls ``function``."""
+    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
+    parser.add_argument("--json", action="store_true", help=f"print {result}")
+    parser.set_defaults(function=function)
+    return parser

@@ -1,4 +1,4 @@
-"""``nightjar doctor``: is this machine fit for a run, and what to do where it is not.
+"""``nightjar doctor``: checks whether this machine can run Nightjar, and says what to do if not.
 
 The torch/torchrec/fbgemm triple is read from the installed metadata before anything of it is
 imported: a wrong one dies at import with a bare OSError. The real import and a lookup then run in a
@@ -46,7 +46,7 @@ print(int(torch.ops.mkldnn._is_mkldnn_bf16_supported()), torch.cuda.device_count
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. ``level``: ok | warn | fail; ``advice``: what to do about it, empty for ok."""
+    """The result of one check. ``level``: ok | warn | fail; ``advice``: what to do about it, empty for ok."""
 
     level: str
     name: str
@@ -65,7 +65,7 @@ class Finding:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser."""
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    parser.add_argument("--store", default="./store", help="the store whose disk is looked at (default: ./store)")
+    parser.add_argument("--store", default="./store", help="the store whose disk is checked (default: ./store)")
     parser.set_defaults(function=_doctor)
 
 
@@ -142,9 +142,9 @@ def cores() -> Finding:
     count, quota, node = available_cpus(), cpu_quota(), os.cpu_count() or 1
     found = str(count)
     if quota is not None and quota < node:
-        found += f" by a cgroup's quota of {quota:g} CPU{'s' * (quota != 1)} ({node} in the node)"
+        found += f", limited by a cgroup quota of {quota:g} CPU{'s' * (quota != 1)} ({node} in the node)"
     elif count < node:
-        found += f" by this process's affinity ({node} in the node)"
+        found += f", limited by this process's affinity ({node} in the node)"
     if count >= 2:
         return Finding("ok", "cores", found)
     return Finding("warn", "cores", found, "runs will be slow; two ranks need two cores")
@@ -179,7 +179,7 @@ def disk(store: str) -> Finding:
     """Free space where the store lies (its nearest existing parent, if it is on a local disk)."""
     place = local_place(store)
     if place is None:
-        return Finding("ok", "disk", f"{store} is not a local disk; its space is not known here")
+        return Finding("ok", "disk", f"{store} is not a local disk; free space unknown")
     free = shutil.disk_usage(place).free
     text = f"{free / GIB:.1f} GiB free at the store"
     if not os.access(place, os.W_OK):
@@ -213,12 +213,12 @@ def lookup(store: str) -> list[Finding]:
         last = (done.stderr.strip().splitlines() or [f"died with exit code {done.returncode}"])[-1]
         return [Finding("fail", "lookup", last[:200], LOCK)]
     bf16, devices, device_bf16 = (int(word) for word in done.stdout.split()[-3:])
-    findings = [Finding("ok", "lookup", "imports work, a two-id lookup in a tiny table too")]
+    findings = [Finding("ok", "lookup", "imports and a two-id lookup in a tiny table work")]
     if bf16 or device_bf16:
-        findings.append(Finding("ok", "bf16", "computed natively: train.precision=auto takes it"))
+        findings.append(Finding("ok", "bf16", "native: train.precision=auto uses it"))
     else:
         findings.append(
-            Finding("warn", "bf16", "not computed natively here", "none needed: train.precision=auto is fp32")
+            Finding("warn", "bf16", "not native on this machine", "nothing to do: train.precision=auto uses fp32")
         )
     findings += tables_on_ssd(done.stdout.splitlines()[-2]) if scratch else []
     findings.append(Finding("ok", "gpu", f"{devices} CUDA devices" if devices else "none; hardware.device=cpu"))
@@ -228,7 +228,7 @@ def lookup(store: str) -> list[Finding]:
 def tables_on_ssd(refused: str) -> list[Finding]:
     """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.support.examine``."""
     found = [Finding("warn", "ssd", what, advice) for what, advice in json.loads(refused)]
-    return found or [Finding("ok", "ssd", "tables on SSD get asynchronous reads past the page cache at the store")]
+    return found or [Finding("ok", "ssd", "tables on SSD use asynchronous direct reads at the store")]
 
 
 def installed(name: str) -> str | None:
@@ -246,6 +246,6 @@ def minor(text: str) -> str:
 
 COMMANDS = (
     Command(
-        name="doctor", help="check this machine, and say what to do", add_arguments=add_arguments, takes_store=True
+        name="doctor", help="check this machine and say what to fix", add_arguments=add_arguments, takes_store=True
     ),
 )  # fmt: skip

@@ -36,4 +36,8 @@ def _explain(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = (Command(name="explain", help="what a setting is, its bounds and its default", add_arguments=add_explain),)
+COMMANDS = (
+    Command(
+        name="explain", help="explain a setting: meaning, bounds, default, artifact keys", add_arguments=add_explain
+    ),
+)

@@ -8,7 +8,7 @@ from datetime import date
 from typing import TYPE_CHECKING
 
 from pipeline import logs
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import complain
 from pipeline.commands.run import run_code
 from pipeline.errors import ConfigError
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from pipeline.config import Config
 
 NIGHTLY = """\
-Overrides are those of nightjar run. Once per date: a night that has its verdict only says so.
+Takes the overrides of nightjar run. A date that already has a verdict is only reported.
 
   nightjar nightly date=yesterday experiment=demo
   nightjar nightly date=2026-01-31 nightly.catch_up=3 data=criteo 'data.path="logs/{day}/*.tsv"'
 """
 BACKFILL = """\
-The nights of all these days, in their order; one that fails stops the later ones (nightly.keep_going=true does not).
+Runs the nights of all these days in order. A failed night stops the later ones, unless nightly.keep_going=true.
 
   nightjar backfill from=2026-01-01 to=2026-01-31 experiment=demo
 """
 CODES = """
 exit codes: 0 published, 6 held by the gate, 3 the day's logs are missing, incomplete or wrong, 5 a training guard
-stopped it, 8 another launcher works on this model or launching failed; the others as everywhere (nightjar --help)
+stopped the night, 8 another launcher has the model or launching failed; for the others see nightjar --help
 """
 
 
@@ -49,7 +49,7 @@ def _fill(
 ) -> None:
     parser.usage = f"{parser.prog} {dates} [key=value ..] [--config-dir DIR]"
     parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    add_config_dir(parser)
     add_level(parser)
     parser.set_defaults(function=function)
 
@@ -111,15 +111,15 @@ def _locked(
                 days, composed, store, run_code, keep_going=settings.keep_going, wait_last=wait, catching_up=catch_up
             )
     except Interrupted as stop:
-        return complain(f"{stop}; the same command goes on where it stopped", stop.exit_code)
+        return complain(f"{stop}; the same command continues where it stopped", stop.exit_code)
 
 
 COMMANDS = (
     Command(
-        name="nightly", help="a night: a day's logs to a verdict, once per date", add_arguments=add_nightly,
+        name="nightly", help="run a night: a day's logs to a published model or a reason", add_arguments=add_nightly,
         composes=True,
     ),
     Command(
-        name="backfill", help="the nights of several days, in their order", add_arguments=add_backfill, composes=True
+        name="backfill", help="run the nights of several days in order", add_arguments=add_backfill, composes=True
     ),
 )  # fmt: skip

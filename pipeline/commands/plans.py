@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.errors import ArtifactError, ConfigError, PlanError
 
@@ -13,17 +13,16 @@ if TYPE_CHECKING:
     from pipeline.planning.whatif import Case, Refused
 
 WHAT_IF = """\
-Overrides are those of nightjar run; one with several values, separated by commas, is tried with each of them,
-in every combination with the others. Nothing is trained and nothing is written: the plans need the dataset
-(nightjar ingest) and the figures of the hardware, not the hardware. A combination that is no valid configuration is
-listed as refused. Exit code 4: none of the combinations fits; 2: none is valid.
+Takes the overrides of nightjar run. Separate several values with commas to plan every combination. Nothing is trained
+and nothing is written: plans need the dataset (nightjar ingest) and the figures of the hardware, not the hardware. An
+invalid combination is listed as refused. Exit code 4: no combination fits; 2: none is valid.
 
   nightjar what-if experiment=demo hardware=h100x8,h100x16x8
   nightjar what-if experiment=demo hardware=h100x8 train.global_batch=32768,65536 --json
   nightjar what-if experiment=demo 'plan.sharding_types=[table_wise],[table_wise,row_wise]'
 """
 PLAN_DIFF = """\
-A plan is named by its key in the store or the beginning of it, by a run, or by the path of a plan.json.
+Name a plan by its run, by its key in the store (or a prefix of it), or by the path of a plan.json.
 
   nightjar plan-diff monday tuesday                  the plans of two runs
   nightjar plan-diff 3f9a 81c2 --store s3://models   by key
@@ -38,18 +37,16 @@ def add_what_if(parser: argparse.ArgumentParser) -> None:
     parser.epilog, parser.formatter_class = WHAT_IF, argparse.RawDescriptionHelpFormatter
     parser.usage = "nightjar what-if [key=value[,value ..] ..] [--json] [--config-dir DIR]"
     parser.add_argument("--json", action="store_true", help="print the plans' figures as JSON")
-    parser.add_argument("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+    add_config_dir(parser)
     parser.set_defaults(function=_what_if)
 
 
 def add_plan_diff(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar plan-diff``."""
     parser.epilog, parser.formatter_class = PLAN_DIFF, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("first", metavar="A", help="the plan it was")
-    parser.add_argument("second", metavar="B", help="the plan it is")
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print the difference as JSON")
-    parser.set_defaults(function=_plan_diff)
+    parser.add_argument("first", metavar="A", help="the plan before")
+    parser.add_argument("second", metavar="B", help="the plan after")
+    on_store(parser, _plan_diff)
 
 
 def _what_if(options: argparse.Namespace) -> int:
@@ -124,7 +121,7 @@ COMMANDS = (
         composes=True,
     ),
     Command(
-        name="plan-diff", help="what moved from plan A to plan B, and why", add_arguments=add_plan_diff,
+        name="plan-diff", help="show what moved from plan A to plan B, and why", add_arguments=add_plan_diff,
         takes_store=True,
     ),
 )  # fmt: skip

@@ -7,23 +7,23 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError
 
 EPILOG = """\
-The model's name may be left out where the store has one model only.
+You may leave out the model's name if the store has only one model.
 
-  nightjar models ls                                  every version, and which one serves
-  nightjar models show clicks                         the card of the one that serves
+  nightjar models ls                                  all versions, and which one serves
+  nightjar models show clicks                         the card of the serving version
   nightjar models promote clicks v00012-1f0c9b7e --reason 'held for PSI, the new app is known'
   nightjar models rollback clicks --reason 'complaints since 9:00'
-  nightjar models gc clicks --keep 5 --dry-run        versions that nobody needs
+  nightjar models gc clicks --keep 5 --dry-run        old versions
 """
 PREDICT = """\
-Raw rows as the version's data configuration says (Criteo TSV, CSV, Parquet; plain, .gz, .zst), scored on this machine.
-Tables are read in place: what --cache-mib has no room for stays on the disk, its hot rows in memory.
+Scores raw rows on this machine, read by the version's data configuration (Criteo TSV, CSV, Parquet; .gz, .zst).
+Tables that do not fit into --cache-mib stay on disk; their most used rows are cached.
 
   nightjar predict day_3.tsv --model clicks --out scores.parquet
   nightjar predict rows.csv --version v00012-1f0c9b7e --no-label --out - --cache-mib 64
@@ -35,25 +35,29 @@ def add_models(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar models``."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    _common(commands.add_parser("ls", help="versions, oldest first; exit code 7: one is damaged"), _ls, model=True)
-    show = _common(commands.add_parser("show", help="the card of a version"), _show, model=True)
+    _common(commands.add_parser("ls", help="list versions, oldest first; exit code 7: one is damaged"), _ls, model=True)
+    show = _common(commands.add_parser("show", help="show the card of a version"), _show, model=True)
     show.add_argument("version", nargs="?", help="default: the one that serves")
-    promote = _common(commands.add_parser("promote", help="let a version serve"), _promote)
+    promote = _common(commands.add_parser("promote", help="serve this version"), _promote)
     promote.add_argument("model", help="the model's name")
     promote.add_argument("version", help="the version")
-    promote.add_argument("--reason", default="", help="kept in current.json; needed for a version that the gate held")
-    add_rollback(commands.add_parser("rollback", help="let the version that served before serve again"))
-    gc = _common(commands.add_parser("gc", help="remove old versions, never the one that serves nor its former"), _gc,
+    promote.add_argument(
+        "--reason", default="", help="recorded in current.json; required for a version that the gate held"
+    )
+    add_rollback(commands.add_parser("rollback", help="serve the previous version again"))
+    gc = _common(commands.add_parser("gc", help="remove old versions, except the serving one and the one before"), _gc,
                  model=True)  # fmt: skip
     gc.add_argument("--keep", type=_count, default=5, help="newest versions to keep (default: 5)")
-    gc.add_argument("--min-age", type=amount, default=60.0, help="minutes that versions must be old (default: 60)")
-    gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
+    gc.add_argument(
+        "--min-age", type=amount, default=60.0, help="remove versions older than this many minutes (default: 60)"
+    )
+    gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
 
 
 def add_rollback(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar rollback``."""
     _common(parser, _rollback, model=True)
-    parser.add_argument("--reason", default="", help="kept in current.json")
+    parser.add_argument("--reason", default="", help="recorded in current.json")
 
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
@@ -63,10 +67,12 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     _common(parser, _predict)
     parser.add_argument("--model", help="the model's name (default: the store's only one)")
     parser.add_argument("--version", help="default: the version that serves")
-    parser.add_argument("--out", default="-", help="Parquet by its name, else CSV (default: -, standard output)")
-    parser.add_argument("--cache-mib", type=amount, default=1024.0, help="memory for rows of tables (default: 1024)")
+    parser.add_argument("--out", default="-", help="*.parquet, else CSV (default: -, standard output)")
     parser.add_argument(
-        "--rejected", metavar="FILE", help="write the rows that do not parse there: JSON lines of file, line, reason"
+        "--cache-mib", type=amount, default=1024.0, help="memory for table rows, in MiB (default: 1024)"
+    )
+    parser.add_argument(
+        "--rejected", metavar="FILE", help="write rows that do not parse to FILE, as JSON lines of file, line, reason"
     )
     parser.add_argument("--no-label", action="store_true", help="the rows have no label column")
 
@@ -76,20 +82,17 @@ def _common(
 ) -> argparse.ArgumentParser:
     if model:
         parser.add_argument("model", nargs="?", help="the model's name (default: the store's only one)")
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.set_defaults(function=function)
-    return parser
+    return on_store(parser, function)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no count, expected 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
     return int(text)
 
 
 def _model(options: argparse.Namespace, store: Any) -> str:
-    """The model that is meant; ConfigError where none or several may be."""
+    """The model to use; ConfigError if the name is unknown, or missing while the store has several models."""
     from pipeline.publishing import versions
 
     known = versions.models(store)
@@ -97,11 +100,11 @@ def _model(options: argparse.Namespace, store: Any) -> str:
         return str(options.model or known[0])
     if not known:
         publish = "nightjar nightly or stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
-        raise ConfigError(f"store {store.url} has no published model", hint=f"--store <its store>; {publish}")
-    missing = (
-        f"no model {options.model!r} in store {store.url}" if options.model else f"store {store.url} has several models"
+        raise ConfigError(f"no published model in store {store.url}", hint=f"--store <its store>; {publish}")
+    problem = f"no model {options.model!r}" if options.model else "no single model"
+    raise ConfigError(
+        f"{problem} in store {store.url}; models: {', '.join(known)}", hint="name one, or --store <its store>"
     )
-    raise ConfigError(f"{missing}, expected one of: {', '.join(known)}", hint="one of these, or --store <its store>")
 
 
 def _ls(options: argparse.Namespace) -> int:
@@ -110,9 +113,9 @@ def _ls(options: argparse.Namespace) -> int:
 
     store = store_of(options)
     names = [_model(options, store)] if options.model else versions.models(store)
-    found = [commands.list_versions(store, name) for name in names]
-    tell(options.json, found, text.listing)
-    return ArtifactError.exit_code if any(each["damaged"] for model in found for each in model["versions"]) else 0
+    listed = [commands.list_versions(store, name) for name in names]
+    tell(options.json, listed, text.listing)
+    return ArtifactError.exit_code if any(each["damaged"] for model in listed for each in model["versions"]) else 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -160,9 +163,7 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.serving.predict import reject_sink, score_file, score_sink
 
     if options.rejected is not None and options.rejected in (options.out, "-"):
-        raise ConfigError(
-            f"--rejected {options.rejected} has no file for itself", hint="--rejected <another name than --out>"
-        )
+        raise ConfigError(f"--rejected {options.rejected} is the file of --out too", hint="--rejected <another file>")
     store = store_of(options)
     model = _model(options, store)
     mixed = options.out == "-" and sys.stdout.isatty()  # a bar would stand among the scores
@@ -179,11 +180,11 @@ def _predict(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="models", help="list, show, promote, roll back, remove versions", add_arguments=add_models,
+        name="models", help="list, show, promote, roll back and remove versions", add_arguments=add_models,
         takes_store=True,
     ),
     Command(
-        name="rollback", help="let the version that served before serve again", add_arguments=add_rollback,
+        name="rollback", help="serve the previous version again", add_arguments=add_rollback,
         takes_store=True,
     ),
     Command(

@@ -5,16 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import columns, show
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Fill the parser."""
     parser.add_argument("run", help="the run's name")
-    parser.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    parser.add_argument("--json", action="store_true", help="print result.json")
-    parser.set_defaults(function=_show)
+    on_store(parser, _show, result="result.json")
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -28,7 +26,7 @@ def _show(options: argparse.Namespace) -> int:
     path = f"{run_directory(options.run)}/result.json"
     if not store.exists(path):
         known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
-        text = f"known runs: {', '.join(known)}" if known else "there are no runs in this store"
+        text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
         raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
     if options.json:
         show(json.dumps(store.read_json(path), indent=1))
@@ -37,4 +35,4 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = (Command(name="result", help="the outcome of a run", add_arguments=add_arguments, takes_store=True),)
+COMMANDS = (Command(name="result", help="show the outcome of a run", add_arguments=add_arguments, takes_store=True),)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from pipeline import logs
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, add_config_dir
 from pipeline.commands.console import columns, complain
 from pipeline.errors import NightjarError, exit_code_of
 from pipeline.logs import TERMINAL, add_level, show
@@ -30,7 +30,11 @@ log = logging.getLogger(__name__)
 def commands() -> list[Command]:
     """``run``, and a command for each stage."""
     run = Command(
-        name="run", help="all stages, or those of stages=[..]", add_arguments=_flags(None), composes=True, own_help=True
+        name="run",
+        help="all stages, or those of stages=[..]",
+        add_arguments=_flags(None),
+        composes=True,
+        own_help=True,
     )
     single = [
         Command(
@@ -47,14 +51,14 @@ def _flags(stage: str | None) -> Callable[[argparse.ArgumentParser], None]:
 
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         add = parser.add_argument
-        add("--help", "-h", action="store_true", help="groups and keys")
+        add("--help", "-h", action="store_true", help="list groups and keys")
         add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
         add("--package", "-p", help="with --cfg: the part to show")
         add("--resolve", action="store_true", help="with --cfg: resolve interpolations")
-        add("--info", "-i", nargs="?", const="all", help="where the configuration comes from")
+        add("--info", "-i", nargs="?", const="all", help="show where the configuration comes from")
         add("--multirun", "-m", action="store_true", help="one run for each combination of a=1,2 values")
         add("--shell-completion", "-sc", action="store_true", help="install=bash, uninstall=bash")
-        add("--config-dir", "-cd", help="a configuration directory of your own, beside the built-in one")
+        add_config_dir(parser)
         add_level(parser)
         parser.set_defaults(function=_run, stage=stage)
 
@@ -83,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _sweep(jobs: list[list[str]], configs: list[Config]) -> int:
-    """Run every job, one after another, and print a table of what came out."""
+    """Run the jobs one after another and print a table of the results."""
     from pipeline.report import compare
 
     worst, results, notes = 0, [], []
@@ -157,7 +161,7 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
             write_report(store, str(config.run))
         return failed(error), None
     except Interrupted as stop:
-        return complain(f"{stop}; the same command goes on where it stopped", exit_code_of(stop)), None
+        return complain(f"{stop}; the same command continues where it stopped", exit_code_of(stop)), None
     last = result.stages[config.stages[-1]]
     if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
         show(text)

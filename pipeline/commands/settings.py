@@ -27,7 +27,7 @@ one with `+data.sparse.user.rows=1000`. The defaults are those of the schema; th
 data sets, machines and experiments.
 
 **Keys** are the artifact keys that a setting can belong to. If you change the setting, these artifacts, and those made
-from them, are made anew; a setting without keys changes no artifact. The key `checkpoints` decides which checkpoints a
+from them, are made again; a setting without keys changes no artifact. The key `checkpoints` decides which checkpoints a
 training continues from; the finished training, `train`, has all its settings too.
 """
 

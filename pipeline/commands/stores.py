@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import TYPE_CHECKING
 
-from pipeline.commands.command import Command
+from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import tell
 from pipeline.errors import ConfigError
 from pipeline.logs import add_level
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from pipeline.store import Store
 
 EPILOG = """\
-Datasets, runs, plans and towers go that nothing kept refers to. Kept: all that a version refers to (models gc decides
-about versions), the newest night of every model, runs that a launcher holds, and what is young. Run it third:
+Removes datasets, runs, plans and towers that nothing kept refers to. It keeps everything a version refers to (models gc
+removes versions), the newest night of every model, active runs, and everything recent. Run it third:
 
   nightjar models gc clicks --keep 5
   nightjar ckpt gc
   nightjar store gc --dry-run
   nightjar store gc --keep-days 14
 
-exit code 8: a night works on the store; 7: a record cannot be read, and nothing was removed
+exit code 8: a night is running; 7: a record is unreadable, and nothing was removed
 """
 
 
@@ -41,15 +41,13 @@ def add_store(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar store``."""
     parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="action", metavar="action", required=True)
-    text = "remove datasets, runs, plans and towers that nobody needs"
-    gc = commands.add_parser("gc", help=text, description=text, epilog=EPILOG, formatter_class=parser.formatter_class)
-    gc.add_argument("--store", default="./store", help="the store (default: ./store); store=URL works too")
-    gc.add_argument("--json", action="store_true", help="print the result as JSON")
-    gc.add_argument("--keep-days", type=amount, default=30.0, help="days that runs and artifacts stay (default: 30)")
-    gc.add_argument("--grace-hours", type=amount, default=24.0, help="hours that remains must be old (default: 24)")
-    gc.add_argument("--dry-run", action="store_true", help="list, remove nothing")
+    text = "remove datasets, runs, plans and towers that are no longer needed"
+    gc = on_store(commands.add_parser("gc", help=text, description=text, epilog=EPILOG), _gc)
+    gc.formatter_class = parser.formatter_class
+    gc.add_argument("--keep-days", type=amount, default=30.0, help="keep what is younger than this (default: 30)")
+    gc.add_argument("--grace-hours", type=amount, default=24.0, help="remove leftovers older than this (default: 24)")
+    gc.add_argument("--dry-run", action="store_true", help="list what would be removed")
     add_level(gc)
-    gc.set_defaults(function=_gc)
 
 
 def amount(text: str) -> float:
@@ -59,7 +57,7 @@ def amount(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no amount, expected a number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not an amount; expected a number, 0 or more")
     return value
 
 
@@ -75,7 +73,7 @@ def _gc(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="store", help="remove datasets, runs, plans and towers that nobody needs", add_arguments=add_store,
+        name="store", help="remove datasets, runs, plans and towers that are no longer needed", add_arguments=add_store,
         takes_store=True,
     ),
 )  # fmt: skip

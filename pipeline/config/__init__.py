@@ -94,7 +94,7 @@ class Config:
     force: bool = setting(False, doc="The named stages are done again although the store has their artifacts.")
     seed: int = setting(2026, low=0, high=2**63 - 1, doc="Random numbers are drawn from this seed.")
     data: DataConfig = setting(factory=DataConfig, doc="The click logs and the meaning of their columns.")
-    ingest: IngestConfig = setting(factory=IngestConfig, doc="How ingestion works through the logs.")
+    ingest: IngestConfig = setting(factory=IngestConfig, doc="How ingestion reads the logs and lays out its files.")
     model: ModelConfig = setting(factory=ModelConfig, doc="The ranking model.")
     hardware: HardwareConfig = setting(factory=HardwareConfig, doc="The machines that are planned for and trained on.")
     plan: PlanConfig = setting(factory=PlanConfig, doc="Limits and wishes for the sharding plan.")
@@ -108,7 +108,7 @@ class Config:
     publish: PublishConfig = setting(factory=PublishConfig, doc="What is published and under which name.")
     launch: LaunchConfig = setting(factory=LaunchConfig, doc="How and where stages are started.")
     schedule: ScheduleConfig = setting(factory=ScheduleConfig, doc="The CronJob that starts a launcher every night.")
-    nightly: NightlyConfig = setting(factory=NightlyConfig, doc="What a night waits for, makes up for and reports.")
+    nightly: NightlyConfig = setting(factory=NightlyConfig, doc="What a night waits for, catches up on and reports.")
     debug: DebugConfig = setting(factory=DebugConfig, doc="Help for finding faults.")
 
     @property

@@ -17,11 +17,13 @@ class CheckpointConfig:
     A checkpoint is a baseline with all rows, or a delta with the rows that changed.
     """
 
-    every_steps: int | None = setting(None, low=1, doc="A checkpoint is taken every so many steps; null: not by steps.")
+    every_steps: int | None = setting(
+        None, low=1, doc="Checkpoints are taken this many steps apart; null: not by steps."
+    )
     every_minutes: float | None = setting(
         None,
         low=0.001,
-        doc="A checkpoint is taken every so many minutes, if steps do not come first; null: not by time.",
+        doc="Checkpoints are at most this many minutes apart; null: not by time.",
     )
     policy: str = setting(
         "intermittent",
@@ -72,10 +74,10 @@ class CheckpointConfig:
         16.0, low=0.001, high=1024, doc="Rows are encoded and written in chunks of this many MiB."
     )
     keep_last: int = setting(
-        2, low=1, doc="This many newest checkpoints are kept, with those they rest on or a published model names."
+        2, low=1, doc="This many newest checkpoints are kept, with their parents and those of published models."
     )
     keep_every: int | None = setting(
-        None, low=1, doc="A checkpoint every so many steps is kept besides; null: none is."
+        None, low=1, doc="In addition, checkpoints this many steps apart are kept; null: none."
     )
     grace_seconds: float = setting(
         30.0, low=1, doc="After a SIGTERM, training has this many seconds to commit one more checkpoint."
@@ -83,7 +85,7 @@ class CheckpointConfig:
     compact_after: int | None = setting(
         None,
         low=1,
-        doc="After this many deltas on a baseline, the newest is compacted into a new baseline beside training; null: "
+        doc="After this many deltas on a baseline, the newest is compacted into a baseline in the background; null: "
         "never.",
     )
     init_from: str | None = setting(

@@ -48,7 +48,7 @@ class DenseFeature:
     transform: str | None = setting(
         None,
         choices=TRANSFORMS,
-        doc="The values are transformed so; null: as `data.dense_transform` says. percentile gives the number of the "
+        doc="This transform is applied; null: `data.dense_transform`. percentile gives the number of the "
         "bin, divided by `bins`. max_norm is a layer of the model: the value divided by the largest one so far, plus "
         "a trainable bias, and 0 for a missing value.",
     )
@@ -68,7 +68,7 @@ class DenseFeature:
 
 @dataclass(kw_only=True)
 class SparseDefaults:
-    """What a categorical feature uses where it sets nothing itself."""
+    """Defaults of the categorical features."""
 
     mapping: str = setting(
         "vocab",
@@ -152,7 +152,7 @@ class SparseFeature:
 
 @dataclass(kw_only=True)
 class TableDefaults:
-    """What a table of ``data.tables`` uses where it sets nothing itself."""
+    """Defaults of the tables of ``data.tables``."""
 
     pooling: float = setting(1.0, low=0.0, doc="A sample looks up this many rows on average.")
     zipf: float = setting(

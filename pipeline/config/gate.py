@@ -12,7 +12,7 @@ _SHORTEST_REASON = 5  # characters
 
 @dataclass(kw_only=True)
 class GateConfig:
-    """What a model must satisfy to be published; a limit of null is not asked.
+    """What a model must satisfy to be published; null switches a limit off.
 
     The incumbent is the version that serves.
     """
@@ -72,7 +72,7 @@ class GateConfig:
         factory=list, doc="Rows are also judged by the values of these categorical features, or by day."
     )
     slice_values: int = setting(
-        10, low=1, high=1000, doc="This many largest values of each are slices; all others together are one more."
+        10, low=1, high=1000, doc="This many most frequent values are slices; the others form one more."
     )
     slice_min_clicks: int = setting(
         100, low=1, doc="A slice is judged if it has at least this many rows of both classes."

@@ -1,4 +1,4 @@
-"""The ``ingest`` group: how ingestion works through the logs."""
+"""The ``ingest`` group: how ingestion reads the logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RayConfig:
 
 @dataclass(kw_only=True)
 class IngestConfig:
-    """How ingestion works through the logs, not what comes out of it."""
+    """How ingestion reads the logs and lays out its files. The rows do not depend on it."""
 
     engine: str = setting(
         "local", choices=("local", "ray"), doc="local ingests with threads of this machine, ray with Ray Data."

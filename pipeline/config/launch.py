@@ -48,11 +48,11 @@ class LaunchConfig:
     min_hosts: int | None = setting(
         None,
         low=1,
-        doc="A stage whose pods find no room goes on with fewer hosts, but at least this many; null: it waits, and "
+        doc="A stage whose pods find no room continues with fewer hosts, but at least this many; null: it waits, and "
         "fails after `pending_minutes`.",
     )
     shrink_after_minutes: float = setting(
-        5.0, low=0.01, doc="With `min_hosts`, a stage goes on with fewer hosts after this many minutes without room."
+        5.0, low=0.01, doc="With `min_hosts`, a stage continues with fewer hosts after this many minutes without room."
     )
     pending_minutes: float = setting(
         15.0, low=0.01, doc="A pod that has not started after this many minutes is an error."

@@ -1,4 +1,4 @@
-"""The ``nightly`` group: what a night waits for, makes up for and reports."""
+"""The ``nightly`` group: what a night waits for, catches up on and reports."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class NightlyConfig:
         120.0, low=0.0, doc="A night waits this many minutes for the day's logs to be complete, then ends with code 3."
     )
     poll_seconds: float = setting(
-        60.0, low=0.01, doc="While it waits, a night looks at the logs every so many seconds."
+        60.0, low=0.01, doc="While it waits, a night checks for the logs at this interval, in seconds."
     )
-    catch_up: int = setting(0, low=0, high=366, doc="A night first makes up for this many missed ones, oldest first.")
+    catch_up: int = setting(0, low=0, high=366, doc="A night first catches up on this many missed nights.")
     keep_going: bool = setting(False, doc="Later nights run although an earlier one failed.")
     reuse_plan: bool = setting(True, doc="The incumbent's plan is reused if neither tables nor settings changed.")
     lease_seconds: float = setting(
         30.0, low=0.1, high=3600.0, doc="Another launcher takes over a night that shows no sign of life for this long."
     )
-    webhook: str | None = setting(None, doc="The verdict is posted to this URL as JSON; null: to none.")
+    webhook: str | None = setting(None, doc="The outcome is posted to this URL as JSON; null: it is not posted.")
 
     def check(self, path: str) -> None:
         """The webhook must be a URL, the time zone must exist."""

@@ -41,10 +41,10 @@ class PartitionConfig:
         doc="What a tower computes before its output crosses the network. pass_through: nothing, which trains the "
         "flat model. dlrm and dcn compress.",
     )
-    c: int = setting(1, low=0, high=64, doc="Module dlrm puts out this many vectors per feature.")
-    p: int = setting(0, low=0, high=64, doc="Module dlrm puts out this many vectors for the whole tower.")
+    c: int = setting(1, low=0, high=64, doc="Module dlrm outputs this many vectors per feature.")
+    p: int = setting(0, low=0, high=64, doc="Module dlrm outputs this many vectors for the whole tower.")
     dim: int = setting(
-        0, low=0, high=4096, doc="Modules dlrm and dcn put out vectors of this width; 0: `model.embedding_dim`."
+        0, low=0, high=4096, doc="Modules dlrm and dcn output vectors of this width; 0: `model.embedding_dim`."
     )
     cross_layers: int = setting(1, low=1, high=16, doc="Module dcn has this many cross layers before its projection.")
     exchange: str = setting(

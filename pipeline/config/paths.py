@@ -135,7 +135,8 @@ def describe(kind: Any) -> str:
         part = typing.get_args(inner)[0]
         nested = typing.get_origin(part) is list
         shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
-        return f"{shape} (of {describe(part).removeprefix('a ')}s){none}"
+        entries = "mappings" if dataclasses.is_dataclass(part) else f"{describe(part).removeprefix('a ')}s"
+        return f"{shape} (of {entries}){none}"
     if typing.get_origin(inner) is dict or dataclasses.is_dataclass(inner):
         return f"a group of keys{none}"
     return _WORDS.get(inner, str(inner)) + none

@@ -19,6 +19,7 @@ RENAMED = {
     "nightly.timezone": "nightly.time_zone",
 }
 _FIRST = {now: first for first, now in RENAMED.items()}
+_LISTS_SETTINGS = "checkpoint.allow"  # its values are names of settings
 
 
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
@@ -38,10 +39,13 @@ def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Names change within their group, at their place in the order."""
-    made = {}
+    """Names change within their group, at their place in the order, and where a value lists settings."""
+    made: dict[str, Any] = {}
     for name, value in record.items():
         path = f"{prefix}{name}"
         last = names.get(path, path).rpartition(".")[2]
-        made[last] = _renamed(value, names, f"{path}.") if isinstance(value, Mapping) else value
+        if isinstance(value, Mapping):
+            made[last] = _renamed(value, names, f"{path}.")
+        else:
+            made[last] = [names.get(each, each) for each in value] if path == _LISTS_SETTINGS and value else value
     return made

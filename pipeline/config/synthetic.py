@@ -28,7 +28,7 @@ class SyntheticConfig:
         4, low=0, high=325, doc="This many pairs of categorical features interact; not used with `blocks`."
     )
     latent_dim: int = setting(2, low=1, high=1024, doc="The hidden vectors whose products interact have this width.")
-    drift: float = setting(0.0, low=0.0, doc="The effects turn into other ones by this angle, in radians a day.")
+    drift: float = setting(0.0, low=0.0, doc="Every day, the effects rotate by this angle, in radians.")
     blocks: int = setting(
         0,
         low=0,
@@ -51,4 +51,4 @@ class SyntheticConfig:
         low=0,
         doc="The ids of a feature form this many groups, and the ids of a group have the same effects; 0: no groups.",
     )
-    hourly: bool = setting(False, doc="The effects turn from hour to hour, by as much a day as `drift` says.")
+    hourly: bool = setting(False, doc="The effects rotate every hour instead of every day, by `drift` in a day.")

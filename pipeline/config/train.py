@@ -104,7 +104,7 @@ class TrainConfig:
         low=1,
         doc="A rank computes with this many CPU threads; null: the usable CPUs divided by the host's ranks.",
     )
-    log_every_steps: int = setting(20, low=1, doc="The loss and the speed are logged every so many steps.")
+    log_every_steps: int = setting(20, low=1, doc="The loss and the speed are logged after this many steps each.")
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 

@@ -6,7 +6,7 @@ import math
 import sys
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config, PodResources
+from pipeline.config import Config, PodConfig, PodResources
 from pipeline.cpus import available_cpus
 from pipeline.logs import level_arguments
 from pipeline.specs import STAGES
@@ -35,7 +35,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     """
     worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--to-launcher", "--columns", str(columns)]
     worker += ["--launcher", str(launcher), *level_arguments()]
-    return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], _threads(stage, config))
+    threads = _threads(stage, config, available_cpus() // ranks_of(stage, config))
+    return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], threads)
 
 
 def hosts_of(stage: str, config: Config) -> int:
@@ -79,11 +80,20 @@ def pod_command(stage: str, config: Config, config_url: str, name: str) -> list[
 
 
 def pod_environment(stage: str, config: Config) -> dict[str, str]:
-    """Threads of the native libraries: the pod's cores shared among its ranks."""
-    ranks = ranks_of(stage, config) // hosts_of(stage, config)
-    asked = config.launch.pods.resources.get(stage) or PodResources()
+    """Threads of the native libraries: the pod's cores shared among its ranks, or ``train.threads_per_rank``."""
+    cores = int(resources_of(config.launch.pods, stage).cpu)
+    return _threads(stage, config, cores // (ranks_of(stage, config) // hosts_of(stage, config)))
+
+
+def resources_of(pods: PodConfig, stage: str) -> PodResources:
+    """What a pod of ``stage`` asks for."""
+    return pods.resources.get(stage) or PodResources()
+
+
+def _threads(stage: str, config: Config, threads: int) -> dict[str, str]:
+    """``threads`` of the native libraries in each rank, or what ``train.threads_per_rank`` says instead."""
     own = config.train.threads_per_rank if distributed(stage) else None
-    return {"OMP_NUM_THREADS": str(own or max(1, int(asked.cpu) // ranks))}
+    return {"OMP_NUM_THREADS": str(own or max(1, threads))}
 
 
 def seconds_to_end(stage: str, config: Config) -> int:
@@ -112,10 +122,3 @@ def _torchrun(stage: str, config: Config) -> list[str]:
         "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,
     ]  # fmt: skip
-
-
-def _threads(stage: str, config: Config) -> dict[str, str]:
-    """Threads of the native libraries: the usable CPUs shared among the ranks, or ``train.threads_per_rank``."""
-    ranks = ranks_of(stage, config)
-    own = config.train.threads_per_rank if distributed(stage) else None
-    return {"OMP_NUM_THREADS": str(own or max(1, available_cpus() // ranks))}

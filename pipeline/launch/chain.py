@@ -66,8 +66,8 @@ class StageError(Exception):
     @property
     def exit_code(self) -> int:
         """1 for a fault that a rank reported; a rank that is gone without a word was ended from outside."""
-        told = self.report is not None and self.report.status == "failed"
-        return UNEXPECTED if told else LaunchError.exit_code
+        reported = self.report is not None and self.report.status == "failed"
+        return UNEXPECTED if reported else LaunchError.exit_code
 
 
 class Chain:
@@ -169,10 +169,10 @@ class Chain:
             step = self.all[name]
             if name in made or name in self.outcomes:
                 continue
-            found = self.store.get(step.path, name)
-            if problem := final_problem(self.store, found):
+            artifact = self.store.get(step.path, name)
+            if problem := final_problem(self.store, artifact):
                 raise ArtifactError(problem, hint="nightjar train with the same overrides makes it again")
-            self._skip(step, found)
+            self._skip(step, artifact)
             wanted.extend(n for n in step.inputs if self.store.find(self.all[n].path) is not None)
 
     def _run_step(self, step: Step) -> None:
@@ -182,15 +182,15 @@ class Chain:
     def _run_one(self, step: Step) -> None:
         if self.config.force:
             step = self._discard(step)
-        found = self.store.find(step.path)
-        problem = final_problem(self.store, found) if found is not None else ""
-        if found is not None and problem:
+        committed = self.store.find(step.path)
+        problem = final_problem(self.store, committed) if committed is not None else ""
+        if problem:
             log.warning("%-10s again, from the newest whole checkpoint: %s", step.name, problem)
-        elif found is not None:
-            if damage := size_problem(self.store, found):
-                hint = f"stages=[{found.kind}] force=true makes the artifact again"
+        elif committed is not None:
+            if damage := size_problem(self.store, committed):
+                hint = f"stages=[{committed.kind}] force=true makes the artifact again"
                 raise ArtifactError(damage, hint=hint)
-            self._skip(step, found)
+            self._skip(step, committed)
             log.info("%-10s skipped: %s is committed", step.name, step.path)
             return
         log.info("%-10s started", step.name)

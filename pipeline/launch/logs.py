@@ -43,10 +43,10 @@ def collect(directory: Path, handle: str) -> str:
 
 def exit_hint(log: str) -> str:
     """How the first rank died, from torchrun's own account in ``log``; "" where it gives none."""
-    found = re.search(r"exitcode\s*:\s*(-?\d+)", log)
-    if not found:
+    exit_code = re.search(r"exitcode\s*:\s*(-?\d+)", log)
+    if not exit_code:
         return ""
-    code = int(found.group(1))
+    code = int(exit_code[1])
     return f" (killed by signal {-code}{cause_of(-code)})" if code < 0 else f" (exit code {code})"
 
 

@@ -20,10 +20,9 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
         from pipeline.launch.local import LocalStages
 
         return LocalStages(config, columns)
-    from pipeline.launch.kubernetes.api import Api
-    from pipeline.launch.kubernetes.credentials import api_client
+    from pipeline.launch.kubernetes.credentials import connect
 
-    api = Api(api_client(config.launch.context))
+    api = connect(config.launch.context)
     if config.launch.job == "indexed":
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
@@ -35,23 +34,24 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
 
 @contextmanager
 def only_launcher(config: Config, store: Store) -> Iterator[None]:
-    """Hold the run: a lock of its folder, and on a cluster a lease. LaunchError where another launcher does.
+    """Hold the run lock, and on a cluster the run's lease; LaunchError where another launcher holds one of them.
 
-    On a cluster LaunchError, before anything is written, where it is out of reach, clocks differ or a right is missing.
+    On a cluster also LaunchError, before anything is written, where the API server does not answer, its clock differs
+    or a right is missing.
     """
     with run_lock(store, str(config.run)):
         if config.launch.name == "local":
             yield
             return
-        from pipeline.launch.kubernetes.api import Api, check_clock
-        from pipeline.launch.kubernetes.credentials import api_client
+        from pipeline.launch.kubernetes.api import check_clock
+        from pipeline.launch.kubernetes.credentials import connect
         from pipeline.launch.kubernetes.lease import held
         from pipeline.launch.kubernetes.names import run_label
         from pipeline.launch.kubernetes.rights import check_rights
 
-        api = Api(api_client(config.launch.context))
+        api = connect(config.launch.context)
         check_clock(api)
-        check_rights(api, config)
+        check_rights(api, config.launch)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
         with held(api, config.launch.namespace, lease, config.launch.lease_seconds):
             yield

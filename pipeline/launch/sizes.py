@@ -1,4 +1,4 @@
-"""A cheap look (sizes, no checksums) at committed artifacts before a run trusts them."""
+"""Sizes of committed files, checked before a run reads them; no checksums, so it is cheap."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ def size_problem(store: Store, artifact: Artifact) -> str:
     """The first file of ``artifact`` that is missing or of another size (bytes), in words; "" where there is none."""
     for name, entry in artifact.files.items():
         path = f"{artifact.path}/{name}"
-        found = store.fs.info(store.full(path))["size"] if store.exists(path) else None
-        if found != entry.bytes:
-            state = "is missing" if found is None else f"has {found} bytes, expected {entry.bytes}"
+        size = store.fs.info(store.full(path))["size"] if store.exists(path) else None
+        if size != entry.bytes:
+            state = "is missing" if size is None else f"has {size} bytes, expected {entry.bytes}"
             return f"{store.url_of(path)} {state}"
     return ""
 
 
 def final_problem(store: Store, artifact: Artifact) -> str:
-    """What is wrong with the checkpoint that a training's artifact names as its ``final``; "" if nothing.
+    """What is wrong with a training's ``final`` checkpoint or one of its parents; "" if nothing.
 
-    What it rests on is looked at too. Other artifacts name none.
+    Artifacts of other stages name none.
     """
     final = artifact.summary.get("final")
     if not final:

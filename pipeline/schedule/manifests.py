@@ -53,7 +53,7 @@ def access(config: Config) -> list[Object]:
     subject = {"kind": "ServiceAccount", "name": name, "namespace": config.launch.namespace}
     role = {"apiGroup": RBAC, "kind": "Role", "name": name}
     return [
-        _object(f"{RBAC}/v1", "Role", config, name, rules=rules(config)),
+        _object(f"{RBAC}/v1", "Role", config, name, rules=rules(config.launch)),
         _object(f"{RBAC}/v1", "RoleBinding", config, name, roleRef=role, subjects=[subject]),
     ]
 

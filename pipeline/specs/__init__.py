@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.specs.dense_optimizer import DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
-from pipeline.specs.model import Model, ModelCosts, ModelInputs
+from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
 from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
@@ -33,7 +33,9 @@ __all__ = [
 ]
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")
-MODELS: Registry[Model[Any]] = Registry("model", setting="model.name", home="pipeline.models", group="nightjar.models")
+MODELS: Registry[Model[Any]] = Registry(
+    "model", setting="model.name", home="pipeline.models", group="nightjar.models", problem=model_problem
+)
 TABLE_OPTIMIZERS: Registry[TableOptimizer] = Registry(
     "table optimizer", setting="train.sparse_optimizer", home="pipeline.embeddings.optimizers"
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
@@ -60,3 +60,18 @@ class Model(Protocol[C]):
         on the meta device, where the planner counts its FLOP, and under ``torch.export``, by which it is published.
         """
         ...
+
+
+def model_problem(spec: Any) -> str:
+    """What keeps ``spec`` from being a choice of ``model``, in words; "" where nothing does."""
+    if isinstance(spec, type):
+        return "which is a class, expected an instance of it"
+    config = getattr(spec, "config", None)
+    if not (isinstance(config, type) and is_dataclass(config)):
+        return f"whose config is {config!r}, expected a dataclass derived from ModelConfig"
+    defaults = {each.name: each.default for each in fields(config)}
+    if "embedding_dim" not in defaults:
+        return f"whose config is {config.__name__}, expected a dataclass derived from ModelConfig"
+    if defaults["name"] != spec.name:  # else model=<name> would compose, and train, the model of that other name
+        return f"whose config {config.__name__} has the default name {defaults['name']!r}, expected {spec.name!r}"
+    return "" if callable(getattr(spec, "build", None)) else "which has no method build"

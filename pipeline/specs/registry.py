@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.errors import ConfigError
 
@@ -36,13 +36,23 @@ class Registry(Generic[T]):
 
     ``setting``: the key that chooses among them, for messages. ``home``: the module whose tuple ``SPECS`` lists the
     built-in ones. ``group``: the entry point group in which installed packages add theirs; None where none can.
+    ``problem``: what is wrong with what a package adds, in words; "" where nothing is.
     """
 
-    def __init__(self, kind: str, *, setting: str, home: str, group: str | None = None) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        setting: str,
+        home: str,
+        group: str | None = None,
+        problem: Callable[[Any], str] = lambda spec: "",
+    ) -> None:
         self.kind = kind
         self.setting = setting
         self.home = home
         self.group = group
+        self.problem = problem
         self._specs: dict[str, T] | None = None
         self._origins: dict[str, str] = {}
 
@@ -104,17 +114,19 @@ class Registry(Generic[T]):
         return self._specs
 
     def _load(self, point: EntryPoint, package: str) -> T:
-        """What ``package`` adds by ``point``; ConfigError where it cannot be imported or has another name."""
+        """What ``package`` adds by ``point``; ConfigError where it cannot be imported or is no such choice."""
+        added = f"package {package} adds {self.kind} {point.name!r}"
         try:
             spec: T = point.load()
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # a package may raise anything while it is imported
+            reason = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
             raise ConfigError(
-                f"package {package} adds {self.kind} {point.name!r}, which cannot be imported: {error}",
-                hint="install the package again, or uninstall it",
+                f"{added}, which cannot be imported: {reason}", hint="install the package again, or uninstall it"
             ) from error
-        if spec.name != point.name:
+        if (name := getattr(spec, "name", None)) != point.name:
             raise ConfigError(
-                f"package {package} adds {self.kind} {point.name!r}, whose spec has the name {spec.name!r}",
-                hint="one name for the entry point and the spec",
+                f"{added}, whose spec has the name {name!r}", hint="one name for the entry point and the spec"
             )
+        if problem := self.problem(spec):
+            raise ConfigError(f"{added}, {problem}", hint="correct the package, or uninstall it")
         return spec

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pipeline.towers import Layout, TowerHosts
 
 STRIDED = "strided"
-AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for all that is no table
+AMPLE = 0.25  # of a tower's part of the fastest memory; the rest is for everything but tables
 
 
 def covered_probe(config: Config, store: Store) -> dict[str, Any] | None:
@@ -36,7 +36,9 @@ def assign(
     from pipeline.towers import check_partition, strided, tower_count
 
     features, part, hosts = [column.name for column in schema.sparse], config.partition, config.hardware.hosts
-    check_partition(part, config.plan, hosts, features)  # where the data says which there are, it was not known before
+    check_partition(
+        part, config.plan, hosts, features
+    )  # a dataset that names the features itself could not be checked before
     if part.strategy == STRIDED:
         towers = strided(features, tower_count(part, hosts), part.pins, part.groups)
         evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
@@ -97,20 +99,20 @@ def _crossing(dim: int, layout: Layout, group: TowerHosts, profile: Profile) -> 
 
 
 def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
-    """``towers``, or where the newest of ``checkpoints`` that can be read has others with modules: those, on our hosts.
+    """The towers of the newest readable one of ``checkpoints``, on our hosts; ``towers`` where it has none or the same.
 
-    Their loads, and with them the assignment, depend on the hardware; what a module has learnt is of its features.
+    The assignment depends on the hardware, through the loads; what a module has learned depends on its features.
     """
     from pipeline.checkpoint.reader import read_state
     from pipeline.towers import towers_of
 
     for checkpoint in reversed(checkpoints):
         try:
-            found = read_state(store, checkpoint)["train"].get("towers", {})
+            former = read_state(store, checkpoint)["train"].get("towers", {})
         except DamagedError:
-            continue  # restoring passes over it, too
-        assigned = list(found.values())
-        if not found or assigned == [list(tower.features) for tower in towers.towers]:
+            continue  # restoring skips it too
+        assigned = list(former.values())
+        if not former or assigned == [list(tower.features) for tower in towers.towers]:
             return towers
         features = [name for tower in towers.towers for name in tower.features]
         return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
@@ -125,7 +127,7 @@ def _checkpoint(config: Config, store: Store) -> Artifact | None:
 
 
 def _room(config: Config) -> float:
-    """Bytes of tables that a tower may hold, an even share or not: memory that is there costs nothing."""
+    """Bytes of tables that a tower may hold, more than an even share where the memory allows it."""
     from pipeline.towers import tower_count
 
     hardware = config.hardware

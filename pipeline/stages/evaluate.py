@@ -18,7 +18,7 @@ class Evaluate(Stage):
     """Metrics, the reliability curve, and the logits that the gate compares serving with."""
 
     name = "evaluate"
-    help = "figures of the trained model on held-out rows"
+    help = "evaluate the model on held-out rows"
     inputs = ("ingest", "plan", "partition", "train")
     needs_rows = True
     distributed = True

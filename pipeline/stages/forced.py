@@ -1,8 +1,7 @@
-"""``force=true``: what a stage made before goes, manifests first. Checkpoints that a version names stay where they are.
+"""``force=true``: remove what a stage made before, manifests first. Checkpoints that a version names stay.
 
-A forced training whose former checkpoints must stay gets a directory of its own beside them, ``<key>.2`` and so on; the
-highest number is the one that the training goes on in. So what was forced resumes from its own checkpoints alone, a
-further attempt of the same run and a later command alike.
+A forced training whose former checkpoints must stay gets a directory of its own beside them, ``<key>.2`` and so on. The
+training continues in the highest number: later attempts and later commands resume from its own checkpoints alone.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from pipeline.store.references import pins
 from pipeline.store.removal import remove
 
 Clear = Callable[[Store, str, dict[str, str]], list[str]]
-MARKER = "forced.json"  # makes a directory be there before its first checkpoint is
+MARKER = "forced.json"  # reserves a directory before its first checkpoint
 
 
 def current_directory(store: Store, directory: str) -> str:
-    """Where the training goes on whose checkpoints lie in ``directory`` unless it was forced."""
+    """Where the training continues whose checkpoints are in ``directory``, or beside it once it was forced."""
     number = max(_numbers(store, directory), default=1)
     return directory if number == 1 else f"{directory}.{number}"
 
@@ -57,5 +56,5 @@ def _cleared(store: Store, current: str, named: dict[str, str], clear: Clear) ->
 def _numbers(store: Store, directory: str) -> list[int]:
     """Numbers of the directories that forced trainings with checkpoints in ``directory`` were given."""
     parent, _, base = directory.rpartition("/")
-    found = (re.fullmatch(rf"{re.escape(base)}\.(\d+)", name) for name in store.names(parent))
-    return [int(match[1]) for match in found if match]
+    matches = (re.fullmatch(rf"{re.escape(base)}\.(\d+)", name) for name in store.names(parent))
+    return [int(match[1]) for match in matches if match]

@@ -42,7 +42,7 @@ class Ingest(Stage):
     """
 
     name = "ingest"
-    help = "raw logs to a training dataset"
+    help = "turn raw logs into a dataset"
     inline = True
     shared = True
     settings = (

@@ -24,7 +24,7 @@ LOGITS = "logits.npy"
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """What writing the model told: tables by name, and the values that are not finite by table or parameter."""
+    """The model as written: tables by name, and the values that are not finite by table or parameter."""
 
     tables: dict[str, Any]
     not_finite: dict[str, int]
@@ -44,13 +44,15 @@ def judged(
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
         trained = {name: table.trained for name, table in written.tables.items()}
-        found = score_dataset(split, opened.models, trained, features)
-    logits = {name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in found.logits.items()}
+        scores = score_dataset(split, opened.models, trained, features)
+    logits = {
+        name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()
+    }
     scored = Scored(
         labels=split.column(LABEL), candidate=logits["candidate"], incumbent=logits.get("incumbent"),
         best=logits.get("best"), baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
         trained=_trained_logits(store, inputs["evaluate"], split),
-        slices=_slices(config, store, inputs["ingest"], split, found.codes),
+        slices=_slices(config, store, inputs["ingest"], split, scores.codes),
     )  # fmt: skip
     record = measure(scored, config.gate, config.seed)
     best = opened.best
@@ -58,7 +60,7 @@ def judged(
         best = dataclasses.replace(record.best, version=best.version, notes=best.notes)
     known = dataclasses.replace(
         record, best=best, incumbent_version=incumbent, weights_not_finite=written.not_finite,
-        coverage=found.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
+        coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
     )  # fmt: skip
     return judge(known, config.gate)
 
@@ -91,16 +93,16 @@ def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumben
             return ServedModel(stack.enter_context(local_version(store, place)), memory), moved
 
         candidate = ServedModel(stack.enter_context(local_version(store, path)), memory)
-        found = _Opened({"candidate": (candidate, None)})
+        opened = _Opened({"candidate": (candidate, None)})
         if incumbent:
             _require_sound(store, versions.version_path(model, incumbent))
             try:
-                found.models["incumbent"] = other(incumbent)
+                opened.models["incumbent"] = other(incumbent)
             except NotComparableError as error:
-                found.problem = str(error)
+                opened.problem = str(error)
         if incumbent and config.gate.best_of_last > 1:
-            found.best = _best(config, store, incumbent, other, found.models)
-        yield found
+            opened.best = _best(config, store, incumbent, other, opened.models)
+        yield opened
 
 
 def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], Any], models: dict[str, Any]) -> Best:
@@ -168,19 +170,19 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
     from pipeline.evaluation import SliceColumn
 
-    found = {}
+    columns = {}
     for name in config.gate.slices:
         if name in codes:
-            found[name] = SliceColumn(codes=np.concatenate(codes[name]), names=_id_names(store, dataset, name))
+            columns[name] = SliceColumn(codes=np.concatenate(codes[name]), names=_id_names(store, dataset, name))
             continue
         try:
-            found[name] = SliceColumn(codes=split.column(name).astype(np.int64))
+            columns[name] = SliceColumn(codes=split.column(name).astype(np.int64))
         except (ArtifactError, KeyError):
             raise ConfigError(
                 f"gate.slices names {name!r}, expected sparse features or another column of the dataset",
                 hint=f"gate.slices=[{next(iter(config.data.sparse))}]",
             ) from None
-    return found
+    return columns
 
 
 def _id_names(store: Store, dataset: Artifact, feature: str) -> dict[int, str]:

@@ -43,7 +43,7 @@ class Partition(Stage):
     """Its key covers what compares features, and how they are divided."""
 
     name = "partition"
-    help = "towers of features and the plan on their hosts (flat: none)"
+    help = "group features into towers and plan their hosts (flat: no towers)"
     inputs = ("ingest", "plan")
     inline = True
     shared = True

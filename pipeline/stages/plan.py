@@ -21,7 +21,7 @@ class PlanStage(Stage):
     """Its key covers what tables, dense part, inputs and staging take and cost."""
 
     name = "plan"
-    help = "a sharding plan for the dataset on the hardware"
+    help = "plan the sharding of the tables on the hardware"
     inputs = ("ingest",)
     inline = True
     shared = True

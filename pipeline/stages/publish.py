@@ -17,7 +17,7 @@ class Publish(Stage):
     """A version, its verdict, and its promotion."""
 
     name = "publish"
-    help = "judge the model beside the one that serves; publish it, or hold it and say why"
+    help = "compare the model with the serving one, then publish or hold it"
     inputs = ("ingest", "plan", "partition", "train", "evaluate")
     by_default = False
     needs_rows = True

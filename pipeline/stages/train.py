@@ -88,7 +88,7 @@ class Train(Stage):
     """The training and its checkpoints."""
 
     name = "train"
-    help = "train the model on the dataset, by the plan"
+    help = "train the model on the dataset with the plan"
     inputs = ("ingest", "plan", "partition")
     needs_rows = True
     distributed = True

@@ -38,9 +38,9 @@ log = logging.getLogger(__name__)
 
 def locate(config_url: str) -> tuple[Store, str]:
     """Store and run name of ``<store>/runs/<run>/config.yaml``."""
-    root, found, tail = config_url.rpartition("/runs/")
+    root, separator, tail = config_url.rpartition("/runs/")
     run, _, file = tail.partition("/")
-    if not found or file != "config.yaml":
+    if not separator or file != "config.yaml":
         raise ConfigError(f"{config_url!r} is not <store>/runs/<run>/config.yaml", hint="nightjar run starts workers")
     return Store(root), run
 

@@ -68,6 +68,15 @@ def test_a_former_name_that_is_allowed_to_differ_is_refused_with_the_new_one() -
     assert caught.value.hint == "checkpoint.allow=[train.lr,train.decay_ratio]"
 
 
+def test_recorded_settings_that_were_allowed_to_differ_are_read_with_either_name() -> None:
+    config = compose(["checkpoint.init_from=a", "checkpoint.allow=[train.lr,train.decay_ratio]", "run=r"])
+    before = to_yaml(config).replace("train.decay_ratio", "train.decay_share")
+    assert from_yaml(before) == config
+    first = with_first_names(asdict(config))
+    assert first["checkpoint"]["allow"] == ["train.lr", "train.decay_share"], "a run's name keeps its bytes"
+    assert with_new_names(first) == asdict(config)
+
+
 def test_a_recorded_configuration_is_read_with_either_name(tmp_path: Path) -> None:
     config = compose(OVERRIDES)
     before = old_names(to_yaml(config))

@@ -39,10 +39,10 @@ INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 
 def test_the_launcher_may_do_what_it_needs_and_nothing_else(cluster) -> None:
     api, config = cluster.api(), config_for()
-    check_rights(api, config)  # all it needs
-    needed = {(group, resource, verb) for group, resource, verbs in rights(config) for verb in verbs}
+    check_rights(api, config.launch)  # all it needs
+    needed = {(group, resource, verb) for group, resource, verbs in rights(config.launch) for verb in verbs}
     verbs = ("create", "get", "list", "watch", "update", "patch", "delete", "deletecollection")
-    kinds = {(group, resource) for group, resource, _ in rights(config)} | {
+    kinds = {(group, resource) for group, resource, _ in rights(config.launch)} | {
         ("", "secrets"), ("", "configmaps"), ("", "services"), ("", "serviceaccounts"), ("", "pods/exec"),
         ("batch", "jobs"), ("batch", "cronjobs"), ("rbac.authorization.k8s.io", "roles"),
     }  # fmt: skip

@@ -94,4 +94,5 @@ def test_doctor_counts_the_cpus_that_may_be_used(tmp_path: Path, monkeypatch) ->
     monkeypatch.setattr("pipeline.cpus._ROOT", machine(tmp_path, mounts=V2.format(top="/"), own="0::/pod\n",
                                                        files={"pod/cpu.max": "100000 100000\n"}))  # fmt: skip
     finding = doctor.cores()
-    assert (finding.level, finding.found) == ("warn", f"1 by a cgroup's quota of 1 CPU ({os.cpu_count()} in the node)")
+    limited = f"1, limited by a cgroup quota of 1 CPU ({os.cpu_count()} in the node)"
+    assert (finding.level, finding.found) == ("warn", limited)

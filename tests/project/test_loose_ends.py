@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 USERS = ("pipeline", "components", "benchmarks")
 # What a library calls, by names that it gives.
 CALLED_FROM_OUTSIDE = {
-    "forward", "ignore_aliases", "redirect_request", "reset_parameters", "writable"
+    "emit", "enqueue", "forward", "ignore_aliases", "redirect_request", "reset_parameters", "writable"
 }  # fmt: skip
 # What a requirement is imported as where that is not its name.
 IMPORTED_AS = {
@@ -117,3 +117,15 @@ def test_every_make_target_that_is_advised_exists() -> None:
 def test_the_changelog_names_every_renamed_setting() -> None:
     changes = (ROOT / "CHANGELOG.md").read_text()
     assert [first for first, now in RENAMED.items() if f"| `{first}` | `{now}` |" not in changes] == []
+
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "pipeline").glob("*/README.md"))]
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_lines_of_prose_are_short_and_links_lead_somewhere(page: Path) -> None:
+    text = FENCED.sub("", page.read_text())
+    assert [line for line in text.splitlines() if len(line) > 120 and not line.lstrip().startswith(("|", "#"))] == []
+    links = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("http")}
+    assert [link for link in links if link and not (page.parent / link).exists()] == []

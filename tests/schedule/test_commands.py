@@ -23,7 +23,7 @@ MISTAKES = [
     (["nightly", "--date", "2026-01-01"], "nightjar nightly does not know --date"),
     (["schedule", "render", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
     (["schedule", "apply", "date=2026-01-01"], "date=2026-01-01 is given, but every night of a schedule has its own"),
-    (["schedule", "apply", *SCHEDULED, "gate.force='a new app'"], "in a schedule it would let every model through"),
+    (["schedule", "apply", *SCHEDULED, "gate.force='a new app'"], "in a schedule it would publish every model"),
     (["schedule", "status", "-cd", "my"], "nightjar schedule status does not know -cd"),
 ]
 

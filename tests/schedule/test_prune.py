@@ -388,4 +388,4 @@ def test_an_empty_store_and_mistakes(tmp_path: Path, capsys) -> None:
     assert "there is no store at" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["store", "gc", "--store", str(tmp_path), "--keep-days", "-1"])
-    assert "'-1' is no amount, expected a number from 0 on" in capsys.readouterr().err
+    assert "'-1' is not an amount; expected a number, 0 or more" in capsys.readouterr().err

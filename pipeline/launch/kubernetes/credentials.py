@@ -1,21 +1,17 @@
-"""Where the API server is and who asks: the service account inside a cluster, the kubeconfig outside."""
+"""A connection to the API server: by the service account inside a cluster, by the kubeconfig outside."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pipeline.errors import LaunchError
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
+from pipeline.launch.kubernetes.api import Api
 
 MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
 
 
-def api_client(context: str | None = None) -> ApiClient:
-    """A client with the pod's service account, or the kubeconfig's ``context`` (None: the current one).
+def connect(context: str | None = None) -> Api:
+    """The API server, with the pod's service account or the kubeconfig's ``context`` (None: the current one).
 
-    A named context is looked for in the kubeconfig even inside a cluster. LaunchError where there are no credentials.
+    A named context comes from the kubeconfig even inside a cluster. Raises LaunchError without credentials.
     """
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
@@ -25,7 +21,7 @@ def api_client(context: str | None = None) -> ApiClient:
     if context is None:
         try:
             load_incluster_config(client_configuration=configuration)
-            return ApiClient(configuration)
+            return Api(ApiClient(configuration))
         except ConfigException:
             pass  # not in a pod
     try:
@@ -36,4 +32,4 @@ def api_client(context: str | None = None) -> ApiClient:
             f"{' '.join(str(error).split())}",
             hint="run it in the cluster, or set KUBECONFIG, or launch.context=<a context of it>",
         ) from None
-    return ApiClient(configuration)
+    return Api(ApiClient(configuration))

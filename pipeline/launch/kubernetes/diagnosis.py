@@ -1,4 +1,4 @@
-"""Why a pod does not start, and how one died: what the API server says of it, in words with a way out."""
+"""Why a pod does not start, and how one died: what the API server says, with a hint."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
 
 
 def _terminated(pod: Object) -> dict[str, Any]:
-    for container in pod.get("status", {}).get("containerStatuses") or []:
-        found: dict[str, Any] = container.get("state", {}).get("terminated") or {}
-        return found
-    return {}
+    """How the pod's only container ended; {} where it runs."""
+    containers = pod.get("status", {}).get("containerStatuses") or [{}]
+    terminated: dict[str, Any] = containers[0].get("state", {}).get("terminated") or {}
+    return terminated
 
 
 def _ended(pod: Object) -> tuple[str, bool]:

@@ -57,18 +57,18 @@ class ClusterRunner(ABC):
         checkpoints.
         """
         labels = ",".join(f"{key}={value}" for key, value in selector(self.config, step).items())
-        found: ClusterJob | None = None
+        running: ClusterJob | None = None
         for job in self.api.get(self.jobs, labelSelector=labels).get("items", []):
             name, attempt = job["metadata"]["name"], int(job["metadata"]["labels"].get(ATTEMPT_LABEL, "0"))
             if "deletionTimestamp" in job["metadata"] or self.phase(name) != "running":
                 continue
             if name == job_name(self.config, step, attempt):
-                found = self._follow(step, name)
+                running = self._follow(step, name)
                 log.info("%-10s attached to job %s, which runs already", step.name, name)
             else:
                 log.info("%-10s job %s of other settings is ended", step.name, name)
                 self._end(name)
-        return found
+        return running
 
     def _end(self, name: str) -> None:
         self.delete(name)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pipeline.config import Config, PodResources
-from pipeline.launch.appdefs import distributed
+from pipeline.config import Config, PodConfig, PodResources
+from pipeline.launch.appdefs import distributed, resources_of
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
@@ -38,7 +38,7 @@ def pod_template(
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [_container(config, stage, command, env)],
-        "volumes": _volumes(config, stage),
+        "volumes": _volumes(pods, resources_of(pods, stage)),
     }
     if not launcher:
         spec["activeDeadlineSeconds"] = math.ceil(60 * config.launch.deadline_minutes)
@@ -59,11 +59,6 @@ def pod_template(
     return {"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}
 
 
-def resources_of(config: Config, stage: str) -> PodResources:
-    """What a pod of ``stage`` asks for."""
-    return config.launch.pods.resources.get(stage) or PodResources()
-
-
 def _container(config: Config, stage: str, command: list[str], env: dict[str, str]) -> Object:
     pods = config.launch.pods
     container: Object = {
@@ -71,9 +66,9 @@ def _container(config: Config, stage: str, command: list[str], env: dict[str, st
         "image": pods.image,
         "imagePullPolicy": "IfNotPresent",
         "command": command,
-        "env": _environment(config, env),
+        "env": _environment(pods, env),
         "resources": _resources(config, stage),
-        "volumeMounts": _mounts(config),
+        "volumeMounts": _mounts(pods),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -88,21 +83,20 @@ def _container(config: Config, stage: str, command: list[str], env: dict[str, st
     return container
 
 
-def _environment(config: Config, env: dict[str, str]) -> list[Object]:
+def _environment(pods: PodConfig, env: dict[str, str]) -> list[Object]:
     """Variables; the pod's address first, because later values may refer to it. Secrets are named, never quoted."""
     own = {"HOME": "/tmp", **env}  # the image is read-only
-    pods = config.launch.pods
-    found: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    found += [{"name": name, "value": value} for name, value in {**own, **pods.env}.items()]
+    variables: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+    variables += [{"name": name, "value": value} for name, value in {**own, **pods.env}.items()]
     for name, reference in pods.secret_env.items():
         secret, _, key = reference.partition("/")
-        found.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
-    return found
+        variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    return variables
 
 
 def _resources(config: Config, stage: str) -> Object:
     """Requests are the limits: a trainer that shares its cores or memory slows all others down."""
-    asked = resources_of(config, stage)
+    asked = resources_of(config.launch.pods, stage)
     amounts = {
         "cpu": f"{round(1000 * asked.cpu)}m",
         "memory": mebibytes(asked.memory_gib),
@@ -121,29 +115,30 @@ def mebibytes(gib: float) -> str:
     return f"{round(1024 * gib)}Mi"
 
 
-def _volumes(config: Config, stage: str) -> list[Object]:
+def _volumes(pods: PodConfig, asked: PodResources) -> list[Object]:
     """Shared memory (64 MB by default, too little for loaders and NCCL), /tmp, and the persistent volumes."""
-    asked = resources_of(config, stage)
-    found: list[Object] = [
+    volumes: list[Object] = [
         {"name": "nightjar-shm", "emptyDir": {"medium": "Memory", "sizeLimit": mebibytes(asked.shm_gib)}},
         {"name": "nightjar-tmp", "emptyDir": {"sizeLimit": mebibytes(asked.disk_gib)}},
     ]
-    for name, volume in config.launch.pods.volumes.items():
+    for name, volume in pods.volumes.items():
         claim: Object = {"claimName": volume.claim}
-        found.append({"name": name, "persistentVolumeClaim": claim | ({"readOnly": True} if volume.read_only else {})})
-    return found
+        if volume.read_only:
+            claim["readOnly"] = True
+        volumes.append({"name": name, "persistentVolumeClaim": claim})
+    return volumes
 
 
-def _mounts(config: Config) -> list[Object]:
-    found: list[Object] = [
+def _mounts(pods: PodConfig) -> list[Object]:
+    mounts: list[Object] = [
         {"name": "nightjar-shm", "mountPath": "/dev/shm"},
         {"name": "nightjar-tmp", "mountPath": "/tmp"},
     ]
-    for name, volume in config.launch.pods.volumes.items():
+    for name, volume in pods.volumes.items():
         mount: Object = {"name": name, "mountPath": volume.path}
-        found.append(
-            mount
-            | ({"subPath": volume.sub_path} if volume.sub_path else {})
-            | ({"readOnly": True} if volume.read_only else {})
-        )
-    return found
+        if volume.sub_path:
+            mount["subPath"] = volume.sub_path
+        if volume.read_only:
+            mount["readOnly"] = True
+        mounts.append(mount)
+    return mounts

@@ -22,11 +22,11 @@ def require_cluster(config: Config) -> None:
 def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> list[Object]:
     """The objects of every stage that ``config`` runs in pods, in order."""
     require_cluster(config)
-    found: list[Object] = []
+    objects: list[Object] = []
     for step in steps:
         if step.name in config.stages and step.name not in config.launch.inline:
-            found += _objects(config, step, config_url)
-    return found
+            objects += _objects(config, step, config_url)
+    return objects
 
 
 def _objects(config: Config, step: Step, config_url: str) -> list[Object]:

@@ -1,8 +1,8 @@
-"""What the launcher needs to do in its namespace, no more: the Role that is rendered, and the check before a run."""
+"""The launcher's rights in its namespace: the rules of its Role, and the check before a run."""
 
 from __future__ import annotations
 
-from pipeline.config import Config
+from pipeline.config import LaunchConfig
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import ROLE_HINT, Api, Object
 
@@ -25,23 +25,23 @@ JOBS: dict[str, tuple[Right, ...]] = {
 }
 
 
-def rights(config: Config) -> tuple[Right, ...]:
-    """The launcher's rights for ``launch.job``."""
-    return (*JOBS[config.launch.job], *COMMON)
+def rights(launch: LaunchConfig) -> tuple[Right, ...]:
+    """The launcher's rights for jobs of kind ``launch.job``."""
+    return (*JOBS[launch.job], *COMMON)
 
 
-def rules(config: Config) -> list[Object]:
+def rules(launch: LaunchConfig) -> list[Object]:
     """The rights as the rules of a Role."""
     return [
         {"apiGroups": [group], "resources": [resource], "verbs": list(verbs)}
-        for group, resource, verbs in rights(config)
+        for group, resource, verbs in rights(launch)
     ]
 
 
-def check_rights(api: Api, config: Config) -> None:
-    """LaunchError that names every right that is missing, before anything is submitted."""
-    namespace, missing = config.launch.namespace, []
-    for group, resource, verbs in rights(config):
+def check_rights(api: Api, launch: LaunchConfig) -> None:
+    """Raise LaunchError that names every missing right."""
+    namespace, missing = launch.namespace, []
+    for group, resource, verbs in rights(launch):
         denied = [verb for verb in verbs if not allowed(api, namespace, group, resource, verb)]
         if denied:
             missing.append(f"{', '.join(denied)} {resource}{f'.{group}' if group else ''}")
@@ -50,7 +50,7 @@ def check_rights(api: Api, config: Config) -> None:
 
 
 def allowed(api: Api, namespace: str, group: str, resource: str, verb: str) -> bool:
-    """Whether the API server lets this client do it; it tells every user about their own rights."""
+    """Whether the API server lets this client do it. Every user may ask about their own rights."""
     kind, _, part = resource.partition("/")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
     body = {
