@@ -8,6 +8,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline import logs
 from pipeline.commands import (
@@ -96,7 +97,9 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nightjar {_version()}")
     parsers = parser.add_subparsers(dest="command", metavar="command")
     for command in known:
-        shown = {} if command.internal else {"help": command.help}  # without help, --help does not list it
+        shown: dict[str, Any] = (
+            {} if command.internal else {"help": command.help}
+        )  # without help, --help does not list it
         description = f"{command.help[0].upper()}{command.help[1:]}."
         command.add_arguments(
             parsers.add_parser(command.name, description=description, add_help=not command.own_help, **shown)
