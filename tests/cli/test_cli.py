@@ -2,8 +2,8 @@
 
 import json
 import os
-import shutil
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
