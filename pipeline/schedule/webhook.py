@@ -44,11 +44,11 @@ def deliver(
         except urllib.error.HTTPError as error:
             problem = f"it answers {error.code} {error.reason}"
         except (ValueError, http.client.InvalidURL):  # their words quote the URL
-            log.warning("nightly.webhook%s cannot be called: its URL is not valid", _host(url))
+            log.warning("the verdict was not delivered to nightly.webhook%s: its URL is not valid", _host(url))
             return False
         except (OSError, http.client.HTTPException) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
-    log.warning("nightly.webhook%s did not accept the verdict in %d tries: %s", _host(url), TRIES, problem)
+    log.warning("the verdict was not delivered to nightly.webhook%s in %d tries: %s", _host(url), TRIES, problem)
     return False
 
 

@@ -141,7 +141,7 @@ def test_a_missing_file_is_found_and_named(chain, step, name):
         (rows, dense), said = model(), listen()
         assert restore_newest(store, "c", Target(rows, dense))[1].step == 2 and said == []
     else:
-        assert check(store, tables, f"rests on step-{step:08d}, which is missing") == expected(step, name)
+        assert check(store, tables, f"depends on step-{step:08d}, which is missing") == expected(step, name)
 
 
 @pytest.mark.parametrize(("step", "name"), PLACES, ids=IDS)

@@ -69,7 +69,7 @@ def test_a_deleted_parent_is_named(tmp_path) -> None:
     write(store, 10)
     write(store, 20, 10)
     remove(store, f"ck/{name_of(10)}")
-    with pytest.raises(ArtifactError, match="rests on step-00000010, which is missing"):
+    with pytest.raises(ArtifactError, match="depends on step-00000010, which is missing"):
         restore_order(store, committed(store, "ck")[0])
     assert not (tmp_path / "ck" / name_of(10)).exists()
 

@@ -70,7 +70,7 @@ def test_a_checkpoint_that_lost_its_manifest_is_not_listed_as_one_there_is(store
     store.fs.rm_file(store.full(f"{path}/manifest.json"))
     said = ckpt(store, capsys, "verify", "r/step-00000003", code=7).err
     assert f"{path} has no manifest.json" in said
-    assert said.split("there are: ")[1].splitlines()[0] == "r/step-00000001, r/step-00000002"
+    assert said.split("available: ")[1].splitlines()[0] == "r/step-00000001, r/step-00000002"
 
 
 def test_export_takes_a_table_once_and_a_layout_for_parquet_only(store, capsys, tmp_path):
@@ -96,8 +96,8 @@ def test_a_damaged_manifest_is_never_passed_over_silently(store, capsys, command
     path = spoil(store, 3)
     said = ckpt(store, capsys, *command, code=7).err
     assert f"checkpoint {DIRECTORY}/step-00000003 cannot be used: its manifest.json is not a manifest" in said
-    assert f"hint: {DIRECTORY}/step-00000002 takes the newest whole one" in said
-    assert f"nightjar ckpt verify {path.removesuffix('/manifest.json')} --store {store.url} names all damage" in said
+    assert f"hint: {DIRECTORY}/step-00000002 takes the newest intact one" in said
+    assert f"nightjar ckpt verify {path.removesuffix('/manifest.json')} --store {store.url} lists all damage" in said
     assert "force=true" not in said
     ckpt(store, capsys, "show", f"{DIRECTORY}/step-00000002")
 
@@ -151,9 +151,9 @@ def test_a_run_all_of_whose_manifests_are_damaged_is_not_a_run_without_checkpoin
 def test_a_damaged_parent_is_named_with_a_command_that_can_be_typed(store, capsys):
     path = spoil(store, 1)
     said = ckpt(store, capsys, "export", "r", "--out", "o", code=7).err
-    assert "step-00000003 rests on step-00000001, whose manifest.json is not a manifest" in said
+    assert "step-00000003 depends on step-00000001, whose manifest.json is not a manifest" in said
     assert "force=true" not in said and "older checkpoint is used" not in said
-    command = said.split("hint: nightjar ")[1].split(" names all damage")[0]
+    command = said.split("hint: nightjar ")[1].split(" lists all damage")[0]
     assert main(command.split()) == 7
     assert path in capsys.readouterr().out
 
@@ -161,7 +161,7 @@ def test_a_damaged_parent_is_named_with_a_command_that_can_be_typed(store, capsy
 def test_damage_met_while_reading_names_the_command_that_lists_all_of_it(store, capsys):
     flip(store, f"{DIRECTORY}/step-00000003/index.json")
     said = ckpt(store, capsys, "show", "r", code=7).err
-    assert f"hint: nightjar ckpt verify {DIRECTORY}/step-00000003 --store {store.url} names all damage" in said
+    assert f"hint: nightjar ckpt verify {DIRECTORY}/step-00000003 --store {store.url} lists all damage" in said
 
 
 @pytest.fixture

@@ -165,4 +165,4 @@ def test_clicks_that_are_lost_or_doubled_are_still_held(factor: float) -> None:
     measured = measure(Scored(labels=spoilt, candidate=logits, incumbent=logits), SETTINGS)
     found = judge(dataclasses.replace(measured, former=former), SETTINGS)
     reasons = [each.name for each in found.checks if not each.passed]
-    assert "click rate" in reasons and "labels are spoilt" in " ".join(found.reasons)
+    assert "click rate" in reasons and "the labels are wrong" in " ".join(found.reasons)

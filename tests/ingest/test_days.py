@@ -163,14 +163,14 @@ def test_the_watermark_names_all_that_is_missing(nights, tmp_path):
     state = day_state(config.data, day, now=end + 3600)
     assert not state.complete
     assert state.missing == [
-        f"{tmp_path}/2026-01-02/_SUCCESS is not there yet",
+        f"{tmp_path}/2026-01-02/_SUCCESS does not exist yet",
         "its files hold 30 rows, expected at least 50",
     ]
     with pytest.raises(DataError, match="2026-01-02 is not complete: its files hold 30 rows") as caught:
         nights.ingest(config)  # by now nothing more will come, and the success file is not waited for
     assert caught.value.exit_code == 3
     write_day(tmp_path, str(day), day_rows(str(day), 20), name="part-1.csv")
-    assert day_state(config.data, day, now=end + 3600).missing == [f"{tmp_path}/2026-01-02/_SUCCESS is not there yet"]
+    assert day_state(config.data, day, now=end + 3600).missing == [f"{tmp_path}/2026-01-02/_SUCCESS does not exist yet"]
     assert day_state(config.data, day, now=end + 6.1 * 3600).complete
     (tmp_path / str(day) / "_SUCCESS").write_text("")
     assert day_state(config.data, day, now=end + 3600).complete
@@ -192,9 +192,9 @@ def test_a_day_without_one_of_its_hours_is_not_complete(tmp_path, hours, end):
     deliver_hours(tmp_path, hours)
     gone = "hour=23" if 1 in hours else "hour=01"
     for changes, message in [
-        ({"partitions": ["hour={00..23}"]}, f"{gone} below {{}} is not there yet"),
-        ({"partitions": [f"hour={hour:02}" for hour in range(24)]}, f"{gone} below {{}} is not there yet"),
-        ({"min_partitions": 24}, f"expected at least 24: {gone} not there yet"),
+        ({"partitions": ["hour={00..23}"]}, f"{gone} below {{}} does not exist yet"),
+        ({"partitions": [f"hour={hour:02}" for hour in range(24)]}, f"{gone} below {{}} does not exist yet"),
+        ({"min_partitions": 24}, f"expected at least 24; missing: {gone}"),
     ]:
         wanted = WatermarkConfig(success="_SUCCESS", **changes)
         config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}{end}", watermark=wanted)
@@ -236,10 +236,10 @@ def test_nothing_is_said_of_folders_whose_numbers_tell_nothing(tmp_path):
     config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}", watermark=wanted)
     place = f"{tmp_path}/{day}"
     assert day_state(config.data, day).missing == [
-        f"its files lie in 23 folders (hour=01 to hour=23) below {place}, expected at least 24"
+        f"its files are in 23 folders (hour=01 to hour=23) below {place}, expected at least 24"
     ]
     wanted.min_partitions, wanted.partitions = None, ["region=eu", "{day}/x", "hour=05"]
-    assert day_state(config.data, day).missing == [f"region=eu, {day}/x below {place} are not there yet"]
+    assert day_state(config.data, day).missing == [f"region=eu, {day}/x below {place} do not exist yet"]
     # Nothing more will come: neither is waited for.
     wanted.max_age_hours = 1.0
     assert day_state(config.data, day, now=1_767_398_400.0 + 3601).complete

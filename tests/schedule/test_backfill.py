@@ -142,4 +142,4 @@ def test_missed_nights_are_those_since_the_last_verdict(tmp_path: Path, most: in
     found = missed_nights(nights.store, "synthetic", date(2026, 1, 9), most)
     assert [str(day) for day in found] == days
     if most == 1:
-        assert "5 nights were missed, nightly.catch_up=1: 2026-01-04 to 2026-01-07 are left out" in said[0]
+        assert "5 nights were missed, nightly.catch_up=1: 2026-01-04 to 2026-01-07 are skipped" in said[0]

@@ -37,7 +37,7 @@ def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_pa
     wait_for(config(tmp_path), DAY, 1.0)
     assert [text.split(";")[0] for text in said] == [
         f"watermark  {DAY} is not complete: there are no files at {folder}/*.csv",
-        f"watermark  {DAY} is not complete: {folder}/_SUCCESS is not there yet",
+        f"watermark  {DAY} is not complete: {folder}/_SUCCESS does not exist yet",
         f"watermark  {DAY} is complete after 0.0 minutes",
     ]
 
@@ -48,6 +48,6 @@ def test_a_day_that_stays_incomplete_ends_the_night_and_says_what_is_missing(tmp
     with pytest.raises(DataError) as error:
         wait_for(config(tmp_path), DAY, 0.001)
     assert f"{DAY} is not complete after 0.001 minutes (nightly.wait_minutes): " in error.value.message
-    assert "_SUCCESS is not there yet" in error.value.message
+    assert "_SUCCESS does not exist yet" in error.value.message
     assert f"nightjar nightly date={DAY}" in error.value.hint
     assert error.value.exit_code == 3
