@@ -73,6 +73,7 @@ MISTAKES = [
     ("stages=[]", "stages is empty", "stages=[ingest"),
     ("data.split.test_share=0", "data.split.test_share is 0, but stages names evaluate", "data.split.test_share=0.2"),
     ("model=dlrn", "model=dlrn is unknown; did you mean model=dlrm?", "model=dlrm"),
+    ("experiment=null", "experiment=null chooses nothing, expected one of: adult, ", "experiment=adult, or"),
     ("hardware=zzzzz", "hardware=zzzzz is unknown; Expected one of: ", "hardware="),
     ("train.lr=abc", "train.lr is 'abc', expected a number", "train.lr=<a number>"),
     ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
