@@ -104,7 +104,7 @@ class _Bench:
         """A checkpointer of its own directory and marks."""
         touched = TouchedRows(self.trainer.model)
         model = Model(self.trainer.rows, touched, dict(self.trainer.dense), self.trainer.optimizers.dense)
-        return Checkpointer(self.store, name, CheckpointConfig(**settings), model, "bench", {}, {}, _say)
+        return Checkpointer(self.store, name, CheckpointConfig(**settings), model, "bench", {}, {})
 
     def marks(self, rounds: int = 8, steps: int = 3) -> dict[str, float]:
         """Cost of the touched marks: time inside the hook, and steps with against steps without it, in turn."""

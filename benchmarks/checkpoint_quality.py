@@ -102,7 +102,7 @@ def _train(store: Store, dataset: Artifact, restores: int, hot: float, seed: int
 def _saver(store: Store, trainer: Trainer, restores: int, hot: float, seed: int) -> Checkpointer:
     settings = CheckpointConfig(expected_restores=restores, hot_share=hot)
     model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
-    return Checkpointer(store, f"quality-{restores}-{seed}", settings, model, "bench", {}, {}, print)
+    return Checkpointer(store, f"quality-{restores}-{seed}", settings, model, "bench", {}, {})
 
 
 @torch.no_grad()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from pipeline import logs
 from pipeline.commands import (
@@ -49,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share_cpus()
     known = commands()
     parser = _parser(known)
-    options, rest = parser.parse_known_args(_flagged(sys.argv[1:] if arguments is None else arguments, known))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if (unknown := _unknown_command(given, known)) is not None:
+        return complain(str(unknown), exit_code_of(unknown))
+    options, rest = parser.parse_known_args(_flagged(given, known))
     if options.command is None:
         parser.print_help()
         return 0
@@ -92,8 +97,24 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nightjar {_version()}")
     parsers = parser.add_subparsers(dest="command", metavar="command")
     for command in known:
-        command.add_arguments(parsers.add_parser(command.name, help=command.help, add_help=not command.own_help))
+        shown: dict[str, Any] = (
+            {} if command.internal else {"help": command.help}
+        )  # without help, --help does not list it
+        description = f"{command.help[0].upper()}{command.help[1:]}."
+        command.add_arguments(
+            parsers.add_parser(command.name, description=description, add_help=not command.own_help, **shown)
+        )
     return parser
+
+
+def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigError | None:
+    """The error for a first word that is no command, with the command that is most like it."""
+    names = [command.name for command in known]
+    if not given or given[0].startswith("-") or given[0] in names:
+        return None
+    near = difflib.get_close_matches(given[0], names, n=1)
+    meant = f"; did you mean nightjar {near[0]}?" if near else ""
+    return ConfigError(f"nightjar has no command {given[0]!r}{meant}", hint="nightjar --help lists the commands")
 
 
 def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:

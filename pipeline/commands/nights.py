@@ -36,15 +36,18 @@ stopped the night, 8 another launcher has the model or launching failed; for the
 
 def add_nightly(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar nightly``."""
-    _fill(parser, NIGHTLY, _nightly)
+    _fill(parser, "[date=DATE]", NIGHTLY, _nightly)
 
 
 def add_backfill(parser: argparse.ArgumentParser) -> None:
     """Fill the parser of ``nightjar backfill``."""
-    _fill(parser, BACKFILL, _backfill)
+    _fill(parser, "from=DATE to=DATE", BACKFILL, _backfill)
 
 
-def _fill(parser: argparse.ArgumentParser, text: str, function: Callable[[argparse.Namespace], int]) -> None:
+def _fill(
+    parser: argparse.ArgumentParser, dates: str, text: str, function: Callable[[argparse.Namespace], int]
+) -> None:
+    parser.usage = f"{parser.prog} {dates} [key=value ..] [--config-dir DIR]"
     parser.epilog, parser.formatter_class = text + CODES, argparse.RawDescriptionHelpFormatter
     add_config_dir(parser)
     add_level(parser)

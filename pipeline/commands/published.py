@@ -98,9 +98,13 @@ def _model(options: argparse.Namespace, store: Any) -> str:
     known = versions.models(store)
     if options.model in known or (options.model is None and len(known) == 1):
         return str(options.model or known[0])
-    listed = ", ".join(known) or "none; stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
+    if not known:
+        publish = "nightjar nightly or stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
+        raise ConfigError(f"no published model in store {store.url}", hint=f"--store <its store>; {publish}")
     problem = f"no model {options.model!r}" if options.model else "no single model"
-    raise ConfigError(f"{problem} in store {store.url}; models: {listed}", hint="name one, or --store <its store>")
+    raise ConfigError(
+        f"{problem} in store {store.url}; models: {', '.join(known)}", hint="name one, or --store <its store>"
+    )
 
 
 def _ls(options: argparse.Namespace) -> int:

@@ -14,12 +14,13 @@ from pipeline.compose import overrides as complaints
 from pipeline.config.fields import setting_of
 from pipeline.config.paths import find_place
 from pipeline.errors import ConfigError
+from pipeline.specs import STAGES
 
 INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
-    """Print what ``options`` (help, cfg, package, resolve, info, config_dir) ask for; the exit code is 0.
+    """Print what ``options`` (help, cfg, package, resolve, info, config_dir, stage) ask for; the exit code is 0.
 
     Raises ConfigError for a wrong override, as a run would.
     """
@@ -35,7 +36,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
                 given = argparse.Namespace(overrides=overrides, resolve=options.resolve)
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
-                sys.stdout.write(_with_sentences(shown.getvalue()))
+                sys.stdout.write(_with_sentences(_of_stage(shown.getvalue(), options.stage)))
             elif options.cfg:
                 hydra.show_cfg(ROOT, overrides, options.cfg, options.package, options.resolve)
             else:
@@ -43,6 +44,15 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
         except complaints.config_errors() as error:
             raise complaints.translate(error, parsed) from None
     return 0
+
+
+def _of_stage(text: str, stage: str | None) -> str:
+    """Hydra's help ``text``, whose first line is that of ``nightjar run``, for the command of ``stage``."""
+    if stage is None:
+        return text
+    return re.sub(
+        r"nightjar run \[overrides\]: .*", f"nightjar {stage} [overrides]: {STAGES.get(stage).help}.", text, count=1
+    )
 
 
 def _with_sentences(text: str) -> str:

@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from pipeline.config import TIERS, TablePin
-from pipeline.config.paths import children, describe, entry_type, field_type, nearest, strip_none
+from pipeline.config.paths import children, describe, entry_type, field_type, find_place, nearest, strip_none
 from pipeline.config.renamed import renamed_error
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
@@ -40,9 +40,17 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             reason = str(error).splitlines()[0]
             raise ConfigError(
                 f"the override {text!r} cannot be read: {reason}",
-                hint="quote values with spaces or brackets: 'data.separator=\"|\"'",
+                hint=_quoted(text),
             ) from None
     return parsed
+
+
+def _quoted(text: str) -> str:
+    """The override ``text`` with quotes around its value, and around all of it for the shell."""
+    key, _, value = text.partition("=")
+    if not value or re.search("['\"]", value):
+        return "quote values with spaces or brackets: 'data.separator=\"|\"'"
+    return f"quote the value: '{key}=\"{value}\"'"
 
 
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
@@ -108,11 +116,11 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
         if value in options or value.endswith(".yaml") and value[:-5] in options:
             continue
         near = difflib.get_close_matches(value, options, n=1)
-        meant = f"did you mean {override.key_or_group}={near[0]}? " if near else ""
-        known = f"{override.key_or_group}={near[0] if near else (options[0] if options else 'null')}"
+        meant = f"; did you mean {override.key_or_group}={near[0]}? Expected" if near else ", expected"
+        known = f"{override.key_or_group}={near[0] if near else '<one of these>'}"
         own = f"-cd <directory with {override.key_or_group}/{value}.yaml>, or " if value.startswith("measured_") else ""
         raise ConfigError(
-            f"{override.key_or_group}={value} is unknown; {meant}Expected one of: {', '.join(options)}",
+            f"{override.key_or_group}={value} is unknown{meant} one of: {', '.join(options)}",
             hint=own + known,
         )
 
@@ -123,8 +131,16 @@ def _unknown(override: Override, key: str, groups: Mapping[str, Sequence[str]]) 
     near = nearest(key, groups)
     value = "" if override.is_delete() else f"={_value_text(override)}"
     if not near:
-        raise ConfigError(f"{key} is unknown", hint="nightjar run --cfg job lists every key")
+        raise ConfigError(f"{key} is unknown", hint=_listing(key))
     raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
+
+
+def _listing(key: str) -> str:
+    """Where the settings beside ``key`` are listed."""
+    parent = key.rpartition(".")[0]
+    if parent and find_place(parent) is not None:
+        return f"nightjar explain {parent} lists its settings"
+    return "nightjar run --cfg job lists every key"
 
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
@@ -158,7 +174,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
     if kind is None:
         near = nearest(key)
         meant = f"; did you mean {near}?" if near else ""
-        return ConfigError(f"{key} is unknown{meant}", hint=near or "nightjar run --cfg job lists every key")
+        return ConfigError(f"{key} is unknown{meant}", hint=near or _listing(key))
     given = next((each for each in overrides if each.key_or_group == key and not each.is_delete()), None)
     return _missing_entry(key, kind, error, given) or _wrong_type(key, kind, error, given)
 

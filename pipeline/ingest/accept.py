@@ -105,7 +105,10 @@ def mend(kind: str, data: DataConfig) -> str:
     if kind == "wrong number of fields":
         return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
     if kind.startswith(f"{data.label.column} is neither"):
-        return "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
+        hint = "data.label.positive=<its value for a click> data.label.negative=<its value for none>"
+        if {"True", "False"} & {data.label.positive, data.label.negative}:
+            hint += '; in a file of YAML write "yes" and "no" with quotes: without them they mean True and False'
+        return hint
     if "; data.sparse." in kind:  # a list: its kind says how it is read
         return kind.partition("; ")[2].partition(" makes")[0]
     if kind == "invalid UTF-8":

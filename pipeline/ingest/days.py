@@ -147,11 +147,15 @@ def require_complete(data: DataConfig, now: float | None = None) -> None:
 
 def incomplete(day: date, missing: list[str]) -> DataError:
     """The error for a day that cannot be ingested yet."""
-    return DataError(
-        f"{day} is not complete: {'; '.join(missing)}",
-        hint="run the same command once the day is delivered, or change data.watermark: success=null, partitions=[], "
-        "min_partitions=null and min_rows=1 wait for nothing",
-    )
+    late = "run the same command once the day is delivered"
+    if any(reason.startswith("there are no files at ") for reason in missing):
+        hint = f"check data.path; if the day is late, {late}"
+    else:
+        hint = (
+            f"{late}, or wait for less: data.watermark.success=null, partitions=[], min_partitions=null and "
+            "min_rows=1 wait for nothing"
+        )
+    return DataError(f"{day} is not complete: {'; '.join(missing)}", hint=hint)
 
 
 def day_fingerprint(data: DataConfig, store: Store | None) -> str:

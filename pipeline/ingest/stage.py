@@ -128,8 +128,8 @@ class _Run:
         self.replaces = days.replaced(draft.store, data, draft.key)
         if self.replaces is not None:
             again = self.replaces.config.get("raw") != draft.config.get("raw")
-            why = "was delivered again" if again else "is made with other settings"
-            log.info("%s %s: this dataset takes the place of %s", data.day, why, self.replaces.path)
+            why = "was delivered again" if again else "is ingested with other settings"
+            log.info("%s %s: the new dataset will replace %s", data.day, why, self.replaces.path)
 
     def _continued(self, path: str) -> State:
         """The state of the dataset at ``path``; ArtifactError naming the newest day's before where there is none."""

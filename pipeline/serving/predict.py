@@ -230,11 +230,10 @@ def _named(path: str) -> Iterator[None]:
                 f"nothing exists at {path}, expected a file, a directory or a glob that matches files",
                 hint="nightjar predict <file, directory or glob>",
             ) from None
-        raise DataError(
-            error.message.replace(f"data.path={path}", path),
-            hint="rows in the format, with the header and columns, of data in the version's config.yaml; Parquet files "
-            "named *.parquet; --no-label if rows have no label column",
-        ) from None
+        hint = "rows with the format, header and columns that the version's config.yaml names under data"
+        if "(data.label.column)" in error.message:
+            hint = "--no-label, if the rows have no label column"
+        raise DataError(error.message.replace(f"data.path={path}", path), hint=hint) from None
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def optimizer_of(dense):
 def saver(store, name, dmp, access, dense, optimizer):
     model = Model(access, TouchedRows(dmp), dense, optimizer)
     config = CheckpointConfig(quantise="fp32", chunk_mib=400 / 2**20)
-    return Checkpointer(store, name, config, model, "k", CONFIG, {"dataset": "d"}, print)
+    return Checkpointer(store, name, config, model, "k", CONFIG, {"dataset": "d"})
 
 
 def take(folder, names):

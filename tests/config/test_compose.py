@@ -57,6 +57,8 @@ MISTAKES = [
         "data.label.column=click",
     ),
     ("data.target=click", "data.target is unknown; did you mean data.label.column?", "data.label.column=click"),
+    ("model.hiden=[64]", "model.hiden is unknown", "nightjar explain model lists its settings"),
+    ("data.path=logs/{day}/*.csv", "cannot be read", "quote the value: 'data.path=\"logs/{day}/*.csv\"'"),
     ("lr=1", "lr is unknown; did you mean train.lr?", "train.lr=1"),
     ("+foo.bar=1", "foo.bar is unknown", ""),
     ("seed=-1", "seed is -1, expected between 0", "seed=0"),
@@ -74,7 +76,7 @@ MISTAKES = [
     ("data.split.test_share=0", "data.split.test_share is 0, but stages names evaluate", "data.split.test_share=0.2"),
     ("model=dlrn", "model=dlrn is unknown; did you mean model=dlrm?", "model=dlrm"),
     ("experiment=null", "experiment=null chooses nothing, expected one of: adult, ", "experiment=adult, or"),
-    ("hardware=zzzzz", "hardware=zzzzz is unknown; Expected one of: ", "hardware="),
+    ("hardware=zzzzz", "hardware=zzzzz is unknown, expected one of: ", "hardware="),
     ("train.lr=abc", "train.lr is 'abc', expected a number", "train.lr=<a number>"),
     ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
     (

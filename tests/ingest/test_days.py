@@ -74,7 +74,7 @@ def test_a_day_that_is_delivered_again_replaces_its_dataset_and_says_so(nights, 
     second = nights.ingest(config_of(tmp_path, "2026-01-01"))
     assert second.artifact.key != first.artifact.key
     assert second.summary["replaces"] == first.artifact.path
-    assert f"delivered again: this dataset takes the place of {first.artifact.path}" in nights.said[-1]
+    assert f"delivered again: the new dataset will replace {first.artifact.path}" in nights.said[-1]
     assert day_dataset(nights.store, "d", "2026-01-01").key == second.artifact.key
 
 

@@ -63,6 +63,8 @@ def test_no_row_can_be_used(run_ingest, tmp_path):
         run_ingest, csv_config(path), "none of the 9 rows", "(8 rows): label is neither '1' nor '0'",
         "a.csv line 2: label is 'yes'", "data.label.positive=",
     )  # fmt: skip
+    unquoted = csv_config(path, label=LabelConfig(positive="True", negative="False"))
+    refused(run_ingest, unquoted, "label is 'yes', expected 'True' or 'False'", 'write "yes" and "no" with quotes')
     config = csv_config(path, header=False, columns=["label", "x", "c", "d"])
     refused(run_ingest, config, "wrong number of fields", "data.separator=")
     path.write_text("label,x,c\n1,?,a\n0,?,a\n")

@@ -80,7 +80,7 @@ def test_a_file_of_ones_own_builds_on_it(site: Path, tmp_path: Path) -> None:
 
 def test_without_the_package_the_name_is_unknown() -> None:
     done = nightjar(None, "run", "model=factor_mlp")
-    assert (done.returncode, f"Expected one of: {BUILT_IN}" in done.stderr) == (2, True)
+    assert (done.returncode, f"expected one of: {BUILT_IN}" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -81,6 +81,6 @@ def test_hosts_do_not(tmp_path):
     ("auto", "ssd", True), ("auto", "ddr", False), ("never", "ssd", False), ("always", "ddr", True)
 ])  # fmt: skip
 def test_it_is_watched_where_it_is_asked_for(held, tier, active):
-    budget = MemoryBudget(hardware(1, 1), held, on_tier(plan_for("row_wise", 1), tier), print)
+    budget = MemoryBudget(hardware(1, 1), held, on_tier(plan_for("row_wise", 1), tier))
     assert budget.active == active
     assert active or (budget.interval(3), budget.summary()) == ({}, {})
