@@ -48,7 +48,8 @@ def _explained(power: Power, limit: float, passed: bool) -> str:
         return f"at least {power.power:.0%} sure that it rose, beyond {limit:+.2%}"
     if (needed := power.rows_for(limit)) is not None and needed > power.rows:
         return (
-            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out, the limit is {limit:+.2%}; it takes "
+            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out ({power.power:.0%} sure), "
+            f"the limit is {limit:+.2%}; it takes "
             f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can tell: "
             f"{_upwards(max(power.resolved, power.bound))}"
         )
