@@ -106,9 +106,14 @@ def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence
 def _check_option(override: Override, options: Sequence[str]) -> None:
     if override.is_delete():
         return
+    if not override.is_sweep_override() and override.value() is None:
+        raise ConfigError(
+            f"{override.key_or_group}=null chooses nothing, expected one of: {', '.join(options)}",
+            hint=f"{override.key_or_group}={options[0]}, or leave this override out",
+        )
     values = [str(value) for value in _values(override)]
     for value in values:
-        if value in options or value == "None" or value.endswith(".yaml") and value[:-5] in options:
+        if value in options or value.endswith(".yaml") and value[:-5] in options:
             continue
         near = difflib.get_close_matches(value, options, n=1)
         meant = f"; did you mean {override.key_or_group}={near[0]}? Expected" if near else ", expected"

@@ -35,9 +35,11 @@ class SplitConfig:
         doc="hash: by the content of a row. day: the last days are test. hours: the last hours of `data.day` (of a "
         "range: of its last day) are test, which needs `data.timestamp`.",
     )
-    test_share: float = setting(0.2, low=0.0, high=0.9, doc="By hash, this share of the rows is test.")
-    test_days: int = setting(1, low=1, doc="By day, this many last days are test.")
-    test_hours: int = setting(2, low=1, high=23, doc="By hours, this many last hours are test.")
+    test_share: float = setting(
+        0.2, low=0.0, high=0.9, doc="With `by=hash`, this share of the rows is held out for the test."
+    )
+    test_days: int = setting(1, low=1, doc="With `by=day`, this many last days are held out for the test.")
+    test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, this many last hours are held out for the test.")
 
 
 @dataclass(kw_only=True)

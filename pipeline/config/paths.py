@@ -128,7 +128,7 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
 
 
 def describe(kind: Any) -> str:
-    """``kind`` in words: 'a number', 'a list [a,b] (of texts)'."""
+    """``kind`` in words: 'a number', 'a list [a,b] of texts'."""
     inner = strip_none(kind)
     none = " or null" if inner is not kind else ""
     if typing.get_origin(inner) is list:
@@ -136,7 +136,7 @@ def describe(kind: Any) -> str:
         nested = typing.get_origin(part) is list
         shape, part = ("a list of lists [[a,b],[c]]", typing.get_args(part)[0]) if nested else ("a list [a,b]", part)
         entries = "mappings" if dataclasses.is_dataclass(part) else f"{describe(part).removeprefix('a ')}s"
-        return f"{shape} (of {entries}){none}"
+        return f"{shape} of {entries}{none}"
     if typing.get_origin(inner) is dict or dataclasses.is_dataclass(inner):
         return f"a group of keys{none}"
     return _WORDS.get(inner, str(inner)) + none

@@ -75,7 +75,7 @@ class TrainConfig:
         0.5, low=0.01, high=1.0, doc="The learning rates fall over this last part of the steps after the warm-up."
     )
     min_lr_factor: float = setting(
-        0.0, low=0.0, high=1.0, doc="At the last step this factor of both learning rates is left."
+        0.0, low=0.0, high=1.0, doc="The last step uses this factor of both learning rates; 0: they fall to zero."
     )
     precision: str = setting(
         "auto",

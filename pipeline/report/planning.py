@@ -176,7 +176,7 @@ def _move(changes: Mapping[str, Mapping[str, Any]], own: bool) -> list[str]:
     names, group = list(changes), list(changes.values())
     first = group[0]
     shared = len(first["because"]) > 1 or first["because"] != [NO_CAUSE]
-    because = "; ".join(first["because"]) if own or not shared else "the inputs above changed, none of its own"
+    because = "; ".join(first["because"]) if own or not shared else "the inputs above changed, not the table's own"
     old, new = (units.decimal(sum(change["cost_ms"][side] for change in group), 3) for side in (0, 1))
     cost = f"{old} -> {new} ms"
     hits = [sum(change["hit_rate"][side] for change in group) / len(group) for side in (0, 1)]

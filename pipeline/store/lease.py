@@ -58,8 +58,7 @@ class Place(Protocol):
     """Where a lease's record is, and what the lease protects.
 
     ``name`` and ``where``: the lease in messages; ``taken``: what a second process cannot do; ``hint``: what it may do
-    instead; ``id``: this process; ``settle``: seconds until two writes at once are one for both, 0 where they are
-    conditional.
+    instead; ``id``: this process.
     """
 
     name: str
@@ -67,7 +66,11 @@ class Place(Protocol):
     taken: str
     hint: str
     id: str
-    settle: float
+
+    @property
+    def settle(self) -> float:
+        """Seconds until two writes at once are one for both; 0 where writes are conditional."""
+        ...
 
     def look(self) -> Seen:
         """The record as it is now."""

@@ -34,7 +34,11 @@ class LeaseFile:
 
     def __post_init__(self) -> None:
         self.where = self.store.url_of(self.path)
-        self.settle = 0.0 if is_conditional(self.store) else SETTLE_SECONDS
+
+    @property
+    def settle(self) -> float:
+        """Asked after the first write: an S3 without conditional writes says so only in its answer to that."""
+        return 0.0 if is_conditional(self.store) else SETTLE_SECONDS
 
     def look(self) -> Seen:
         """The file as it is now."""

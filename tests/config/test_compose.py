@@ -75,15 +75,16 @@ MISTAKES = [
     ("stages=[]", "stages is empty", "stages=[ingest"),
     ("data.split.test_share=0", "data.split.test_share is 0, but stages names evaluate", "data.split.test_share=0.2"),
     ("model=dlrn", "model=dlrn is unknown; did you mean model=dlrm?", "model=dlrm"),
+    ("experiment=null", "experiment=null chooses nothing, expected one of: adult, ", "experiment=adult, or"),
     ("hardware=zzzzz", "hardware=zzzzz is unknown, expected one of: ", "hardware="),
     ("train.lr=abc", "train.lr is 'abc', expected a number", "train.lr=<a number>"),
     ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
     (
         "partition.groups=[C1,C2]",
-        "partition.groups is '[C1,C2]', expected a list of lists [[a,b],[c]] (of texts)",
+        "partition.groups is '[C1,C2]', expected a list of lists [[a,b],[c]] of texts",
         "partition.groups=[[C1,C2]]",
     ),
-    ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] (of texts)", "launch.inline=[train]"),
+    ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] of texts", "launch.inline=[train]"),
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.schedule=cosin", "train.schedule is 'cosin', expected one of: constant, linear, cosine", "train.schedule="),
     (

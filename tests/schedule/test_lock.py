@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.launch.signals import Interrupted, handled
-from pipeline.schedule.lock import lease_path, night_lock
-from pipeline.store import Store
+from pipeline.schedule.lock import lease_path, model_lease, night_lock
+from pipeline.store import Store, conditional, lease
 from pipeline.store.lease import Lease
 from tests.logged import listen
 
@@ -51,6 +51,19 @@ def test_an_object_store_holds_the_lease_as_well() -> None:
         with pytest.raises(LaunchError, match=r"\(night 2026-01-05\) holds memory://"), second:
             pass
     assert not store.exists(lease_path("clicks"))
+
+
+def test_an_s3_that_refuses_conditional_writes_lets_the_later_of_two_writers_hold(monkeypatch) -> None:
+    """Such a store says so only in its answer to the first conditional write, after the lease was made."""
+    store = Store("memory://unconditional")
+    monkeypatch.setattr(conditional, "_writer", lambda store: lambda *swap: conditional._unconditional(*swap))
+
+    def another_writes(seconds: float) -> None:
+        store.write_json(lease_path("clicks"), record())
+
+    monkeypatch.setattr(lease.time, "sleep", another_writes)
+    with pytest.raises(LaunchError, match="host far, process 7"):
+        model_lease(store, "clicks", SECONDS, "night 2026-01-06").acquire()
 
 
 def test_a_dead_launchers_lease_is_taken_over_once_its_time_is_over(tmp_path: Path) -> None:
