@@ -48,9 +48,9 @@ def _explained(power: Power, limit: float, passed: bool) -> str:
         return f"a rise with at least {power.power:.0%} confidence, beyond {limit:+.2%}"
     if (needed := power.rows_for(limit)) is not None and needed > power.rows:
         return (
-            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out ({power.power:.0%} sure), "
-            f"the limit is {limit:+.2%}; it takes "
-            f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can tell: "
+            f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out with {power.power:.0%} confidence, "
+            f"the limit is {limit:+.2%}; use "
+            f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can resolve: "
             f"{_upwards(max(power.resolved, power.bound))}"
         )
     return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
