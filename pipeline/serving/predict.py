@@ -230,9 +230,9 @@ def _named(path: str) -> Iterator[None]:
                 f"nothing exists at {path}, expected a file, a directory or a glob that matches files",
                 hint="nightjar predict <file, directory or glob>",
             ) from None
-        hint = "rows with the format, header and columns that the version's config.yaml names under data"
-        if "(data.label.column)" in error.message:
-            hint = "--no-label, if the rows have no label column"
+        hint = "--no-label, if the rows have no label column"
+        if "(data.label.column)" not in error.message:
+            hint = f"rows with the format, header and columns that the version's config.yaml names under data; {hint}"
         raise DataError(error.message.replace(f"data.path={path}", path), hint=hint) from None
 
 

@@ -154,6 +154,12 @@ def test_a_day_is_taken_out_of_logs_that_hold_them_all(nights, tmp_path):
         nights.ingest(config)
 
 
+def test_a_day_without_files_asks_to_check_the_path(nights, tmp_path):
+    with pytest.raises(DataError, match="there are no files at") as caught:
+        nights.ingest(config_of(tmp_path, "2026-01-02"))
+    assert caught.value.hint.startswith("check data.path; ") and "watermark" not in caught.value.hint
+
+
 def test_the_watermark_names_all_that_is_missing(nights, tmp_path):
     day, end = date(2026, 1, 2), 1_767_398_400.0  # midnight after it
     wanted = WatermarkConfig(success="_SUCCESS", min_rows=50, max_age_hours=6)
