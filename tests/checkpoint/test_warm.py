@@ -56,8 +56,8 @@ def test_new_rows_keep_their_values_and_surplus_rows_are_left_out(chain):
     assert torch.equal(tables["b/c"][0], there["b/c"][0][:20])
     assert (tables["new"][0] == 7).all()
     assert lines == [
-        "table a: 50 rows taken, 10 new ones keep their initial values",
-        "table b/c: 20 rows taken, 17 left out",
+        "table a: 50 rows loaded, 10 new ones keep their initial values",
+        "table b/c: 20 rows loaded, 17 left out",
         "table new: not in the checkpoint, keeps its initial values",
         "table long of the checkpoint: not loaded",
         "dense parameters and their optimizer keep their initial values",
@@ -255,7 +255,7 @@ def test_ids_that_cannot_be_the_same_are_refused(tmp_path, then, now, said, back
         check_changes(before, features({"a": now}, allow=["data"], init_tables_only=tables_only), D)
     assert f"cannot be changed: {said}" in caught.value.message
     assert caught.value.hint == f"{back}, or give the feature another name and a new table"
-    (override,) = shlex.split(caught.value.hint.split(", or another")[0])
+    (override,) = shlex.split(caught.value.hint.split(", or give")[0])
     parse([override])
 
 
