@@ -140,7 +140,7 @@ def test_predict_takes_rows_without_labels_and_leaves_out_what_does_not_parse(
     one = capfd.readouterr()
     assert main(["predict", str(bare), "--store", store.url, "--no-label", "--model", "clicks"]) == 0
     two = capfd.readouterr()
-    assert "1 row left out, the first: labelled.tsv line 8: 1 fields, expected 40" in one.err
+    assert "1 row left out; the first: labelled.tsv line 8: 1 fields, expected 40" in one.err
     with_labels = [line.split(",") for line in one.out.splitlines()]
     without = [line.split(",") for line in two.out.splitlines()]
     assert with_labels[0] == ["file", "line", "probability", "label"] and without[0] == ["file", "line", "probability"]
