@@ -48,7 +48,7 @@ def test_dlrm_tables_on_two_small_gpus_keep_the_coldest_bytes_on_ssd():
         table = plan.tables[name]
         assert table.sharding in ("table_wise", "row_wise") and table.kernel == "fused"
         assert 0 < table.cache_rows < table.rows and 0.0 < table.hit_rate < 1.0
-        assert "lies on SSD" in table.reason
+        assert "is on SSD" in table.reason
     assert all(used["ssd"] > 0 for used in plan.memory)
 
 

@@ -108,7 +108,7 @@ def test_a_flat_checkpoint_goes_into_towers_and_back(root):
     assert_close(outcome(folder, "towers read"), start)
     spawn(run, 4, folder, "towers", "towers", 2, through, start["final"], 2)
     after = outcome(folder, "towers")
-    assert "optimizer taken" in after["lines"][0] and after["steps"] == 2
+    assert "optimizer loaded" in after["lines"][0] and after["steps"] == 2
     spawn(run, 1, folder, "flat on", "flat-on", 1, None, start["final"], 2)
     assert_close(after, outcome(folder, "flat on"))
     spawn(only_predict, 1, folder, "flat read", 1, None, after["final"])
