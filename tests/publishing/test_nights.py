@@ -160,7 +160,11 @@ def test_predict_writes_rejected_rows_to_their_own_file(store: Store, logs: Path
     assert [record["line"] for record in records] == [8, *range(52, 60)]
     assert records[0] == {"file": "mixed.tsv", "line": 8, "reason": "1 fields, expected 40"}
     assert records[1]["reason"] == "label is '2', expected '1' or '0'"
-    for other, message in ((out, "no file for itself"), ("-", "no file for itself"), (mixed, "one of the input files")):
+    for other, message in (
+        (out, "is the file of --out too"),
+        ("-", "is the file of --out too"),
+        (mixed, "one of the input files"),
+    ):
         assert main(["predict", *flags, "--rejected", str(other)]) == 2
         assert message in capfd.readouterr().err
     (tmp_path / "file").write_text("")
@@ -263,7 +267,7 @@ def test_mistakes_are_one_message(store: Store, capfd, arguments: list[str], cod
 def test_amounts_are_checked(capfd, arguments: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(arguments)
-    assert f"argument {arguments[-2]}: {arguments[-1]!r} is no " in capfd.readouterr().err
+    assert f"argument {arguments[-2]}: {arguments[-1]!r} is not a" in capfd.readouterr().err
 
 
 def test_models_are_listed_and_shown(store: Store, capfd) -> None:
