@@ -37,7 +37,7 @@ def stand_in(log, path):
     ("device", "said", "hint"),
     [
         ("/dev/full", r"No space left on device, .* GiB are free", "free space there, or hardware.ssd_paths="),
-        ("/proc/self/mem", "Input/output error", "hardware.ssd_paths=[/another/disk]; the same command goes on"),
+        ("/proc/self/mem", "Input/output error", "hardware.ssd_paths=[/another/disk]; the same command continues"),
     ],
 )
 def test_a_log_that_cannot_be_written_says_path_bytes_and_override(tmp_path, device, said, hint):

@@ -20,7 +20,7 @@ def planned_for(tmp_path, **tables):
     config.data = DataConfig(name="d", format="tables", tables=tables, dense_features=2)
     store = Store(str(tmp_path))
     with store.draft("datasets/d/k", kind="ingest", key="k", config={}, inputs={}) as draft:
-        artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft, print))
+        artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
     return artifact, *(store.read_json(f"datasets/d/k/{name}.json") for name in ("schema", "profile"))
 
 

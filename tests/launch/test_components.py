@@ -24,7 +24,8 @@ def test_a_component_starts_the_worker_of_its_stage(tmp_path: Path) -> None:
         "plan": get_component(f"{FILE}:stage").fn("experiment=dlrmv2", "run=x", f"store={tmp_path}", name="ingest"),
     }.items():
         (role,) = app.roles
-        assert role.args[-6:-4] == ["ingest", f"{tmp_path}/runs/x/config.yaml"], name
+        worker = role.args.index("worker")
+        assert role.args[worker + 1 : worker + 3] == ["ingest", f"{tmp_path}/runs/x/config.yaml"], name
     assert (tmp_path / "runs/x/steps.json").is_file()
 
 

@@ -60,7 +60,7 @@ def test_towers_are_divided_among_hosts_or_hosts_among_towers(count, hosts, expe
         (["partition.towers=3"], 4, "3 towers do not divide 4 hosts"),
         (["partition.towers=3"], 2, "3 towers do not divide 2 hosts"),
         (["partition.towers=6"], 2, r"6 towers for 5 features \(a, b, c, d, e\)"),
-        (["+partition.pins.C9=0"], 2, "partition.pins names 'C9', which is no feature"),
+        (["+partition.pins.C9=0"], 2, "partition.pins names 'C9', which is not a feature"),
         (["+partition.pins.a=2"], 2, "partition.pins.a is 2, expected a tower between 0 and 1"),
         (["partition.groups=[[a,b],[b,c]]"], 2, "partition.groups names 'b' twice"),
         (["partition.groups=[[a,a]]"], 2, "partition.groups names 'a' twice"),
