@@ -46,7 +46,10 @@ class Terminal:
         if data:
             with self._lock:
                 sys.stdout.flush()
-                sys.stdout.buffer.write(data)
+                if hasattr(sys.stdout, "buffer"):
+                    sys.stdout.buffer.write(data)
+                else:  # a caller in this process captures text
+                    sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()
                 self._open = not data.endswith(b"\n")
 

@@ -1,5 +1,7 @@
 """Log lines: levels, ranks, JSON, and a progress line that stays whole."""
 
+import contextlib
+import io
 import json
 import logging
 import subprocess
@@ -108,3 +110,9 @@ def test_an_exception_is_part_of_its_json_line(capsys: pytest.CaptureFixture) ->
         logs.show_fault(error)
     record = json.loads(capsys.readouterr().out)
     assert record["level"] == "error" and "ValueError: odd" in record["exception"]
+
+
+def test_the_output_of_ranks_reaches_a_caller_that_captures_text() -> None:
+    with contextlib.redirect_stdout(io.StringIO()) as captured:
+        logs.Terminal().pass_on("step 1 – loss".encode())
+    assert captured.getvalue() == "step 1 – loss"
