@@ -43,8 +43,8 @@ def details(shown: ShownVersion) -> str:
     for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
     for part, facts in (("data", card.data), ("lineage", card.lineage.to_json())):
-        shown = {key.replace("_", " "): _fact(value) for key, value in facts.items()}
-        lines += [f"  {part}", *(f"    {name}: {text}" for name, text in shown.items() if text)]
+        named = {key.replace("_", " "): _fact(value) for key, value in facts.items()}
+        lines += [f"  {part}", *(f"    {name}: {text}" for name, text in named.items() if text)]
     tables = card.tables.values()
     size = sum(table.bytes for table in tables)
     coding = "/".join(sorted({table.coding for table in tables}))
