@@ -80,5 +80,5 @@ def _sample(weight: Tensor) -> Tensor:
 
 def _moved(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
     """Rows [n] whose optimizer state is not all zero: those that training has moved."""
-    states = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
-    return np.asarray(np.logical_or.reduce(states))
+    moved = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
+    return np.asarray(np.logical_or.reduce(moved))
