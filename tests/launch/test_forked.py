@@ -65,7 +65,7 @@ def test_a_killed_server_takes_its_rank_along_and_the_next_attempt_has_another(t
     server = rank.parent()
     server.kill()
     output, _ = launcher.communicate(timeout=60)
-    assert not rank.is_running()
+    assert psutil.wait_procs([rank], timeout=15)[1] == []
     assert "the ingest stage failed: rank 0 was killed by signal 9: most often" in output
     assert "attempt 2 of 2" in output
     assert "was cancelled at its deadline of 0.1 minutes" in output, "the second attempt ran"
