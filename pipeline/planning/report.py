@@ -168,7 +168,7 @@ def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[s
         f"{cell:<{size}}" if heading in LEFT else f"{cell:>{size}}"
         for cell, (heading, size) in zip(cells, columns, strict=True)
     )
-    room = max(width - len(rest) - 1, 0)  # a long cell leaves none: the page cuts the line
+    room = max(width - len(rest) - 1, len("hbm+cache"))  # a long last cell is cut, not the name
     short = name if len(name) <= room else name[: max(room - 2, 1)] + ".."
     return f"{short:<{room}} {rest}"
 
