@@ -13,9 +13,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.checkpoint import TrainState
 from pipeline.checkpoint.export import export
 from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.state import TrainState
 from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.embeddings import optimizers
