@@ -20,7 +20,7 @@ class LaunchConfig:
     inline: list[str] = setting(
         factory=inline_stages,
         choices=STAGES.names,
-        doc="These stages run in the launcher's own process.",
+        doc="These stages run in the launcher's own process, or in one that it forks to spare itself importing torch.",
     )
     attempts: int = setting(
         1, low=1, high=100, doc="A stage that dies is tried this often, each time from the newest checkpoint on."
