@@ -69,6 +69,7 @@ from pipeline.records.plan import (
     place_bytes,
 )
 from pipeline.records.record import Record, absent, plain, read, rest, rest_field
+from pipeline.records.removed import Removed, RemovedFromStore, RemovedVersion, RemovedVersions
 from pipeline.records.result import (
     Budget,
     Bytes,
@@ -92,7 +93,7 @@ from pipeline.records.result import (
 )
 from pipeline.records.serving import SERVING, Description, TableLayout
 from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
-from pipeline.records.versions import Promotion, ShownVersion
+from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
     "BESIDE_TRAINING", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NIGHT", "PASS",
@@ -101,10 +102,11 @@ __all__ = [
     "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff", "DenseProfile", "Description", "ErrorPart",
     "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile", "Figures", "Former", "GatePart",
     "GateRecord", "Histogram", "Index", "IngestPart", "Interval", "Lineage", "LinkShare", "ListedCheckpoint",
-    "Milliseconds", "ModelCard", "ModelFigures", "ModelPart", "NightRecord", "Plan", "PlanPart", "Profile", "Promotion",
-    "Record", "Result", "Resumed", "RowsPower", "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion",
-    "Shrunk", "Slice", "SparseColumn", "SsdPart", "StageOutcome", "StoredTable", "TableDiff", "TableLayout",
-    "TablePlace", "TablePlan", "TableSize", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart",
-    "TrainPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest",
-    "rest_field", "unseen_column", "weight_column",
+    "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart", "NightRecord", "Plan",
+    "PlanPart", "Profile", "Promotion", "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions",
+    "Result", "Resumed", "RowsPower", "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk",
+    "Slice", "SparseColumn", "SsdPart", "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace",
+    "TablePlan", "TableSize", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart",
+    "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field",
+    "unseen_column", "weight_column",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ MISTAKES = [
     (["nightly", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
     (["nightly", "stages=[train]"], "stages=[train] is given, but a night runs all six"),
     (["backfill", "from=2026-01-01"], "to= is missing"),
-    (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 lies after to=2026-01-01"),
+    (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 is after to=2026-01-01"),
     (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is not an http or https URL"),
     (["nightly", "nightly.time_zone=Mars/Base"], "nightly.time_zone is 'Mars/Base', expected the name of a time zone"),
     (["nightly", "nightly.wait_minutes=-1"], "nightly.wait_minutes is -1"),
