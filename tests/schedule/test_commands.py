@@ -17,7 +17,7 @@ MISTAKES = [
         "data.day=2026-01-02 is given, but a night takes it from its date",
     ),
     (["nightly", "run=x"], "run=x is given, but a night's run is called <model>-<date>"),
-    (["nightly", "stages=[train]"], "stages=[train] is given, but a night runs all six"),
+    (["nightly", "stages=[train]"], "stages=[train] is given, but a night runs all stages"),
     (["backfill", "from=2026-01-01"], "to= is missing"),
     (["backfill", "from=2026-01-02", "to=2026-01-01"], "from=2026-01-02 is after to=2026-01-01"),
     (["nightly", "nightly.webhook=ftp://host/x"], "nightly.webhook is not an http or https URL"),
