@@ -60,8 +60,10 @@ def transform(
     prepared_columns = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
     columns = [frame[LABEL]]
     for feature in spec.dense:
-        bounds = state.dense[feature.name].bounds
-        columns.append(prepared_columns[feature.name] if bounds is None else _percentile(frame, feature, bounds))
+        ready = feature.name in prepared_columns.columns
+        columns.append(
+            prepared_columns[feature.name] if ready else dense_column(frame, feature, state.dense[feature.name])
+        )
     for sparse in spec.sparse:
         fitted = state.sparse[sparse.name]
         columns += (
@@ -128,9 +130,12 @@ def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
     return value.fill_null(fitted.missing).cast(pl.Float32).alias(feature.name)
 
 
-def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> pl.Series:
-    values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
-    shares = bin_of(values, bounds) / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
+def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series:
+    """Column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (Float64, null: missing) of typed rows."""
+    if fitted.bounds is None:
+        return frame.select(_dense(feature, fitted)).to_series()
+    values, bins = frame.select(prepared(feature).alias("v"))["v"].to_numpy(), len(fitted.bounds)
+    shares = bin_of(values, fitted.bounds) / max(bins, 1) - 0.5 * (bins > 0)
     return pl.Series(feature.name, np.where(np.isnan(values), 0.0, shares).astype(np.float32))
 
 

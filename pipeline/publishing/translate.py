@@ -8,21 +8,23 @@ determine the number it came from: these are computed from the raw numbers, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import polars as pl
 from numpy.typing import NDArray
 
-from pipeline.records import MISSING_ROW, RESERVED_ROWS, UNSEEN_ROW
+from pipeline.ingest.ids import as_bits
+from pipeline.ingest.spec import DenseSpec
+from pipeline.ingest.state import dense_transform
+from pipeline.ingest.transform import DenseTransform, dense_column
+from pipeline.records import RESERVED_ROWS, TRANSFORMS, UNSEEN_ROW
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import FittedMapping, IdMapping
 from pipeline.store import Store
 
-TRANSFORMS = "transforms.json"
-MAX_NORM = "max_norm"
-FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What may differ between two mappings whose ids have the same hashes.
 _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
 
@@ -32,81 +34,85 @@ class NotComparableError(Exception):
 
 
 @dataclass(frozen=True)
+class Scale:
+    """A dense feature's fitted transform, both ways."""
+
+    feature: DenseSpec
+    fitted: DenseTransform
+
+    @staticmethod
+    def of(name: str, record: Mapping[str, Any]) -> Scale:
+        """The scale behind a feature's ``record`` of ``transforms.json``."""
+        clip, transform = tuple(record.get("clip") or ()), record["transform"]
+        return Scale(DenseSpec(name=name, column=name, transform=transform, clip=clip), dense_transform(record))
+
+    def values(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
+        """float32 [n] of raw ``numbers`` [n], as ingestion makes them; NaN: missing."""
+        column = pl.Series(f"dense:{self.feature.name}", numbers.astype(np.float64), nan_to_null=True)
+        return dense_column(column.to_frame(), self.feature, self.fitted).to_numpy()
+
+    def numbers(self, values: NDArray[np.floating]) -> NDArray[np.float64]:
+        """Raw numbers [n] of ``values`` [n] in this scale, which is none of bins; NaN: missing.
+
+        In a standardised scale a 0 is a missing value (or the mean itself, which is as good).
+        """
+        raw = values.astype(np.float64) * self.fitted.std + self.fitted.mean
+        if self.feature.logarithmic:
+            raw = np.sign(raw) * np.expm1(np.abs(raw))
+        return raw if np.isnan(self.fitted.missing) else np.where(values == 0, np.nan, raw)
+
+
+@dataclass(frozen=True)
 class DenseTranslation:
-    """A dense feature's values from one fitted transform to another, both records of ``transforms.json``.
+    """A dense feature's values from the scale ``now`` to the scale ``then``.
 
     ``raw``: the dataset keeps the feature's raw numbers, and they are taken in place of its values.
     """
 
-    now: Mapping[str, Any]
-    then: Mapping[str, Any]
+    now: Scale
+    then: Scale
     raw: bool = False
 
     def apply(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """float32 [n] of ``values`` [n]: numbers where ``raw``, else values in the scale ``now``.
-
-        In a standardised scale a 0 is a missing value (or the mean itself, which is as good) and stays one.
-        """
-        bounds = self.then.get("bounds")
+        """float32 [n] of ``values`` [n]: numbers where ``raw``, else values in the scale ``now``."""
         if self.raw:
-            return _scaled(self.then, values, bounds)
+            return self.then.values(values)
+        then, bounds = self.then, self.then.fitted.bounds
         if bounds is not None:  # through the same roundings as the values, so that equal numbers stay equal
-            bounds = _numbers(self.now, _scaled(self.now, np.asarray(bounds), None))
-        return _scaled(self.then, _numbers(self.now, values), bounds)
-
-
-@dataclass(frozen=True)
-class BinsTranslation:
-    """A sparse feature of bins: the raw numbers, which the dataset keeps, to rows of the bins between ``bounds``."""
-
-    bounds: NDArray[np.float64]
-
-    def apply(self, numbers: NDArray[np.float64]) -> NDArray[np.int32]:
-        """Row numbers [n] of ``numbers`` [n]; NaN gets the row of missing values."""
-        rows = np.searchsorted(self.bounds, numbers, side="right") + RESERVED_ROWS
-        return np.where(np.isnan(numbers), MISSING_ROW, rows).astype(np.int32)
+            rounded = self.now.numbers(self.now.values(bounds))
+            then = replace(then, fitted=replace(then.fitted, bounds=rounded))
+        return then.values(self.now.numbers(values))
 
 
 @dataclass(frozen=True)
 class IdsTranslation:
-    """A sparse feature's rows [rows of today's ``table``] in the other one; ``row_of`` finds those of hashes [n].
+    """A sparse feature's rows in the other model's table, by its mapping ``fitted`` there.
 
+    ``table``: those of the rows of today's table; None for bins, which are computed from the raw numbers.
     ``unseen``: the dataset keeps the hashes of the ids that have no row today.
     """
 
-    table: NDArray[np.int32]
-    row_of: Callable[[NDArray[np.uint64]], NDArray[np.int32]]
-    unseen: bool
+    mapping: IdMapping
+    fitted: FittedMapping
+    table: NDArray[np.int32] | None
+    unseen: bool = False
 
     def apply(self, ids: NDArray[Any], unseen: NDArray[np.uint64] | None) -> NDArray[np.int32]:
-        """Row numbers [n] of ``ids`` [n]; ``unseen`` [n]: hashes of those without a row today, 0 for the others."""
-        rows: NDArray[np.int32] = self.table[ids]
+        """Row numbers [n] of ``ids`` [n]: rows of today's table, of bins raw numbers with NaN for a missing one.
+
+        ``unseen`` [n]: hashes of the ids without a row today, 0 for the others.
+        """
+        if self.table is None:
+            return self.rows_of(as_bits(pl.Series(ids, nan_to_null=True)))
+        rows = self.table[ids]
         if unseen is not None:
             at = np.flatnonzero(unseen)
-            rows[at] = self.row_of(unseen[at])
+            rows[at] = self.rows_of(pl.Series(unseen[at]))
         return rows
 
-
-def _numbers(record: Mapping[str, Any], values: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Raw numbers [n] of ``values`` [n] in the scale ``record``, which is none of bins; NaN: missing."""
-    raw = values.astype(np.float64) * record["std"] + record["mean"]
-    if record["transform"].startswith("log1p"):
-        raw = np.sign(raw) * np.expm1(np.abs(raw))
-    return raw if record["transform"] == MAX_NORM else np.where(values == 0, np.nan, raw)
-
-
-def _scaled(record: Mapping[str, Any], numbers: NDArray[np.floating], bounds: Any) -> NDArray[np.float32]:
-    """float32 [n]: raw ``numbers`` [n] (NaN: missing) in the scale ``record``, its bins between ``bounds``."""
-    missing, scaled = np.isnan(numbers), numbers.astype(np.float64)
-    if record.get("clip"):
-        scaled = scaled.clip(*record["clip"])
-    if record["transform"] == "percentile":
-        shares = np.searchsorted(bounds, scaled, side="right") / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
-        return np.where(missing, 0.0, shares).astype(np.float32)
-    if record["transform"].startswith("log1p"):
-        scaled = np.sign(scaled) * np.log1p(np.abs(scaled))
-    scaled = ((scaled - record["mean"]) / record["std"]).clip(-FLOAT32_MAX, FLOAT32_MAX)
-    return np.where(missing, np.nan if record["transform"] == MAX_NORM else 0.0, scaled).astype(np.float32)
+    def rows_of(self, hashes: pl.Series) -> NDArray[np.int32]:
+        """The row of each of ``hashes``."""
+        return self.mapping.rows(self.fitted, hashes)[0].to_numpy()
 
 
 @dataclass(frozen=True)
@@ -114,18 +120,18 @@ class Translation:
     """By feature, None: nothing changes."""
 
     dense: dict[str, DenseTranslation | None]
-    sparse: dict[str, IdsTranslation | BinsTranslation | None]
+    sparse: dict[str, IdsTranslation | None]
 
     @property
     def raw(self) -> list[str]:
         """Features whose raw numbers ``values`` and ``rows`` want in place of what the dataset's columns hold."""
         dense = [name for name, each in self.dense.items() if each is not None and each.raw]
-        return dense + [name for name, each in self.sparse.items() if isinstance(each, BinsTranslation)]
+        return dense + [name for name, each in self.sparse.items() if each is not None and each.table is None]
 
     @property
     def unseen(self) -> list[str]:
         """Features of whose ids without a row today ``rows`` wants the hashes."""
-        return [name for name, each in self.sparse.items() if isinstance(each, IdsTranslation) and each.unseen]
+        return [name for name, each in self.sparse.items() if each is not None and each.unseen]
 
     def values(self, feature: str, values: NDArray[np.floating]) -> NDArray[np.floating]:
         """A dense feature in the other model's scale."""
@@ -135,8 +141,6 @@ class Translation:
     def rows(self, feature: str, ids: NDArray[Any], unseen: NDArray[np.uint64] | None = None) -> NDArray[Any]:
         """Row numbers of the other model's table; ``unseen``: as of ``IdsTranslation``."""
         change = self.sparse[feature]
-        if isinstance(change, BinsTranslation):
-            return change.apply(ids)
         return ids if change is None else change.apply(ids, unseen)
 
 
@@ -146,30 +150,29 @@ def translation(store: Store, dataset: str, version: str) -> Translation:
     Raises NotComparableError where a feature is missing or its ids cannot be translated.
     """
     now, then = (store.read_json(f"{path}/{TRANSFORMS}") for path in (dataset, version))
-    kept, hashed = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
-    dense = {name: _dense(name, now["dense"], record, kept) for name, record in then["dense"].items()}
-    sparse = {
-        name: _binned(name, now["sparse"], record, kept)
-        if ID_MAPPINGS.get(record["mapping"]).numbers
-        else _sparse(store, dataset, version, name, now["sparse"], record, unseen=name in hashed)
-        for name, record in then["sparse"].items()
-    }
-    return Translation(dense, sparse)
+    raw, unseen = frozenset(now.get("raw", ())), frozenset(now.get("unseen", ()))
+    for group in ("dense", "sparse"):
+        for name in then[group]:
+            if name not in now[group]:
+                raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
+    return Translation(
+        {name: _dense(name, now["dense"][name], record, raw) for name, record in then["dense"].items()},
+        {
+            name: _binned(name, now["sparse"][name], record, raw)
+            if ID_MAPPINGS.get(record["mapping"]).numbers
+            else _ids(store, (dataset, version), name, now["sparse"][name], record, name in unseen)
+            for name, record in then["sparse"].items()
+        },
+    )
 
 
-def _known(name: str, features: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    if name not in features:
-        raise NotComparableError(f"it needs feature {name!r}, which the dataset does not have")
-    return features[name]
-
-
-def _dense(name: str, features: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
-    now = _known(name, features)
-    if _scale(now) == _scale(then):
+def _dense(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> DenseTranslation | None:
+    if now | {"column": ""} == then | {"column": ""}:
         return None
-    if now["transform"] == "percentile":
+    ranked = now["transform"] == "percentile"
+    if ranked:
         _require_raw(name, now["transform"], kept)
-    return DenseTranslation(now, then, raw=now["transform"] == "percentile")
+    return DenseTranslation(Scale.of(name, now), Scale.of(name, then), ranked)
 
 
 def _require_raw(name: str, transform: str, kept: frozenset[str]) -> None:
@@ -180,24 +183,19 @@ def _require_raw(name: str, transform: str, kept: frozenset[str]) -> None:
         )
 
 
-def _scale(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name != "column"}
-
-
-def _binned(name: str, features: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> BinsTranslation | None:
-    now = _known(name, features)
+def _binned(name: str, now: dict[str, Any], then: dict[str, Any], kept: frozenset[str]) -> IdsTranslation | None:
     if now["mapping"] != then["mapping"]:
         raise NotComparableError(_mapped_otherwise(name, now, then))
     if now["bounds"] == then["bounds"]:
         return None
     _require_raw(name, now["mapping"], kept)
-    return BinsTranslation(np.asarray(then["bounds"], np.float64))
+    mapping = ID_MAPPINGS.get(then["mapping"])
+    return IdsTranslation(mapping, mapping.read(name, then, lambda file: None), None)
 
 
-def _sparse(
-    store: Store, dataset: str, version: str, name: str, features: dict[str, Any], then: dict[str, Any], *, unseen: bool
+def _ids(
+    store: Store, paths: tuple[str, str], name: str, now: dict[str, Any], then: dict[str, Any], unseen: bool
 ) -> IdsTranslation | None:
-    now = _known(name, features)
     for setting in sorted(now.keys() - _FREE):
         if now[setting] != then.get(setting):
             raise NotComparableError(
@@ -210,65 +208,35 @@ def _sparse(
                 f"{then['mapping']} into {then['rows']} in the model"
             )
         return None
-    hashes, rows = read_vocab(store, dataset, name)
+    dataset, version = paths
+    _, today = _fitted(store, dataset, name, now)
+    mapping, fitted = _fitted(store, version, name, then)
+    if mapping.rows_per_id > 1:
+        raise NotComparableError(_mapped_otherwise(name, now, then))
     table = np.full(now["rows"], UNSEEN_ROW, np.int32)
     table[:RESERVED_ROWS] = np.arange(RESERVED_ROWS)
-    if now.get("spread") and now["spread"] == then.get("spread"):  # rows that unknown ids hash into
-        first, count = now["spread"]
-        table[first : first + count] = np.arange(first, first + count)
-    row_of = _finder(store, version, name, now, then)
-    table[rows] = row_of(hashes)
+    if today.spread and today.spread == fitted.spread:  # rows that unknown ids hash into
+        table[today.spread[0] :][: today.spread[1]] = np.arange(today.spread[0], sum(today.spread))
+    # Where ids share a row, the most frequent one comes last: it speaks for the row.
+    known = today.known.sort("count", "hash")
+    moved = IdsTranslation(mapping, fitted, table, unseen)
+    table[known["row"].to_numpy()] = moved.rows_of(known["hash"])
     same = then["rows"] == now["rows"] and bool((table == np.arange(len(table))).all())
-    return None if same else IdsTranslation(table, row_of, unseen)
-
-
-def _finder(
-    store: Store, version: str, name: str, now: dict[str, Any], then: dict[str, Any]
-) -> Callable[[NDArray[np.uint64]], NDArray[np.int32]]:
-    """What finds the rows of hashes in the version's table."""
-    if then["vocab"] is not None:
-        known, rows = read_vocab(store, version, name)
-        order = np.argsort(known, kind="stable")
-        known, rows = known[order], rows[order]
-        spread = then.get("spread")
-        return lambda hashes: _rows_of(hashes, known, rows, spread)
-    mapping = ID_MAPPINGS.get(then["mapping"])
-    if mapping.rows_per_id > 1 or not mapping.by_hash:
-        raise NotComparableError(_mapped_otherwise(name, now, then))
-    fitted = mapping.read(name, then, lambda file: None)
-    return lambda hashes: _rows_by(mapping, fitted, hashes)
+    return None if same else moved
 
 
 def _mapped_otherwise(name: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> str:
     return f"feature {name!r} is mapped by {now['mapping']} in the dataset, by {then['mapping']} in the model"
 
 
-def _rows_by(mapping: IdMapping, fitted: FittedMapping, hashes: NDArray[np.uint64]) -> NDArray[np.int32]:
-    """The row of each of ``hashes``, where a mapping computes it."""
-    import polars as pl
+def _fitted(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:
+    """The mapping of feature ``name`` and its fit in the dataset or version at ``path``, without candidates."""
 
-    return mapping.rows(fitted, pl.Series(hashes))[0].to_numpy()
+    def opened(file: str) -> pl.DataFrame | None:
+        if file != record["vocab"]:
+            return None
+        with store.open(f"{path}/{file}") as source:
+            return pl.read_parquet(source.read())
 
-
-def read_vocab(store: Store, path: str, feature: str) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Hash and row of every id that has a row in the dataset or version at ``path``, by rising count.
-
-    Where ids share a row, the most frequent one comes last: written in this order it speaks for the row.
-    """
-    import pyarrow.parquet as pq
-
-    with store.open(f"{path}/vocab/{feature}.parquet") as source:
-        table = pq.read_table(source, columns=["hash", "row", "count"]).sort_by("count")
-    return table["hash"].to_numpy().astype(np.uint64), table["row"].to_numpy().astype(np.int64)
-
-
-def _rows_of(
-    hashes: NDArray[np.uint64], known: NDArray[np.uint64], rows: NDArray[np.int64], spread: list[int] | None
-) -> NDArray[np.int32]:
-    """The row of each hash among ``known`` ones, which rise; others have that of unseen ids, or go to ``spread``."""
-    first, count = spread or (UNSEEN_ROW, 1)
-    others = (hashes % np.uint64(count)).astype(np.int32) + np.int32(first)
-    if not len(known):
-        return others
-    places = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-    return np.where(known[places] == hashes, rows[places], others).astype(np.int32)
+    mapping = ID_MAPPINGS.get(record["mapping"])
+    return mapping, mapping.read(name, record, opened)
