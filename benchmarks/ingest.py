@@ -95,7 +95,7 @@ def _child(name: str, log: str) -> None:
 
 def _nightjar(log: str) -> Work:
     """Ingestion of ``log`` as the command runs it, ready to start: imports and the configuration are not timed."""
-    from pipeline.ingest import ingest
+    from pipeline.ingest.stage import ingest
 
     def work(out: str, min_count: int, most_rows: int) -> int:
         with Store(out).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:

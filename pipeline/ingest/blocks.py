@@ -83,7 +83,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
     return counted, typed
 
 
-def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
+def transformed(typed: bytes, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pass 2 of a block: its train rows and its test rows as the dataset holds them.
 
     The test rows also have the columns of ``raw_numbers`` and of ``unseen_ids``.
@@ -98,7 +98,7 @@ def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFra
     return rows.filter(~test), held.with_columns(*raw, *unseen)
 
 
-def train_rows(typed: bytes | bytearray, first_test_day: int) -> pl.DataFrame:
+def train_rows(typed: bytes, first_test_day: int) -> pl.DataFrame:
     """The typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
     hashes = [ids.series().alias(f"hash:{name}") for name, ids in coded.items()]
@@ -133,7 +133,7 @@ def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(narrow.select(name for name in names if same[name][0]))
 
 
-def unpacked(data: bytes | bytearray) -> tuple[pl.DataFrame, dict[str, Coded]]:
+def unpacked(data: bytes) -> tuple[pl.DataFrame, dict[str, Coded]]:
     """What ``packed`` made ``data`` of."""
     end = 8 + int.from_bytes(data[:8], "little")
     view = memoryview(data)

@@ -9,7 +9,8 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.config.checks import check
 from pipeline.errors import ArtifactError, ConfigError, DataError
-from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
+from pipeline.ingest.days import day_dataset, day_state, previous_dataset
+from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.records import dataset_path
 from pipeline.store import Store, artifact_key
 from tests.keys import key_config

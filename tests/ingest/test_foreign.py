@@ -12,9 +12,9 @@ import zstandard
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import DataError
-from pipeline.ingest import RecordTransform
 from pipeline.ingest.days import counted_rows
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.record_transform import RecordTransform
 
 from .conftest import csv_config, write_rows
 from .test_errors import refused

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError
-from pipeline.ingest import RecordTransform
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.sharing import cells, trust_in
 
 from .conftest import csv_config

@@ -7,8 +7,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.ingest import raw_fingerprint
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.stage import raw_fingerprint
 
 from .conftest import csv_config
 

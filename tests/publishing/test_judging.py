@@ -8,7 +8,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.errors import UnreachableError
 from pipeline.evaluation import evaluate
-from pipeline.ingest import ingest
+from pipeline.ingest.stage import ingest
 from pipeline.publishing.translate import NotComparableError
 from pipeline.publishing.versions import version_path
 from pipeline.records import Best

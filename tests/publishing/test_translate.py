@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.compose import compose
-from pipeline.ingest import ingest
 from pipeline.ingest.record_transform import RecordTransform
+from pipeline.ingest.stage import ingest
 from pipeline.publishing.translate import NotComparableError, translation
 from pipeline.records import LABEL
 from pipeline.store import Store
