@@ -7,7 +7,9 @@ the positive class are counted too: they tell how well a value alone predicts th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -87,6 +89,15 @@ class Sketch:
         cut = np.unique(np.where(nearer, first, first + 1))
         cut = cut[(cut > 0) & (cut < len(used))]
         return lower_edges()[used[cut]]
+
+    def distribution(self, bins: int) -> dict[str, Any]:
+        """Distinct values (buckets), and ``shares`` of bins between ``bounds``, as even as the values let them be."""
+        bounds = self.bounds(bins)
+        return {"distinct": len(self.used), "bounds": bounds.tolist(), "shares": self.shares(bounds).tolist()}
+
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """Shares of the bins of another day's ``distribution``."""
+        return self.shares(np.array(then["bounds"], np.float64))
 
     def shares(self, bounds: np.ndarray) -> np.ndarray:
         """Share of the values in each bin of ``bounds``: float64 [len(bounds) + 1]; zeros where nothing was counted."""
