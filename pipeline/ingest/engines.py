@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import polars as pl
 
-from pipeline.config import IngestConfig
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
 from pipeline.ingest.sources import Source
@@ -49,15 +48,6 @@ class Engine(ExitStack, ABC):
     def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
         """The typed train rows of every block, for what has to look at them again before pass 2."""
         return (train_rows(typed, first_test_day) for typed in self.typed())
-
-
-def engine_of(config: IngestConfig) -> Engine:
-    """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
-    if config.engine == "ray":
-        from pipeline.ingest.ray_engine import RayEngine
-
-        return RayEngine(config)
-    return LocalEngine()
 
 
 class LocalEngine(Engine):

@@ -21,7 +21,7 @@ from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
-from pipeline.ingest.engines import Engine, engine_of
+from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
@@ -326,6 +326,15 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
     others = "drop" if not data.has_file_per_day else "keep" if data.late == "own_day" else "quarantine"
     first = days.day_number(named[0]) if named else None
     return DayRule(day=days.day_number(day), others=others, reach=data.late_days, first=first)
+
+
+def engine_of(config: IngestConfig) -> Engine:
+    """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
+    if config.engine == "ray":
+        from pipeline.ingest.ray_engine import RayEngine
+
+        return RayEngine(config)
+    return LocalEngine()
 
 
 class _Meter:

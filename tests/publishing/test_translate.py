@@ -10,8 +10,8 @@ import pytest
 from pipeline.compose import compose
 from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.stage import ingest
-from pipeline.publishing.translate import NotComparableError, translation
 from pipeline.records import LABEL
+from pipeline.serving.translate import NotComparableError, translation
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 
