@@ -96,7 +96,7 @@ class Evaluate(Stage):
 
 def _readable(store: Store, checkpoint: str) -> list[Artifact]:
     """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
-    from pipeline.checkpoint import committed
+    from pipeline.checkpoint.index import committed
 
     return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
 
