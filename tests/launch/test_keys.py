@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config, ModelConfig
-from pipeline.ingest import ingest
+from pipeline.ingest.stage import ingest
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
