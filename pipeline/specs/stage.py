@@ -156,7 +156,10 @@ class Stage(ABC):
         """Raise the error that a run ends with though the stage was done; the launcher asks at the end of the chain."""
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """What ``run`` imports that takes long, torch above all: its rank is forked from a process that has done so."""
+        """What ``run`` imports that takes long, torch above all: its rank is forked from a process that has done so.
+
+        Nothing that starts threads when it is imported: a forked process does not have them.
+        """
         return ()
 
     def seconds_to_end(self, config: Config) -> float:

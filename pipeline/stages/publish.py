@@ -38,8 +38,8 @@ class Publish(Stage):
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """What exports and scores a version."""
-        return ("pipeline.serving.scores", "pipeline.publishing.program")
+        """What exports a version; not what scores it, for that imports Polars, which has threads."""
+        return ("pipeline.publishing.program", "pipeline.publishing.served")
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """Write, judge and promote a version; its gate report is the stage's artifact."""
