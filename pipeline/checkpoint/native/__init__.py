@@ -18,8 +18,10 @@ import logging
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _VERSION = 1  # of the functions below, as rowcodes.c has it
 _ALL = 2  # all instruction sets may be used
