@@ -22,6 +22,7 @@ class Evaluate(Stage):
     inputs = ("ingest", "plan", "partition", "train")
     needs_rows = True
     distributed = True
+    modules = ("pipeline.training.predict",)
     settings = (use("evaluate", "global_batch"),)
 
     def check(self, config: Config) -> None:

@@ -93,6 +93,7 @@ class Train(Stage):
     needs_rows = True
     distributed = True
     trains = True
+    modules = ("pipeline.training.loop",)
     settings = (*CONTINUATION, *END)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
