@@ -83,7 +83,7 @@ CODINGS = {
     "q4": TableCoding(Coding(4, 25, 0.6), "bf16"),
     "q3": TableCoding(Coding(3, 10, 0.5)),
     "q2": TableCoding(Coding(2, 10, 0.3), "fp32", compress=False),
-    "mixed": TableCoding(
+    "q2+q3+q4+q6+q8": TableCoding(
         Coding(4), "bf16", heat="adagrad_sum",
         levels=((0.0, Coding(2, 0, 0.0, 2)), (0.3, Coding(3)), (0.6, Coding(4)), (0.8, Coding(6)), (0.95, Coding(8))),
     ),

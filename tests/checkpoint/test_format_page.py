@@ -143,7 +143,7 @@ def compare(store, artifact):
         np.testing.assert_array_equal(mine[name][1]["adagrad_sum"], sums.numpy())
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "q8", "q6", "q4", "q3", "q2", "mixed"])
+@pytest.mark.parametrize("coding", ["fp32", "fp16", "q8", "q6", "q4", "q3", "q2", "q2+q3+q4+q6+q8"])
 def test_the_reader_gets_the_rows_that_a_restore_gets(tmp_path, coding):
     from tests.checkpoint.built import CODINGS, new_store, put
 
