@@ -47,7 +47,7 @@ class RecordKind:
     """A kind of record: the ``pattern`` of its path (``*``: any folder) and what a record ``refers`` to.
 
     ``refers`` may raise KeyError, TypeError or AttributeError for invalid content. ``starts``: the record names what
-    its run started from, which matters only if the run continues. ``pins``: checkpoints that it names are never removed.
+    its run started from, which matters only if the run continues. ``pins``: checkpoints it names are never removed.
     """
 
     name: str
