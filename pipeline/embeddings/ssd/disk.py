@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.shard import SsdShard
 from pipeline.embeddings.tables import TableSpec
+from pipeline.specs.table_optimizer import StateColumn
 
 
 class DiskRows(Protocol):
@@ -24,7 +25,7 @@ class DiskRows(Protocol):
         """See ``SsdStore``."""
         ...
 
-    def write(self, table: str, places: I64, weights: F32, state: F32) -> None:
+    def write(self, table: str, places: I64, values: F32) -> None:
         """See ``SsdStore``."""
         ...
 
@@ -45,44 +46,50 @@ class DiskShard(LocalShard):
     """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
 
     _store: DiskRows
-    _states: list[str]
+    _states: dict[str, slice | int]  # which values of a row they are
+    _values: int
 
-    def __init__(self, store: DiskRows, shard: SsdShard, owner: bool, states: list[str]) -> None:
+    def __init__(self, store: DiskRows, shard: SsdShard, owner: bool, states: Sequence[StateColumn]) -> None:
         place = {"table": shard.name, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
-        for name, value in {**place, "owner": owner, "_store": store, "_states": states}.items():
+        own = {"_store": store, "_states": _places(states, shard.dim), "_values": shard.values}
+        for name, value in {**place, "owner": owner, **own}.items():
             object.__setattr__(self, name, value)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """All rows: [rows, columns]. Only for tables that fit in memory."""
-        return self._read(slice(0, self.rows))[:, :-2].contiguous()
+        return self._read(slice(0, self.rows))[:, : self.columns].contiguous()
 
     @property
     def state(self) -> dict[str, Tensor]:  # type: ignore[override]
-        """The states of all rows by name: [rows]."""
-        return {name: self._read(slice(0, self.rows))[:, -2].contiguous() for name in self._states}
+        """The states of all rows by name: [rows] or [rows, columns]."""
+        records = self._read(slice(0, self.rows)) if self._states else None
+        return {name: records[:, at].contiguous() for name, at in self._states.items() if records is not None}
 
     def _read(self, places: Places) -> Tensor:
-        return torch.from_numpy(self._store.read(self.table, _numbers(places)))
+        return torch.from_numpy(self._store.read(self.table, _numbers(places)))[:, : self._values]
 
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
         """See ``LocalShard``."""
         records = self._read(places)
-        weight.copy_(records[:, :-2])
-        for into in state.values():
-            into.copy_(records[:, -2])
+        weight.copy_(records[:, : self.columns])
+        for name, into in state.items():
+            into.copy_(records[:, self._states[name]])
 
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
         """See ``LocalShard.put``. Rows that are not given whole are read first."""
-        whole = weight.shape[1] == self.columns and not add and set(state) == set(self._states)
-        records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
+        whole = weight.shape[1] == self.columns and not add and state.keys() == self._states.keys()
+        records = torch.zeros(len(weight), self._values) if whole else self._read(places)
         records[:, column : column + weight.shape[1]] = weight
-        for values in state.values():
-            records[:, -2] = records[:, -2] + values if add else values
-        written = records.numpy()
-        self._store.write(self.table, _numbers(places), written[:, :-2], written[:, -2])
+        for name, values in state.items():
+            at = self._states[name]
+            if isinstance(at, slice):
+                records[:, at.start + column : at.start + column + values.shape[1]] = values
+            else:
+                records[:, at] = records[:, at] + values if add else values
+        self._store.write(self.table, _numbers(places), records.numpy())
 
     def scratch(self) -> Tensor | None:
         """See ``LocalShard``."""
@@ -98,13 +105,23 @@ class DiskShard(LocalShard):
         return torch.device("cpu")
 
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the states of ``rows`` rows by name; on this tier a state is one figure a row."""
-        return dict.fromkeys(self._states, (rows,))
+        """See ``LocalShard.state_shapes``."""
+        return {name: (rows, self.columns) if isinstance(at, slice) else (rows,) for name, at in self._states.items()}
 
     def zero_state(self) -> None:
         """Set the optimizer state of all rows to zero."""
         if self._states:
             self._store.zero_state(self.table)
+
+
+def _places(states: Sequence[StateColumn], dim: int) -> dict[str, slice | int]:
+    """Which of a row's values each state is; the weights come first."""
+    places: dict[str, slice | int] = {}
+    at = dim
+    for column in states:
+        places[column.name] = slice(at, at + dim) if column.per_value else at
+        at += dim if column.per_value else 1
+    return places
 
 
 def _numbers(places: Places) -> NDArray[np.int64]:

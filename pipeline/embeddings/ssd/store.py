@@ -22,7 +22,7 @@ from pipeline.embeddings.ssd.disk import DiskShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
-from pipeline.embeddings.ssd.kernel import storage_of
+from pipeline.embeddings.ssd.kernel import states_of, storage_of
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.redirect import Redirect
 from pipeline.embeddings.ssd.shard import Part, SsdShard
@@ -30,9 +30,10 @@ from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
+from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.table_optimizer import FLOAT, StateColumn, TableOptimizer
 
 SSD = "ssd"
 Ids = Mapping[str, NDArray[np.int64]]
@@ -72,10 +73,11 @@ class SsdStore:
                 if shard.rank == rank and shard.rows:
                     directory = self._disks[name, False]
                     kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
+                    values = table.row_bytes(shard.columns) // FLOAT
                     self._shards[name] = (
-                        CachedShard(directory, name, shard, kept, table.rows)
+                        CachedShard(directory, name, shard, kept, table.rows, values)
                         if self.cached
-                        else SsdShard(directory, name, shard, kept)
+                        else SsdShard(directory, name, shard, kept, values)
                     )
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
@@ -96,7 +98,7 @@ class SsdStore:
     def give(self, collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
         """Store the tables of ``collection``, all of the plan's or those of a tower, in our memory once sharded.
 
-        Tables of the same width share a kernel. ``optimizer``: of the tables; it fits tier ssd.
+        Tables of the same width share a kernel. ``optimizer``: of the tables.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in (name for name in self._names if name in collection.embedding_bags):
@@ -104,20 +106,19 @@ class SsdStore:
         buffers: dict[str, HostBuffers] = {}
         for (_, dim), names in kinds.items():
             shards = [self._shards[name] for name in names if name in self._shards]
-            buffers |= dict.fromkeys(names, self._buffers(shards, dim, state=bool(optimizer.columns)))
+            fused = optimizer.columns if optimizer.fused_on(self._plan.device) else ()
+            buffers |= dict.fromkeys(names, self._buffers(shards, dim, fused))
         give_buffers(collection, buffers)
 
-    def _buffers(self, shards: list[SsdShard], dim: int, *, state: bool) -> HostBuffers:
+    def _buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> HostBuffers:
         if self.cached:
             return HostBuffers(
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )
         rows = sum(shard.rows for shard in shards)
         # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
-        buffers = HostBuffers(weights=sparse_memory(rows * dim))
-        if state:
-            buffers["momentum1"] = sparse_memory(rows)
-        return buffers
+        own = {f"momentum{i}": sparse_memory(rows * (dim if s.per_value else 1)) for i, s in enumerate(states, 1)}
+        return HostBuffers(None, weights=sparse_memory(rows * dim), **own)
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; prepend hooks that need row numbers."""
@@ -125,9 +126,11 @@ class SsdStore:
             names = [table.name for table in kernel.tables]
             if self._shards.keys().isdisjoint(names):
                 continue
-            for name, (weights, state) in zip(names, storage_of(kernel.module), strict=True):
+            kept = kept_state(kernel.module)
+            states = states_of(kernel.module) if kept is None else [list(each.values()) for each in kept]
+            for name, weights, parts in zip(names, storage_of(kernel.module), states, strict=True):
                 if name in self._shards:
-                    self._shards[name].live_in(weights.detach(), state)
+                    self._shards[name].live_in([weights.detach(), *parts])
             features = [table.name for table in kernel.tables for _ in table.feature_names]
             hook = Redirect(self._shards, features, self.figures, self.hold, self.let_go)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -158,7 +161,7 @@ class SsdStore:
         for directory in self._directories:
             names = [name for name in self._shards if self._disks[name, True] == directory]
             rows = [(self._shards[name], self._plan.tables[name]) for name in names]
-            counts = [shard.rows * table.row_bytes(shard.dim) // 4 for shard, table in rows]  # weights and state
+            counts = [shard.rows * table.row_bytes(shard.dim) // FLOAT for shard, table in rows]
             if names:
                 file = ScratchFile(directory, 4 * sum(counts), "a checkpoint's copy of the rows of tables on SSD")
                 made |= zip(names, mapped(file, sum(counts)).split(counts), strict=True)
@@ -237,21 +240,21 @@ class SsdStore:
         """The shard of ``table`` on this rank; KeyError where there is none."""
         return self._shards[table]
 
-    def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
+    def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
         """The shard of ``table`` on this rank, as row access and checkpoints see it."""
         return DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
-        """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
+        """Copies of the rows at ``places`` [n] (of the shard): float32 [n, values + 1], the last one meaningless."""
         shard = self._shards[table]
         shard.slots.trained()
         return self._worker.call(lambda: self._fetcher.read(shard, places))
 
-    def write(self, table: str, places: NDArray[np.int64], weights: F32, state: F32) -> None:
-        """Overwrite the rows at ``places`` [n], each once, with ``weights`` [n, dim] and ``state`` [n]."""
+    def write(self, table: str, places: NDArray[np.int64], values: F32) -> None:
+        """Overwrite the rows at ``places`` [n], each once, with ``values`` [n, values]: weights and states."""
         shard = self._shards[table]
         shard.slots.trained()
-        self._worker.call(lambda: shard.put(places, weights, state))
+        self._worker.call(lambda: shard.put(places, values))
 
     def zero_state(self, table: str) -> None:
         """Set the optimizer state of all rows of ``table`` on this rank to zero; reads and writes the used ones."""
@@ -261,7 +264,9 @@ class SsdStore:
         def zero(places: I64) -> None:
             places = shard.used(places)
             if len(places):
-                shard.put(places, self._fetcher.read(shard, places)[:, :-2], np.zeros(len(places), np.float32))
+                values = self._fetcher.read(shard, places)[:, :-1]
+                values[:, shard.dim :] = 0.0
+                shard.put(places, values)
 
         for start in range(0, shard.rows, INIT_BLOCK_ROWS):
             block = np.arange(start, min(start + INIT_BLOCK_ROWS, shard.rows))
