@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 from omegaconf import MISSING
 
@@ -22,6 +23,7 @@ from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 
+DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
 FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
 
 
@@ -231,26 +233,40 @@ class DataConfig:
         return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
 
     @property
-    def _has_file_per_day(self) -> bool:
-        return re.search(r"\{day(:[^{}]*)?\}", self.path or "") is not None
+    def has_file_per_day(self) -> bool:
+        """Whether the logs of every day lie in files of their own."""
+        return DAY_FIELD.search(self.path or "") is not None
+
+    @property
+    def days(self) -> list[date]:
+        """The days that ``day`` names, in order; none if it is null. ConfigError unless it is a day or a range."""
+        if self.day is None:
+            return []
+        first, _, last = self.day.partition("..")
+        try:
+            start, end = date.fromisoformat(first), date.fromisoformat(last or first)
+            if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", self.day) or end < start:
+                raise ValueError
+        except ValueError:
+            raise ConfigError(
+                f"data.day is {self.day!r}, expected YYYY-MM-DD, or FIRST..LAST in order",
+                hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
+            ) from None
+        return [start + timedelta(days=i) for i in range((end - start).days + 1)]
 
     @property
     def _knows_days(self) -> bool:
         """Whether the day of a row is known: by its file, by a column, or because it is generated."""
-        return bool(self._has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
+        return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
 
     def _check_day(self, path: str) -> None:
-        if self.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", self.day):
-            raise ConfigError(
-                f"{path}.day is {self.day!r}, expected YYYY-MM-DD, or two such days for a range",
-                hint=f"{path}.day=2026-01-31 or {path}.day=2026-01-01..2026-01-31",
-            )
-        if self._has_file_per_day and self.day is None:
+        days = self.days
+        if self.has_file_per_day and not days:
             raise ConfigError(
                 f"{path}.path={self.path} has a file for each day, but {path}.day names none",
                 hint=f"{path}.day=2026-01-31",
             )
-        if self.day is not None and not self._knows_days:
+        if days and not self._knows_days:
             raise ConfigError(
                 f"{path}.day is {self.day}, but {path}.path has no {{day}}, and neither {path}.day_column nor "
                 f"{path}.timestamp names a column with the day",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig
 from pipeline.planning.choices import Table, tables_of
 from pipeline.planning.cost import fixed_ms, shard_ms, step_ms
+from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
-from pipeline.records import BESIDE_TRAINING, DatasetSchema, Plan, Profile, TablePlan
+from pipeline.records import BESIDE_TRAINING, Plan, TablePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +33,23 @@ class Prediction:
         return max(own + kept for own, kept in zip(self.tables, taken, strict=True))
 
 
-def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile) -> Prediction:
-    """The cost model's figures of ``plan`` on ``config.hardware``, for the tables of ``schema`` and ``profile``.
+def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
+    """The cost model's figures of ``plan`` on the hardware and for the tables of ``inputs``.
 
     Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
-    phases = [fixed_ms(config.model, schema, config.hardware, config.train.batch) for _ in range(plan.world_size)]
+    hardware, batch = inputs.hardware, inputs.batch
+    phases = [fixed_ms(inputs.model, inputs.schema, hardware, batch) for _ in range(plan.world_size)]
     own, staged = [0] * plan.world_size, [0] * plan.world_size
-    for table in tables_of(config.data, config.model, config.train, schema, profile):
+    for table in tables_of(inputs):
         placed = plan.tables[table.name]
-        for shard, spent in zip(
-            placed.shards, _shard_phases(config.hardware, config.train.batch, table, placed), strict=True
-        ):
+        for shard, spent in zip(placed.shards, _shard_phases(hardware, batch, table, placed), strict=True):
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
             staged[shard.rank] += shard.rows * staged_row(0 if placed.tier == "ssd" else table.row_bytes(shard.columns))
-    groups = config.model, config.hardware, config.train, config.ingest
-    reserved = [dense_bytes(*groups, schema, profile) for _ in own]
-    if config.hardware.device == "cpu":
+    reserved = [dense_bytes(inputs) for _ in own]
+    if hardware.device == "cpu":
         for kept, rows in zip(reserved, staged, strict=True):
             kept["staging"] = rows
     return Prediction(phases=phases, tables=own, reserved=reserved)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
-from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
+from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader
 from pipeline.publishing.tables import FLOATS, record_bytes
 from pipeline.records import TableLayout
 from pipeline.store import Draft
@@ -57,7 +58,7 @@ def write_table(
                 block_rows = len(weight) if not units else block_rows
                 units.append(unit)
             if trained is not None:
-                trained[window.first : window.first + len(weight)] = _moved(window)
+                trained[window.row : window.row + len(weight)] = _moved(window.state)
             sink.write(records.numpy().data)
     layout = TableLayout(
         file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units
@@ -77,7 +78,7 @@ def _sample(weight: Tensor) -> Tensor:
     return weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
 
 
-def _moved(window: Window) -> NDArray[np.bool_]:
+def _moved(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
     """Rows [n] whose optimizer state is not all zero: those that training has moved."""
-    states = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in window.state.values()]
-    return np.asarray(np.logical_or.reduce(states))
+    moved = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
+    return np.asarray(np.logical_or.reduce(moved))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from pipeline.checkpoint.settings import config_changes
+from pipeline.config.recorded import config_changes
 from pipeline.errors import ArtifactError, NightjarError
 from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightRecord, Plan, Result, read
 from pipeline.records.step import run_directory

@@ -65,7 +65,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
     ``key``: the dataset's.
     """
-    from pipeline.planning import make_plan
+    from pipeline.planning import PlanInputs, make_plan
     from pipeline.planning.cost import step_ms
     from pipeline.planning.tower_hosts import beyond_tower_ms
     from pipeline.towers import layout_of, tower_hosts_config, united_plan
@@ -76,7 +76,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     for group in layout.tower_hosts:
         columns = tuple(column for column in schema.sparse if column.name in group.features)
         own, alone = dataclasses.replace(schema, sparse=columns), tower_hosts_config(config, group)
-        plan = make_plan(alone, own, profile, key)
+        plan = make_plan(PlanInputs.of(alone, own, profile), key)
         crossing = _crossing(config.model.embedding_dim, layout, group, profile)
         more = beyond_tower_ms(config.model, config.train.batch, config.hardware, alone.hardware, own, crossing)
         phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
@@ -121,7 +121,7 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
 
 
 def _checkpoint(config: Config, store: Store) -> Artifact | None:
-    from pipeline.checkpoint import find_checkpoint
+    from pipeline.checkpoint.naming import find_checkpoint
 
     wanted = config.partition.probe
     return find_checkpoint(store, wanted, option="partition.probe=") if wanted is not None else None

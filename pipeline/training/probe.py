@@ -15,8 +15,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import Target, warm_start
 from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint.reader import Target
+from pipeline.checkpoint.warm import warm_start
 from pipeline.errors import GuardError
 from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.store import Artifact, Store

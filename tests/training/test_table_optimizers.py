@@ -13,9 +13,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.checkpoint import TrainState
 from pipeline.checkpoint.export import export
 from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.embeddings import optimizers
 from pipeline.embeddings.by_rows import new_state
@@ -24,7 +24,7 @@ from pipeline.embeddings.optimizers.ftrl import Ftrl
 from pipeline.embeddings.optimizers.rowwise_adagrad import RowwiseAdagrad
 from pipeline.embeddings.sharding import _check_optimizer
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
@@ -98,9 +98,9 @@ def test_plans_count_the_state_of_rows_and_of_values(registered, optimizer, row,
     config = configure(replace(cpu(1, 2), ssd_gib=10.0))
     config.train.sparse_optimizer = optimizer
     schema, profile = dataset({"a": 1000, "b": 100_000})
-    table = tables_of(config.data, config.model, config.train, schema, profile)[1]
+    table = tables_of(PlanInputs.of(config, schema, profile))[1]
     assert table.row_bytes(8) == 8 * 4 + row + 8 * value and table.bytes == 100_000 * table.row_bytes(16)
-    planned = make_plan(config, schema, profile).tables["b"]
+    planned = make_plan(PlanInputs.of(config, schema, profile)).tables["b"]
     assert (planned.state_bytes, planned.value_state_bytes) == (row, value)
     assert planned.bytes == table.bytes
 
@@ -110,7 +110,7 @@ def test_tier_ssd_takes_any_state(registered):
     schema, profile = dataset({"a": 1000, "b": 30_000_000})
     planned = {}
     for config.train.sparse_optimizer in ("sgd", "lazy_adam"):
-        plan = make_plan(config, schema, profile)
+        plan = make_plan(PlanInputs.of(config, schema, profile))
         assert plan.tables["b"].tier == "ssd"
         planned[config.train.sparse_optimizer] = sum(used["ssd"] for used in plan.memory)
     assert planned["lazy_adam"] > 2.5 * planned["sgd"]
@@ -120,14 +120,14 @@ def test_without_a_kernel_only_rows_that_are_not_paged_in_can_be_trained(registe
     config = configure(preset("h100x8"), dim=64)
     config.train.sparse_optimizer = "ftrl"
     schema, profile = dataset({"a": 1000, "b": 100_000})
-    assert {table.tier for table in make_plan(config, schema, profile).tables.values()} == {"hbm"}
+    assert {table.tier for table in make_plan(PlanInputs.of(config, schema, profile)).tables.values()} == {"hbm"}
     config.plan.tables = {"b": TablePin(tier="ddr")}
     message = "train.sparse_optimizer=ftrl has no kernel for device cuda, and only a kernel trains rows of that tier"
     with pytest.raises(ConfigError, match=message) as caught:
-        make_plan(config, schema, profile)
+        make_plan(PlanInputs.of(config, schema, profile))
     assert caught.value.hint == "plan.tables.b.tier=hbm, or train.sparse_optimizer=rowwise_adagrad"
     config.train.sparse_optimizer = "lazy_adam"  # FBGEMM has it for GPUs
-    plan = make_plan(config, schema, profile)
+    plan = make_plan(PlanInputs.of(config, schema, profile))
     assert plan.tables["b"].tier == "ddr"
     with pytest.raises(PlanError, match="table 'b' is on tier ddr, but table optimizer ftrl has no kernel for device"):
         _check_optimizer(plan, TABLE_OPTIMIZERS.get("ftrl"))
