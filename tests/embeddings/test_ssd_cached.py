@@ -90,8 +90,8 @@ def test_slots_of_a_device_keep_the_bits_that_slots_of_the_host_keep(states):
             each.write(slots, values)
             each.write(slice(5, 9), values[:4])
         wanted = generator.integers(0, 90, 50)
-        ours, theirs = device.read(wanted), host.read(wanted)
-        assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32)) and ours.view(np.uint32)[:, 12:].any() == bool(states)
+        ours, theirs = device.read(wanted).view(np.uint32), host.read(wanted).view(np.uint32)
+        assert np.array_equal(ours, theirs) and ours[:, 12:].any() == bool(states)
     assert torch.equal(places[0].view(torch.int32), places[1].view(torch.int32)) and places[1].any()
 
 
