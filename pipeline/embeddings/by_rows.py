@@ -15,8 +15,7 @@ import torch
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from torch import Tensor
 
-from pipeline.embeddings.ssd.buffers import sparse_memory
-from pipeline.embeddings.ssd.kernel import storage_of
+from pipeline.embeddings.ssd.kernel import sparse_memory, storage_of
 from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
