@@ -58,18 +58,17 @@ def test_every_request_has_a_process_of_its_own_that_knows_nothing_of_the_last_o
 
 
 def test_a_killed_server_takes_its_rank_along_and_the_next_attempt_has_another(tmp_path: Path) -> None:
-    launcher = start(
-        tmp_path, *SMALL, "data.synthetic.rows=2000000", "launch.attempts=2", "launch.deadline_minutes=0.1"
-    )
+    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000", "launch.attempts=2")
     (rank,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
-    server = rank.parent()
-    server.kill()
-    output, _ = launcher.communicate(timeout=60)
+    rank.parent().kill()
     assert psutil.wait_procs([rank], timeout=15)[1] == []
+    (second,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
+    assert second.pid != rank.pid
+    launcher.terminate()
+    output, _ = launcher.communicate(timeout=60)
     assert "the ingest stage failed: rank 0 was killed by signal 9: most often" in output
     assert "attempt 2 of 2" in output
-    assert "was cancelled at its deadline of 0.1 minutes" in output, "the second attempt ran"
-    assert launcher.returncode == 8
+    assert launcher.returncode == 143
 
 
 def test_what_needs_torch_is_forked_from_one_server_without_threads(tmp_path: Path, monkeypatch) -> None:
