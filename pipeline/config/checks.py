@@ -1,4 +1,4 @@
-"""The check of a whole configuration: every value by itself, every group, and then settings of different groups."""
+"""Checks a whole configuration: every value, every group, and then combinations of groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.specs import ID_MAPPINGS, STAGES, TABLE_OPTIMIZERS, default_stages
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for the first value or combination that is wrong, with the override that fixes it."""
+    """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
     check_values(config)
     _check_stages(config)
     _check_batch(config)
@@ -24,9 +24,9 @@ def check(config: Config) -> None:
 
 
 def check_mapping_settings(data: DataConfig) -> None:
-    """Raise ConfigError for the first feature that sets what its id mapping does not use.
+    """Raise ConfigError for the first feature that sets something its id mapping does not use.
 
-    Asked of what is composed, not of what is recorded: stores hold such settings from before they were refused.
+    This applies to composed configurations only: recorded ones may be older than the check.
     """
     users = {setting: mapping.name for mapping in reversed(list(ID_MAPPINGS)) for setting in mapping.settings}
     for name, feature in data.sparse.items():

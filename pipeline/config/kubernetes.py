@@ -1,4 +1,4 @@
-"""Checks of ``launch=kubernetes``: names, the image, secrets, and whether pods see the store and the logs."""
+"""Checks of ``launch=kubernetes``: names, image, secrets, and whether pods can see the store and the logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRETIVE = re.compile(r"(SECRET|PASSWORD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY)", re.IGNORECASE)
 CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
-# The fields of a schedule as Kubernetes reads them: first value, last value, names of values.
+# The fields of a cron schedule: first value, last value, names of values.
 CRON_FIELDS = {
     "minute": (0, 59, ()),
     "hour": (0, 23, ()),
@@ -23,11 +23,11 @@ CRON_FIELDS = {
     "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-LAUNCHER = "launcher"  # whose resources stand beside those of the stages
+LAUNCHER = "launcher"  # its key in ``resources``, besides the stages
 
 
 def check_kubernetes(config: Config) -> None:
-    """ConfigError for a setting of ``launch`` or ``schedule`` that no cluster would take, or that leaks a secret."""
+    """ConfigError for a setting that a cluster would refuse, or that leaks a secret."""
     pods = config.launch.pods
     if not DIGEST.fullmatch(pods.image):
         raise ConfigError(
@@ -52,7 +52,7 @@ def check_kubernetes(config: Config) -> None:
 
 
 def _cron_problem(text: str) -> str:
-    """What a schedule should be; "" where it is one. The API server would refuse it, on the night it is applied."""
+    """What a schedule must be; "" if ``text`` is one. The API server would refuse it only when it is applied."""
     fields = text.lower().split()
     if len(fields) != len(CRON_FIELDS):
         return f"five fields: {' '.join(CRON_FIELDS)}"
@@ -73,7 +73,7 @@ def _is_range(part: str, low: int, high: int, numbers: dict[str, int]) -> bool:
 
 
 def _check_names(config: Config) -> None:
-    """Names that the API server would refuse."""
+    """ConfigError for a name that the API server would refuse."""
     pods, launch = config.launch.pods, config.launch
     names = [
         ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", config.schedule.name),
@@ -91,7 +91,7 @@ def _check_names(config: Config) -> None:
 
 
 def _check_hosts(config: Config) -> None:
-    """``launch.min_hosts`` and the time until a run is content with it."""
+    """Check ``launch.min_hosts`` and ``launch.shrink_after_minutes``."""
     launch, hosts = config.launch, config.hardware.hosts
     if launch.min_hosts is None:
         return
@@ -152,7 +152,7 @@ def _check_pods(pods: PodConfig) -> None:
 
 
 def _check_places(config: Config) -> None:
-    """The store, and logs that are read by path, must lie where every pod sees them."""
+    """The store and the logs must be visible to every pod."""
     volumes = [volume.path.rstrip("/") + "/" for volume in config.launch.pods.volumes.values()]
     for path, place in (("store", config.store), ("data.path", config.data.path)):
         if place is None or ("://" in place and not place.startswith("file://")):
