@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from pipeline.config import Config, PodConfig
+from pipeline.config import Config, HardwareConfig, LaunchConfig, PodConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 
@@ -35,7 +35,7 @@ def check_kubernetes(config: Config) -> None:
             "every attempt runs the same code",
             hint="launch.pods.image=<registry>/<name>@sha256:<64 hex digits>; skopeo inspect or docker push shows it",
         )
-    _check_names(config)
+    _check_names(config.launch, config.schedule)
     if len(config.schedule.name) > 52:
         raise ConfigError(
             f"schedule.name has {len(config.schedule.name)} characters, expected at most 52, "
@@ -46,9 +46,9 @@ def check_kubernetes(config: Config) -> None:
         raise ConfigError(
             f"schedule.cron is {config.schedule.cron!r}, expected {problem}", hint="'schedule.cron=0 2 * * *'"
         )
-    _check_hosts(config)
+    _check_hosts(config.launch, config.hardware)
     _check_pods(pods)
-    _check_places(config)
+    _check_places(config.store, config.data.path, pods)
 
 
 def _cron_problem(text: str) -> str:
@@ -72,11 +72,11 @@ def _is_range(part: str, low: int, high: int, numbers: dict[str, int]) -> bool:
     return ends == sorted(ends) and all(low <= end <= high for end in ends)
 
 
-def _check_names(config: Config) -> None:
+def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
     """ConfigError for a name that the API server would refuse."""
-    pods, launch = config.launch.pods, config.launch
+    pods = launch.pods
     names = [
-        ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", config.schedule.name),
+        ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", schedule.name),
         ("launch.pods.service_account", pods.service_account),
         ("launch.pods.launcher_account", pods.launcher_account),
         *((f"launch.pods.volumes.{name}", name) for name in pods.volumes),
@@ -90,14 +90,14 @@ def _check_names(config: Config) -> None:
             raise ConfigError(f"{path} is {name!r}, expected up to 63 of a-z, 0-9 and '-'", hint=f"{path}={good}")
 
 
-def _check_hosts(config: Config) -> None:
+def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
     """Check ``launch.min_hosts`` and ``launch.shrink_after_minutes``."""
-    launch, hosts = config.launch, config.hardware.hosts
+    hosts = hardware.hosts
     if launch.min_hosts is None:
         return
     if launch.min_hosts > hosts:
         raise ConfigError(
-            f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={config.hardware.name}",
+            f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={hardware.name}",
             hint=f"launch.min_hosts={hosts}, or null",
         )
     for name in ("pending_minutes", "rendezvous_minutes"):
@@ -151,10 +151,10 @@ def _check_pods(pods: PodConfig) -> None:
             )
 
 
-def _check_places(config: Config) -> None:
+def _check_places(store: str, logs: str | None, pods: PodConfig) -> None:
     """The store and the logs must be visible to every pod."""
-    volumes = [volume.path.rstrip("/") + "/" for volume in config.launch.pods.volumes.values()]
-    for path, place in (("store", config.store), ("data.path", config.data.path)):
+    volumes = [volume.path.rstrip("/") + "/" for volume in pods.volumes.values()]
+    for path, place in (("store", store), ("data.path", logs)):
         if place is None or ("://" in place and not place.startswith("file://")):
             continue
         if not any(f"{place.removeprefix('file://')}/".startswith(volume) for volume in volumes):
