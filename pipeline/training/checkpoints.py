@@ -20,7 +20,7 @@ from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config import PartitionConfig
 from pipeline.embeddings.learning import set_table_steps
-from pipeline.embeddings.reset import reset_rows
+from pipeline.embeddings.rows import reset_rows
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path

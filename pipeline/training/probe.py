@@ -21,8 +21,8 @@ from pipeline.checkpoint.warm import warm_start
 from pipeline.errors import GuardError
 from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.store import Artifact, Store
-from pipeline.towers.distances import Matrix
 from pipeline.towers.interaction import Interaction
+from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
