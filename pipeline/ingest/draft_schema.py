@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from pipeline.ingest.infer import Guess, Schema
+from pipeline.ingest.infer import Guess, Schema, feature_name
 from pipeline.ingest.sample import Sample
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
@@ -50,6 +50,12 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
         f"  min_count: {schema.min_count}  # 1 / (rate (1 - rate)), 2 to 5: fewer say less than the average",
     ]
     lines += _features("dense", schema.of("dense")) + _features("sparse", schema.of("sparse"))
+    if schema.time and schema.by_day:
+        name = quoted(feature_name(schema.time.column))
+        lines += [
+            f"#  {name}: {{column: {quoted(schema.time.column)}}}  # a day that was seen says nothing of days to come;",
+            "#  it helps only where held-out rows are of the same days",
+        ]
     if left_out := schema.of("out"):
         lines += ["# Left out:", *(f"#   {guess.column}: {guess.seen}" for guess in left_out)]
     return "\n".join(lines) + "\n"

@@ -60,7 +60,7 @@ class Guess:
 class Schema:
     """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
 
-    ``rate``: of the label. ``transform``: of most numbers.
+    ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day.
     """
 
     label: Guess
@@ -70,6 +70,7 @@ class Schema:
     others: tuple[str, ...]
     time: Guess | None
     last_day: str | None
+    by_day: bool
     features: tuple[Guess, ...]
     missing: tuple[str, ...]
     transform: str
@@ -105,7 +106,9 @@ def infer(sample: Sample, label: str | None = None) -> Schema:
         label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
         rate=rate, others=tuple(column.name for column in others),
         time=None if time is None else Guess(column=time.name, kind="time", seen=time.seen()),
-        last_day=None if time is None else last_day(time), missing=tuple(missing), transform=str(transform),
+        last_day=None if time is None else last_day(time), missing=tuple(missing),
+        by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
+        transform=str(transform),
         min_count=facts.min_count, features=tuple(_without_default(guess, str(transform)) for guess in guesses),
     )  # fmt: skip
 

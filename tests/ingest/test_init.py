@@ -128,6 +128,15 @@ def test_parquet_of_mixed_columns(work, run_ingest):
     assert run_ingest(config).summary["rows"] == rows
 
 
+def test_a_column_of_days_is_the_time_and_a_feature_only_by_choice(work):
+    lines = [f"2026-01-{1 + i % 28:02},v{i % 5},{int(i % 3 == 0)}" for i in range(300)]
+    Path("log.csv").write_text("date,c,late\n" + "\n".join(lines) + "\n")
+    assert cli.main(["init", "log.csv"]) == 0
+    assert "#  date: {column: date}  # a day that was seen says nothing" in Path("my/data/log.yaml").read_text()
+    config = composed("log")
+    assert config.data.timestamp == "date" and set(config.data.sparse) == {"c"}
+
+
 def test_words_for_a_missing_number_are_told(work):
     lines = [
         f"{i % 2},{'NA' if i % 5 == 0 else i % 7},{'?' if i % 9 == 0 else f'v{i % 3}'},NA{i % 2}" for i in range(300)
