@@ -28,6 +28,7 @@ from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
+from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.settings import ModelSettings
 
 TABLES = "collection"
@@ -200,6 +201,8 @@ def _dense_part(
     ranking = build_model(settings.model, inputs).to(device)
     if trained and settings.train.compile:
         ranking.compile(dynamic=False)
+    elif device.type == "cpu":
+        use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
     return DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
 

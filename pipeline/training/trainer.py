@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
+from pipeline.embeddings.one_rank import without_exchange
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
+from pipeline.embeddings.threads import choose_threads
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
 from pipeline.training.data import Batch
@@ -49,7 +51,10 @@ class Trainer:
         self._reductions = _reductions(sharded, self.dense)
         self.steps = 0
         self.lr = 0.0
-        self._pipeline = self._make_pipeline(device, ahead=settings.train.pipeline == "sparse_dist")
+        alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
+        ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
+        self._pipeline = self._make_pipeline(device, ahead=ahead)
+        choose_threads(self.model)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
