@@ -9,7 +9,7 @@ PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
 INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
-.PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
+.PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint bench-scaling \
 	bench-quality bench-plan bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers \
 	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults
 
@@ -55,6 +55,9 @@ docs: install ## write docs/configuration.md from the declarations of the settin
 
 lint: install ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
+	@.venv/bin/python -m benchmarks.scaling
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train

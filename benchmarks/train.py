@@ -27,17 +27,15 @@ from benchmarks.common import finish
 from benchmarks.reference import EagerLoop, PlainLoop
 from pipeline.config import Config
 from pipeline.evaluation.metrics import exact_auc, split_by_class
-from pipeline.specs import ModelInputs
 from pipeline.store import Store
 from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
-from pipeline.training.products import ceiling, step_products
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
-ROUND_STEPS = 10
+ROUND_STEPS, BATCH = 10, 8192
 Loop = Callable[[Iterator[Batch]], object]
 
 
@@ -75,25 +73,19 @@ def main() -> None:
             compiled = Trainer(settings, split.schema, plan, device)
             loops["compiled"], models["compiled"] = _with_meter(compiled), compiled.finished
         seconds = _race(loops, split, config)
-        extra = _ceiling(config, split, ours, seconds["ours"])
+        extra = _ceiling(ours, seconds["ours"])
         print("testing ...", flush=True)
         aucs = {name: _auc_of(model(), SplitReader(store, dataset, "test")) for name, model in models.items()}
     _report(seconds, aucs, extra)
 
 
-def _ceiling(config: Config, split: SplitReader, ours: Trainer, rounds: list[float]) -> dict[str, float]:
-    """Our loop's rate of floating-point operations, the ceiling of its products, and the share."""
-    vectors = tuple(column.name for column in split.schema.sparse)
-    inputs = ModelInputs(dense=split.schema.dense, vectors=vectors, dim=config.model.embedding_dim)
-    products = step_products(config.model, inputs, config.train.batch)
-    highest = ceiling(products, ours.dense_part.dtype or torch.float32, torch.device("cpu"))
-    flop = sum(count * each.flop for each, count in products.items())
-    reached = flop * ROUND_STEPS / statistics.median(rounds)
-    return {"gflop_per_s": reached / 1e9, "ceiling_gflop_per_s": highest / 1e9, "ceiling_share": reached / highest}
+def _ceiling(ours: Trainer, rounds: list[float]) -> dict[str, float]:
+    """Our loop's rate of floating-point operations, and its share of what its products reach alone."""
+    return ours.measure_speed(BATCH).figures(statistics.median(rounds) / ROUND_STEPS)
 
 
 def _report(seconds: dict[str, list[float]], aucs: dict[str, float], extra: dict[str, float]) -> None:
-    speed = {name: ROUND_STEPS * 8192 / statistics.median(rounds) for name, rounds in seconds.items()}
+    speed = {name: ROUND_STEPS * BATCH / statistics.median(rounds) for name, rounds in seconds.items()}
     ratios = {
         name: statistics.median(b / a for a, b in zip(rounds, seconds["plain"], strict=True))
         for name, rounds in seconds.items()
@@ -136,7 +128,7 @@ def _race(loops: dict[str, Loop], split: SplitReader, config: Config) -> dict[st
             for _ in range(ROUND_STEPS):
                 loop(batches[name])
             seconds[name].append(time.perf_counter() - began)
-        rates = "  ".join(f"{name} {ROUND_STEPS * 8192 / times[-1]:,.0f}/s" for name, times in seconds.items())
+        rates = "  ".join(f"{name} {ROUND_STEPS * BATCH / times[-1]:,.0f}/s" for name, times in seconds.items())
         print(f"round {number + 1}/{rounds}: {rates}", flush=True)
     for reader in readers.values():
         reader.close()

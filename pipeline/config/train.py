@@ -105,6 +105,11 @@ class TrainConfig:
         doc="A rank computes with this many CPU threads; null: the usable CPUs divided by the host's ranks.",
     )
     log_every_steps: int = setting(20, low=1, doc="The loss and the speed are logged after this many steps each.")
+    profile: bool = setting(
+        False,
+        doc="Ten steps of every rank are profiled: a trace and a table of where the time goes in the run's folder, and "
+        "FLOP/s in the log lines.",
+    )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 

@@ -12,6 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+_DTYPES = (torch.float32, torch.bfloat16)
+
 
 class _Linear(torch.autograd.Function):
     """relu(x @ weight.T + bias), or without ReLU; ``x``: [B, in], in the dtype of the products."""
@@ -68,6 +70,9 @@ class CpuLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] -> [..., out]."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        if torch.compiler.is_compiling() or x.device.type != "cpu" or dtype not in _DTYPES or not x.numel():
+            plain = super().forward(x)
+            return plain.relu() if self.relu else plain
         out = cast(Tensor, _Linear.apply(x.flatten(0, -2).to(dtype), self.weight, self.bias, self.relu))
         return out.view(*x.shape[:-1], self.out_features)
 

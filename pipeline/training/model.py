@@ -103,6 +103,7 @@ class DensePart(nn.Module):
         vectors = names or [f"table {name!r}" for name in self.tables]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
+        self.inputs: ModelInputs | None = None  # what the ranking model was built for
 
     def forward(
         self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
@@ -201,10 +202,12 @@ def _dense_part(
     ranking = build_model(settings.model, inputs).to(device)
     if trained and settings.train.compile:
         ranking.compile(dynamic=False)
-    elif device.type == "cpu":
+    elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
         use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
-    return DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
+    part = DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
+    part.inputs = inputs
+    return part
 
 
 @dataclass(frozen=True)

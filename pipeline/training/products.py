@@ -62,10 +62,25 @@ class _Recorder(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def ceiling(products: Counter[Product], dtype: torch.dtype, device: torch.device) -> float:
-    """FLOP/s of ``products`` one after the other in ``dtype``, each by the fastest kernel; takes about a second."""
-    seconds = sum(count * _best_seconds(each, dtype, device) for each, count in products.items())
-    return sum(count * each.flop for each, count in products.items()) / max(seconds, 1e-9)
+@dataclass(frozen=True)
+class Speed:
+    """``flop`` of the products of a step on one rank, and the least seconds that they take one after the other."""
+
+    flop: int
+    least_seconds: float
+
+    @classmethod
+    def measure(
+        cls, config: ModelConfig, inputs: ModelInputs, samples: int, dtype: torch.dtype | None, device: torch.device
+    ) -> Speed:
+        """Time the products in ``dtype`` (None: float32), each by its fastest kernel; takes about a second."""
+        products = step_products(config, inputs, samples)
+        seconds = sum(count * _best_seconds(each, dtype or torch.float32, device) for each, count in products.items())
+        return cls(sum(count * each.flop for each, count in products.items()), max(seconds, 1e-9))
+
+    def figures(self, step_seconds: float) -> dict[str, float]:
+        """``gflop_per_s`` of steps that take ``step_seconds``, and ``ceiling_share``: over those of the products."""
+        return {"gflop_per_s": self.flop / step_seconds / 1e9, "ceiling_share": self.least_seconds / step_seconds}
 
 
 @torch.no_grad()
