@@ -6,6 +6,7 @@ the bit as one after the other.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,7 @@ class Together(nn.Module):
 
     def __init__(self, kernels: Sequence[nn.Module], splits: Sequence[int]) -> None:
         super().__init__()
-        self._kernels, self._splits = list(kernels), list(splits)  # a plain list: their owner has them as modules
+        self._kernels, self._cutter = list(kernels), _Cutter(splits)  # a plain list: their owner has them as modules
         self._pool = ThreadPoolExecutor(len(kernels), thread_name_prefix="nightjar-lookup")
         self._anchor = torch.zeros(0, requires_grad=True)
         _start_single(self._pool, len(kernels))
@@ -51,8 +52,34 @@ class Together(nn.Module):
             with torch.set_grad_enabled(training):
                 return cast(Tensor, kernel(features))
 
-        outputs = list(self._pool.map(look_up, self._kernels, features.split(self._splits)))
+        outputs = list(self._pool.map(look_up, self._kernels, self._cutter(features)))
         return cast(Tensor, _Joined.apply(self._anchor, self._pool, outputs))
+
+
+class _Cutter:
+    """Cuts features into ``splits``. Batches with one id a sample share their lengths, so they are cut only once."""
+
+    def __init__(self, splits: Sequence[int]) -> None:
+        self._splits = list(splits)
+        self._lengths: Tensor | None = None
+        self._parts: list[KeyedJaggedTensor] = []
+        self._ends: list[int] = []
+        self._offsets: list[Tensor] = []
+
+    def __call__(self, features: KeyedJaggedTensor) -> list[KeyedJaggedTensor]:
+        if features.weights_or_none() is not None:
+            return features.split(self._splits)
+        if features.lengths() is not self._lengths:
+            self._parts = features.split(self._splits)
+            self._ends = list(itertools.accumulate(part.values().numel() for part in self._parts))
+            self._offsets = [part.offsets().long() for part in self._parts]  # the kernels want int64
+            self._lengths = features.lengths()
+            return self._parts
+        values = features.values().tensor_split(self._ends[:-1])
+        return [
+            KeyedJaggedTensor(part.keys(), cut, lengths=part.lengths(), offsets=offsets, stride=part.stride())
+            for part, offsets, cut in zip(self._parts, self._offsets, values, strict=True)
+        ]
 
 
 class _Joined(torch.autograd.Function):
