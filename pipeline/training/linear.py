@@ -1,8 +1,7 @@
-"""Linear layers of a ranking model on a CPU: oneDNN's product with bias and ReLU in one pass.
+"""Linear layers of a ranking model on a CPU: oneDNN's product with bias, ReLU in place.
 
-PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed, and adds ReLU in a pass of its own.
-oneDNN's kernels reach the peak on every CPU with AVX2 or AVX-512 (docs/measurements.md). Sums are in another order than
-MKL's, so results agree up to rounding.
+PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed. oneDNN's kernels reach the peak of CPUs
+with AVX2 or AVX-512 (docs/measurements.md). Sums are in another order than MKL's, so results agree up to rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +21,9 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
         kernel = weight.to(x.dtype)
         added = None if bias is None else bias.to(x.dtype)
-        out = product(x, kernel, added, relu=relu)
+        out = product(x, kernel, added)
+        if relu:
+            out.relu_()  # oneDNN's own would turn NaN into 0, which no guard sees
         ctx.save_for_backward(x, kernel, out if relu else None)
         ctx.dtype, ctx.has_bias = weight.dtype, bias is not None
         return out
@@ -34,18 +35,17 @@ class _Linear(torch.autograd.Function):
         if out is not None:
             grad = torch.ops.aten.threshold_backward(grad, out, 0)
         wanted = ctx.needs_input_grad
-        for_x = product(grad, kernel.t(), None, relu=False) if wanted[0] else None
+        for_x = product(grad, kernel.t(), None) if wanted[0] else None
         for_weight = _outer(grad, x).to(ctx.dtype) if wanted[1] else None
         for_bias = grad.sum(0).to(ctx.dtype) if ctx.has_bias and wanted[2] else None
         return for_x, for_weight, for_bias, None
 
 
-def product(x: Tensor, weight: Tensor, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """x @ weight.T + bias by oneDNN, or its ReLU; plain PyTorch where it lacks the kernel."""
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias by oneDNN; plain PyTorch where it lacks the kernel."""
     if not has_kernel():
-        out = nn.functional.linear(x, weight, bias)
-        return out.relu_() if relu else out
-    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "relu" if relu else "none", [], ""))
+        return nn.functional.linear(x, weight, bias)
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
 
 
 def has_kernel() -> bool:

@@ -92,7 +92,7 @@ def _best_seconds(each: Product, dtype: torch.dtype, device: torch.device) -> fl
     x, w = a[0], b[0]
     ways = [lambda: x.mm(w)]
     if device.type == "cpu":
-        ways.append(lambda: product(x, w.t(), None, relu=False))
+        ways.append(lambda: product(x, w.t(), None))
     return _seconds(ways, device)
 
 

@@ -35,6 +35,13 @@ def test_outputs_and_gradients_equal_those_of_plain_layers(shape, dtype):
         torch.testing.assert_close(got, expected, **precise)
 
 
+def test_what_is_not_a_number_stays_so():
+    fast, x = mlp(), torch.randn(8, 13)
+    use_cpu_kernels(fast)
+    x[3, 5] = torch.nan
+    assert torch.isnan(fast(x)).any(1).tolist() == [row == 3 for row in range(8)]
+
+
 def test_other_dtypes_take_the_plain_way():
     fast = mlp().double()
     use_cpu_kernels(fast)
