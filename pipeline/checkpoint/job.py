@@ -21,7 +21,7 @@ from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.flushing import Flushing
-from pipeline.checkpoint.index import DENSE, INDEX, STATE
+from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from pipeline.records import Extent, Index, TableSize, plain
@@ -41,6 +41,7 @@ class Job:
     behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
     ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
     the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for.
+    ``awaited``: training waits for it; others make way for training.
     """
 
     path: str
@@ -55,8 +56,9 @@ class Job:
     summary: dict[str, Any]
     chunk_bytes: int
     compact: Callable[[Artifact], Artifact] | None = None
-    prune: Callable[[Artifact], tuple[list[str], str]] | None = None
+    prune: Callable[[Entry], tuple[list[str], str]] | None = None
     seconds: float = math.inf
+    awaited: bool = False
 
 
 def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_point: OnPoint = ignore) -> Artifact:

@@ -1,45 +1,126 @@
-"""What moved from one plan to another: tables, bytes, cost and memory, and which change of the inputs explains it."""
+"""Plans in a store, by key, run or file; what moved from one to another, and which change of the inputs explains it."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from pipeline.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
-from pipeline.planning.report import table_ranks
-from pipeline.planning.stored import StoredPlan
-from pipeline.records import ShardPlan, TablePlan
+from pipeline.records import MovedTable, Plan, PlanDiff, PlanSide, ShardPlan, TablePlan, TierBytes, read
+from pipeline.store import Store
 
 PINS = "plan.tables."
+FILE = "plan.json"
+SHOWN = 8
+KEY = 12
 
 
-def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
-    """The differences as plain data, as ``nightjar plan-diff --json`` prints them. Pairs are [first, second].
+@dataclass(frozen=True, kw_only=True)
+class StoredPlan:
+    """A plan, its ``name`` for people, and the ``settings`` of its stage by dotted path, {} if not recorded."""
 
-    ``tables``: those with another tier, sharding, rank or cache, most moved bytes first; ``kinds``: from and to without
-    rank numbers and cached rows, equal for tables that moved alike; ``bytes_moved``: weights and optimizer state on a
-    rank and tier that did not hold them before. ``changes``: hardware figures, settings and profile; ``own``: a table's
-    rows, dim, pooling and pins.
+    name: str
+    plan: Plan
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+def find_plan(store: Store, text: str) -> StoredPlan:
+    """The plan that ``text`` names: a file or directory, a run, or a prefix of a plan's key.
+
+    Raises ArtifactError for a name of no plan or of several, and for a file that is no plan.
     """
+    path = Path(text)
+    if path.is_file() or (path / FILE).is_file():
+        return _from_file(path if path.is_file() else path / FILE)
+    keys = [key for key in store.names("plans") if text and key.startswith(text.removeprefix("plans/"))]
+    artifact = _plan_of_run(store, text) or (f"plans/{keys[0]}" if len(keys) == 1 else "")
+    if artifact:
+        return _from_store(store, artifact, text)
+    if keys:
+        raise ArtifactError(
+            f"{text!r} is a prefix of {len(keys)} plans' keys: {_some([key[:KEY] for key in keys])}",
+            hint="use more characters of the key",
+        )
+    runs = [run for run in store.names("runs") if _plan_of_run(store, run)]
+    raise ArtifactError(
+        f"{text!r} names no plan in store {store.url}: expected a run ({_some(runs)}), a prefix of a plan's key "
+        f"({_some([key[:KEY] for key in store.names('plans')])}) or a path to {FILE}",
+        hint="--store <URL of its store>, or nightjar plan makes one",
+    )
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", .." if len(names) > SHOWN else "") or "none"
+
+
+def _plan_of_run(store: Store, run: str) -> str:
+    """Path of the plan that ``run`` made or used, "" if there is none."""
+    path = f"runs/{run}/steps.json"
+    if not run or "/" in run or not store.exists(path):
+        return ""
+    try:
+        paths = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
+    except (KeyError, TypeError):
+        return ""
+    return str(paths[0]) if paths and store.exists(f"{paths[0]}/{FILE}") else ""
+
+
+def _from_store(store: Store, path: str, text: str) -> StoredPlan:
+    artifact = store.get(path, "plan")
+    store.verify(artifact, FILE)
+    key = artifact.key[:KEY]
+    name = key if path.rpartition("/")[2].startswith(text) else f"{text} ({key})"
+    plan = read(Plan, store, f"{path}/{FILE}")
+    return StoredPlan(name=name, plan=plan, settings=leaves(artifact.config))
+
+
+def _from_file(path: Path) -> StoredPlan:
+    try:
+        record = json.loads(path.read_text())
+        manifest = path.parent / "manifest.json"
+        config = json.loads(manifest.read_text()).get("config", {}) if manifest.is_file() else {}
+    except (OSError, ValueError, AttributeError) as error:
+        raise ArtifactError(f"{path} cannot be read as JSON: {error}", hint="nightjar plan force=true") from None
+    return StoredPlan(name=str(path), plan=Plan.from_json(record, str(path)), settings=leaves(config))
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of a nested ``config`` by dotted path."""
+    values: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            values |= leaves(value, f"{prefix}{name}.")
+        else:
+            values[f"{prefix}{name}"] = value
+    return values
+
+
+def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
+    """Compare two plans."""
     a, b = first.plan, second.plan
     shared = [name for name in a.tables if name in b.tables]
     changes = _changes(first, second)
     moved = {name: _moved(name, first, second, changes) for name in shared}
-    moved = {name: table for name, table in moved.items() if table["places"]}
-    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], -moved[name]["bytes"], name))
-    return {
-        "first": _side(first),
-        "second": _side(second),
-        "changes": {path: pair for path, pair in changes.items() if not path.startswith(PINS)},
-        "own": {name: own for name in shared if (own := _own(name, first, second, changes))},
-        "tables": {name: moved[name] for name in order},
-        "tables_in_both": len(shared),
-        "only_in_first": [name for name in a.tables if name not in b.tables],
-        "only_in_second": [name for name in b.tables if name not in a.tables],
-        "bytes_moved": sum(table["bytes_moved"] for table in moved.values()),
-        "step_ms": [a.predicted_step_ms, b.predicted_step_ms],
-        "phases": _phases(first, second),
-        "memory": {tier: _memory(first, second, tier) for tier in MEMORIES if _memory(first, second, tier)},
-    }
+    moved = {name: table for name, table in moved.items() if table.places}
+    order = sorted(moved, key=lambda name: (-moved[name].bytes_moved, -moved[name].bytes, name))
+    return PlanDiff(
+        first=_side(first),
+        second=_side(second),
+        changes={path: pair for path, pair in changes.items() if not path.startswith(PINS)},
+        own={name: own for name in shared if (own := _own(name, first, second, changes))},
+        tables={name: moved[name] for name in order},
+        tables_in_both=len(shared),
+        only_in_first=[name for name in a.tables if name not in b.tables],
+        only_in_second=[name for name in b.tables if name not in a.tables],
+        bytes_moved=sum(table.bytes_moved for table in moved.values()),
+        step_ms=[a.predicted_step_ms, b.predicted_step_ms],
+        phases=_phases(first, second),
+        memory={tier: used for tier in MEMORIES if (used := _memory(first, second, tier))},
+    )
 
 
 def moved_bytes(old: TablePlan, new: TablePlan) -> int:
@@ -60,12 +141,12 @@ def _overlap(one: ShardPlan, other: ShardPlan) -> int:
     return max(rows, 0) * max(columns, 0)
 
 
-def _side(stored: StoredPlan) -> dict[str, Any]:
+def _side(stored: StoredPlan) -> PlanSide:
     plan = stored.plan
-    return {
-        "name": stored.name, "hardware": plan.hardware, "device": plan.device, "world_size": plan.world_size,
-        "tables": len(plan.tables), "bytes": sum(table.bytes for table in plan.tables.values()),
-    }  # fmt: skip
+    return PlanSide(
+        name=stored.name, hardware=plan.hardware, device=plan.device, world_size=plan.world_size,
+        tables=len(plan.tables), bytes=sum(table.bytes for table in plan.tables.values()),
+    )  # fmt: skip
 
 
 def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
@@ -101,26 +182,26 @@ def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, li
     return own | pins
 
 
-def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, Any]:
+def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> MovedTable:
     """One table: how its place changed, at what cost, and why."""
     old, new = first.plan.tables[name], second.plan.tables[name]
     places: dict[str, list[Any]] = {
         "tier": [old.tier, new.tier],
         "sharding": [old.sharding, new.sharding],
-        "ranks": [table_ranks(old), table_ranks(new)],
+        "ranks": [old.ranks, new.ranks],
         "cache_rows": [old.cache_rows, new.cache_rows],
     }
-    return {
-        "places": {key: pair for key, pair in places.items() if pair[0] != pair[1]},
-        "from": _place(old), "to": _place(new), "kinds": [_kind(old), _kind(new)],
-        "bytes": new.bytes, "bytes_moved": moved_bytes(old, new),
-        "cost_ms": [old.cost_ms, new.cost_ms], "hit_rate": [old.hit_rate, new.hit_rate],
-        "because": _because(_own(name, first, second, changes), changes), "reasons": [old.reason, new.reason],
-    }  # fmt: skip
+    return MovedTable(
+        places={key: pair for key, pair in places.items() if pair[0] != pair[1]},
+        before=_place(old), to=_place(new), kinds=[_kind(old), _kind(new)],
+        bytes=new.bytes, bytes_moved=moved_bytes(old, new),
+        cost_ms=[old.cost_ms, new.cost_ms], hit_rate=[old.hit_rate, new.hit_rate],
+        because=_because(_own(name, first, second, changes), changes), reasons=[old.reason, new.reason],
+    )  # fmt: skip
 
 
 def _place(table: TablePlan) -> str:
-    ranks = table_ranks(table)
+    ranks = table.ranks
     where = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
     cache = f", {table.cache_rows:,} rows cached" if table.cache_rows else ""
     return f"{table.tier} {table.sharding} on {where}{cache}"
@@ -128,7 +209,7 @@ def _place(table: TablePlan) -> str:
 
 def _kind(table: TablePlan) -> str:
     """The place without its numbers, equal for tables that moved alike."""
-    ranks = len(table_ranks(table))
+    ranks = len(table.ranks)
     where = "one rank" if ranks == 1 else f"{ranks} ranks"
     return f"{table.tier} {table.sharding} on {where}{', cached' if table.cache_rows else ''}"
 
@@ -159,9 +240,9 @@ def _phases(first: StoredPlan, second: StoredPlan) -> dict[str, list[float]]:
     return {name: [old.get(name, 0.0), new.get(name, 0.0)] for name in dict.fromkeys([*old, *new])}
 
 
-def _memory(first: StoredPlan, second: StoredPlan, tier: str) -> dict[str, list[int]]:
-    """Predicted bytes of ``tier`` in tables: of all ranks and of the fullest; {} where neither plan uses it."""
+def _memory(first: StoredPlan, second: StoredPlan, tier: str) -> TierBytes | None:
+    """Predicted bytes of ``tier`` in tables; None if neither plan uses it."""
     used = [[rank.get(tier, 0) for rank in stored.plan.memory] or [0] for stored in (first, second)]
     if not any(map(any, used)):
-        return {}
-    return {"all_bytes": [sum(side) for side in used], "fullest_bytes": [max(side) for side in used]}
+        return None
+    return TierBytes(all_bytes=[sum(side) for side in used], fullest_bytes=[max(side) for side in used])

@@ -3,13 +3,7 @@
 Pure data: nothing here reads a store or imports torch.
 """
 
-from pipeline.records.card import (
-    CARD,
-    CardPlan,
-    Lineage,
-    ModelCard,
-    Verdict,
-)
+from pipeline.records.card import CARD, CardPlan, Lineage, ModelCard, Verdict
 from pipeline.records.checkpoint import (
     CheckpointDiff,
     Compacted,
@@ -26,11 +20,13 @@ from pipeline.records.checkpoint import (
     TableSize,
     Verified,
 )
+from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
     LABEL,
     MISSING_ROW,
     RAW,
     RESERVED_ROWS,
+    TRANSFORMS,
     TRUE_PROBABILITY,
     UNSEEN,
     UNSEEN_ROW,
@@ -63,15 +59,7 @@ from pipeline.records.gate import (
     Shift,
     Slice,
 )
-from pipeline.records.night import (
-    FAILED,
-    HELD,
-    NIGHT,
-    PUBLISHED,
-    RUNNING,
-    Base,
-    NightRecord,
-)
+from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
 from pipeline.records.plan import (
     BESIDE_TRAINING,
     MARK_BYTES,
@@ -82,14 +70,8 @@ from pipeline.records.plan import (
     TablePlan,
     place_bytes,
 )
-from pipeline.records.record import (
-    Record,
-    absent,
-    plain,
-    read,
-    rest,
-    rest_field,
-)
+from pipeline.records.record import Record, absent, plain, read, rest, rest_field
+from pipeline.records.removed import Removed, RemovedFromStore, RemovedVersion, RemovedVersions
 from pipeline.records.result import (
     Budget,
     Bytes,
@@ -111,122 +93,23 @@ from pipeline.records.result import (
     TowersPart,
     TrainPart,
 )
-from pipeline.records.serving import (
-    SERVING,
-    Description,
-    TableLayout,
-)
-from pipeline.records.towers import (
-    Tower,
-    TowerEvidence,
-    TowerModuleSpec,
-    Towers,
-)
-from pipeline.records.versions import (
-    Promotion,
-    ShownVersion,
-)
+from pipeline.records.serving import SERVING, Description, TableLayout
+from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
+from pipeline.records.versions import ListedModel, ListedVersion, Promotion, ShownVersion
 
 __all__ = [
-    "BESIDE_TRAINING",
-    "Base",
-    "Beside",
-    "Best",
-    "Budget",
-    "Bytes",
-    "CARD",
-    "CardPlan",
-    "Check",
-    "CheckpointDiff",
-    "CheckpointPart",
-    "Compacted",
-    "Curve",
-    "Damage",
-    "DatasetSchema",
-    "DenseDiff",
-    "DenseProfile",
-    "Description",
-    "ErrorPart",
-    "Evaluation",
-    "Exported",
-    "ExportedTable",
-    "Extent",
-    "FAILED",
-    "FeatureProfile",
-    "Figures",
-    "Former",
-    "GATE",
-    "GatePart",
-    "GateRecord",
-    "HELD",
-    "HOLD",
-    "Histogram",
-    "Index",
-    "IngestPart",
-    "Interval",
-    "LABEL",
-    "Lineage",
-    "LinkShare",
-    "ListedCheckpoint",
-    "MARK_BYTES",
-    "MISSING_ROW",
-    "Milliseconds",
-    "ModelCard",
-    "ModelFigures",
-    "ModelPart",
-    "NIGHT",
-    "NightRecord",
-    "PASS",
-    "PHASES",
-    "PLAN_VERSION",
-    "PUBLISHED",
-    "Plan",
-    "PlanPart",
-    "Profile",
-    "Promotion",
-    "RAW",
-    "RESERVED_ROWS",
-    "RUNNING",
-    "Record",
-    "Result",
-    "Resumed",
-    "RowsPower",
-    "SERVING",
-    "Serving",
-    "ShardPlan",
-    "Shift",
-    "ShownCheckpoint",
-    "ShownVersion",
-    "Shrunk",
-    "Slice",
-    "SparseColumn",
-    "SsdPart",
-    "StageOutcome",
-    "StoredTable",
-    "TRUE_PROBABILITY",
-    "TableDiff",
-    "TableLayout",
-    "TablePlace",
-    "TablePlan",
-    "TableSize",
-    "Tower",
-    "TowerEvidence",
-    "TowerModuleSpec",
-    "Towers",
-    "TowersPart",
-    "TrainPart",
-    "UNSEEN",
-    "UNSEEN_ROW",
-    "Verdict",
-    "Verified",
-    "absent",
-    "dataset_path",
-    "place_bytes",
-    "plain",
-    "raw_column",
-    "read",
-    "rest",
-    "rest_field",
-    "unseen_column",
+    "BESIDE_TRAINING", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NIGHT", "PASS",
+    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "RUNNING", "SERVING", "TRANSFORMS",
+    "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "Base", "Beside", "Best", "Budget", "Bytes", "CardPlan", "Check",
+    "CheckpointDiff", "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff", "DenseProfile",
+    "Description", "ErrorPart", "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile", "Figures",
+    "Former", "GatePart", "GateRecord", "Histogram", "Index", "IngestPart", "Interval", "Lineage", "LinkShare",
+    "ListedCheckpoint", "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart",
+    "MovedTable", "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile", "Promotion",
+    "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower",
+    "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart",
+    "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TierBytes",
+    "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "Verdict", "Verified", "absent",
+    "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field", "unseen_column",
     "weight_column",
-]
+]  # fmt: skip

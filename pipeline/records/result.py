@@ -166,7 +166,10 @@ class Evaluation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GatePart(Record):
-    """The verdict on ``version``, judged beside ``incumbent`` (None: nothing served)."""
+    """The verdict on ``version``, judged beside ``incumbent`` (None: nothing served).
+
+    ``max_ne_increase``: the smallest value of that setting that the rows can test, where they are too few for its own.
+    """
 
     verdict: str
     reasons: tuple[str, ...] = ()
@@ -174,6 +177,7 @@ class GatePart(Record):
     version: str = ""
     incumbent: str | None = None
     warnings: tuple[str, ...] | None = absent()
+    max_ne_increase: float | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -242,10 +246,10 @@ class Result(Record):
 
     @property
     def seconds(self) -> float:
-        """Wall seconds of all stages this run did."""
+        """Wall seconds of all stages."""
         return sum(stage.seconds for stage in self.stages.values())
 
     def artifact(self, stage: str) -> str | None:
-        """The path of the artifact of ``stage``; None where it has none."""
-        found = self.stages.get(stage)
-        return found.artifact if found is not None else None
+        """The path of the artifact of ``stage``; None if it has none."""
+        outcome = self.stages.get(stage)
+        return outcome.artifact if outcome is not None else None

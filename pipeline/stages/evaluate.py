@@ -32,6 +32,10 @@ class Evaluate(Stage):
                 hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
             )
 
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """Prediction on ranks."""
+        return ("pipeline.training.predict",)
+
     def run(
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
     ) -> Artifact | None:
@@ -96,7 +100,7 @@ class Evaluate(Stage):
 
 def _readable(store: Store, checkpoint: str) -> list[Artifact]:
     """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
-    from pipeline.checkpoint import committed
+    from pipeline.checkpoint.index import committed
 
     return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
 

@@ -37,6 +37,10 @@ class Publish(Stage):
 
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
 
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """What exports a version; not what scores it, for that imports Polars, which has threads."""
+        return ("pipeline.publishing.program", "pipeline.publishing.served")
+
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """Write, judge and promote a version; its gate report is the stage's artifact."""
         from pipeline.stages.promoting import publish
@@ -58,7 +62,7 @@ class Publish(Stage):
             f"the gate held {gate.version} of model {model}: {reasons[0]}{more}; "
             + (f"{incumbent} keeps serving" if incumbent else "nothing is published"),
             hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
-            "--reason '...' publishes it all the same",
+            f"--reason '...' publishes it anyway{_offered(gate)}",
         )
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +78,13 @@ class Publish(Stage):
         if model is not None:
             lines["model"] = [f"version {model.version} at {model.uri}"]
         return lines
+
+
+def _offered(gate: GatePart) -> str:
+    """What settles it where too few rows held the model."""
+    if gate.max_ne_increase is None:
+        return ""
+    return f"; gate.max_ne_increase={gate.max_ne_increase:g} is the smallest limit that this many rows can test"
 
 
 SPEC = Publish()

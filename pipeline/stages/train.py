@@ -119,6 +119,10 @@ class Train(Stage):
         place = f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
         return (current_directory(store, place) if forced else place,)
 
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """The training loop."""
+        return ("pipeline.training.loop",)
+
     def seconds_to_end(self, config: Config) -> float:
         """A checkpoint is committed first."""
         return config.checkpoint.grace_seconds
@@ -127,7 +131,7 @@ class Train(Stage):
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
     ) -> Artifact | None:
         """Train on this rank, from the newest checkpoint on; ``train.json`` has the figures."""
-        from pipeline.checkpoint import committed
+        from pipeline.checkpoint.index import committed
         from pipeline.stages.init import init_artifact
         from pipeline.stages.read import is_first_rank, read_towers
         from pipeline.store.retrying import retried

@@ -1,4 +1,4 @@
-"""What moved between two plans: bytes, reasons, and how plans are found and refused."""
+"""What moved between two plans: bytes, reasons, and how plans are kept and refused."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from pipeline.errors import ArtifactError
-from pipeline.planning.plandiff import moved_bytes, plan_diff
-from pipeline.planning.stored import StoredPlan, find_plan
-from pipeline.records import Plan
+from pipeline.planning.plandiff import StoredPlan, find_plan, moved_bytes, plan_diff
+from pipeline.records import Plan, plain
 from pipeline.report.planning import difference
 from pipeline.store import Store
 from tests.made_up_plans import cached, cluster, laptop, table
@@ -42,7 +41,7 @@ def test_moved_bytes_are_those_that_no_rank_and_tier_held(old, new, rows):
 
 def test_equal_plans_differ_in_nothing():
     record = diff(cluster(), cluster())
-    assert (record["tables"], record["changes"], record["bytes_moved"]) == ({}, {}, 0)
+    assert (record.tables, record.changes, record.bytes_moved) == ({}, {}, 0)
     assert "no table moved" in difference(record) and "same" in difference(record)
 
 
@@ -53,11 +52,11 @@ def test_a_moved_table_says_how_far_at_what_cost_and_why():
         old, tables={**old.tables, "C1": moved}, figures={**old.figures, "hbm_gib": 20.0}, predicted_step_ms=9.6
     )
     record = diff(old, new, {"plan.hbm_reserve": 0.1}, {"plan.hbm_reserve": 0.2})
-    change = record["tables"]["C1"]
-    assert list(record["tables"]) == ["C1"]
-    assert change["places"] == {"tier": ["hbm", "hbm_cached"], "cache_rows": [0, 4_000_000]}
-    assert change["bytes_moved"] == change["bytes"] == 40_000_000 * 129 * 4
-    assert record["changes"] == {"hardware.hbm_gib": [79.0, 20.0], "plan.hbm_reserve": [0.1, 0.2]}
+    change = record.tables["C1"]
+    assert list(record.tables) == ["C1"]
+    assert change.places == {"tier": ["hbm", "hbm_cached"], "cache_rows": [0, 4_000_000]}
+    assert change.bytes_moved == change.bytes == 40_000_000 * 129 * 4
+    assert record.changes == {"hardware.hbm_gib": [79.0, 20.0], "plan.hbm_reserve": [0.1, 0.2]}
     text = difference(record)
     assert "hardware.hbm_gib: 79 -> 20" in text and "plan.hbm_reserve: 0.1 -> 0.2" in text
     assert "C1: hbm row_wise on 2 ranks -> hbm_cached row_wise on 2 ranks, 4,000,000 rows" in text
@@ -74,11 +73,11 @@ def test_a_tables_own_changes_explain_it_before_those_of_the_plan():
     )
     record = diff(old, new, {"seed": 1}, {"seed": 1, "plan.tables.C1.tier": "ssd", "plan.tables.C10.tier": "ddr"})
     own = {"rows": [1_000_000, 2_000_000], "pooling": [1.0, 3.5], "plan.tables.C1.tier": [None, "ssd"]}
-    assert record["own"] == {"C1": own}
-    assert record["tables"]["C1"]["because"] == [
+    assert record.own == {"C1": own}
+    assert record.tables["C1"].because == [
         "rows 1,000,000 -> 2,000,000", "pooling 1.0 -> 3.5", "plan.tables.C1.tier not set -> ssd"
     ]  # fmt: skip
-    assert record["changes"] == {"profile": ["a" * 12, "b" * 12]}
+    assert record.changes == {"profile": ["a" * 12, "b" * 12]}
     assert "plan.tables.C1.tier not set -> ssd" in " ".join(difference(record).split())
 
 
@@ -86,7 +85,7 @@ def test_settings_are_said_as_they_are_typed_and_empty_pins_are_none():
     types = ["data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"]
     pins = {"plan.tables.C1.tier": "", "plan.tables.C1.avoid": [], "plan.tables.C1.sharding": "table_wise"}
     record = diff(laptop(), laptop(), {"plan.sharding_types": types}, {"plan.sharding_types": types[1:2], **pins})
-    assert record["own"] == {"C1": {"plan.tables.C1.sharding": [None, "table_wise"]}}
+    assert record.own == {"C1": {"plan.tables.C1.sharding": [None, "table_wise"]}}
     text = difference(record)
     assert "table_column_wise] -> [table_wise]" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
 
@@ -106,7 +105,7 @@ def test_new_and_gone_tables_are_named():
 
 def test_tables_that_moved_alike_are_said_together():
     old = cluster(26, 8)
-    tables = {name: replace(found, tier="ddr", reason=f"{name} did not fit") for name, found in old.tables.items()}
+    tables = {name: replace(kept, tier="ddr", reason=f"{name} did not fit") for name, kept in old.tables.items()}
     new = replace(old, tables=tables, figures={**old.figures, "hbm_gib": 2.0})
     text = difference(diff(old, new))
     assert text.count("because  the inputs above changed, not the table's own") == text.count("\n  copied ") < 8
@@ -116,7 +115,7 @@ def test_tables_that_moved_alike_are_said_together():
     assert "now      C26: C26 did not fit" in text and "(19 tables: " in text
     same = {name: table(900, [0], dim=16, cost_ms=0.25) for name in ("a", "b")}
     elsewhere = {
-        name: replace(found, shards=table(900, [i + 1], dim=16).shards) for i, (name, found) in enumerate(same.items())
+        name: replace(kept, shards=table(900, [i + 1], dim=16).shards) for i, (name, kept) in enumerate(same.items())
     }
     text = difference(diff(replace(laptop(), tables=same), replace(laptop(), tables=elsewhere)))
     assert "a, b: hbm table_wise on one rank, other ranks\n" in text and "0.500 -> 0.500 ms" in text
@@ -125,12 +124,12 @@ def test_tables_that_moved_alike_are_said_together():
 
 def test_hundreds_of_moves_are_summed_up():
     old = cluster(1000)
-    tables = {name: replace(found, tier="ddr", pooling=1.0 + i) for i, (name, found) in enumerate(old.tables.items())}
+    tables = {name: replace(kept, tier="ddr", pooling=1.0 + i) for i, (name, kept) in enumerate(old.tables.items())}
     record = diff(old, replace(old, tables=tables))
     text = difference(record)
     assert "1,000 of 1,000 tables moved" in text and "and 980 more" in text
-    assert len(record["tables"]) == 1000 and len(text.splitlines()) < 260
-    json.dumps(record)
+    assert len(record.tables) == 1000 and len(text.splitlines()) < 260
+    json.dumps(plain(record))
 
 
 @pytest.fixture
