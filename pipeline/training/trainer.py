@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from pipeline.embeddings.one_rank import without_exchange
@@ -21,7 +19,6 @@ from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
 from pipeline.training.settings import ModelSettings
-from pipeline.training.shared_memory import SharedMemory, one_memory
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
 
@@ -57,7 +54,6 @@ class Trainer:
         alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
         self._pipeline = self._make_pipeline(device, ahead=ahead)
-        self._exchanging = self._exchange(device, settings)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
@@ -67,16 +63,6 @@ class Trainer:
             return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
         pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
         return pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
-
-    def _exchange(self, device: torch.device, settings: ModelSettings) -> Callable[[], AbstractContextManager[None]]:
-        """What a step runs in: ranks on the CPUs of one machine exchange through its memory, the others as they are."""
-        if self._towers is not None or not settings.one_machine or not one_memory(device, settings.hardware.hosts):
-            return nullcontext
-        memory = SharedMemory()
-        wrapped = self.model._dmp_wrapped_module
-        if isinstance(wrapped, DistributedDataParallel):
-            wrapped.register_comm_hook(None, lambda _, bucket: memory.mean(bucket))
-        return memory.exchanging
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
@@ -88,7 +74,7 @@ class Trainer:
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
         else:
-            with self._exchanging(), self.links.counting():
+            with self.links.counting():
                 output = self._pipeline.progress(batches)
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
