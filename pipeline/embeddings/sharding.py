@@ -202,7 +202,7 @@ def shard_model(
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     _check_optimizer(plan, optimizer)
     fuse_optimizer(collection, optimizer, plan.device)
-    if plan.world_size == 1 and device.type == "cpu" and ssd is None:
+    if plan.world_size == 1 and device.type == "cpu" and ssd is None and optimizer.fused_on(plan.device):
         divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
