@@ -10,8 +10,8 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
-	bench-quality bench-plan bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers \
-	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults
+	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
+	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -104,6 +104,9 @@ bench-mappings: install ## test NE of the four id mappings at equal rows, on log
 
 bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
 	@.venv/bin/python -m benchmarks.plan
+
+bench-plan-random: install ## 200 random planning cases against TorchRec's planner, in both cost models (10 minutes)
+	@.venv/bin/python -m benchmarks.plan_random
 
 # torch itself wants the CUDA libraries; the CPU lock leaves them out.
 CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \
