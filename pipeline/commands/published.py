@@ -16,7 +16,7 @@ from pipeline.records import RemovedVersions
 EPILOG = """\
 You may leave out the model's name if the store has only one model.
 
-  nightjar models ls                                  all versions, and which one serves
+  nightjar models ls                                  all versions: > serves, < a rollback restores
   nightjar models show clicks                         the card of the serving version
   nightjar models promote clicks v00012-1f0c9b7e --reason 'held for PSI, the new app is known'
   nightjar models rollback clicks --reason 'complaints since 9:00'
@@ -102,9 +102,10 @@ def _model(options: argparse.Namespace, store: Any) -> str:
     if not known:
         publish = "nightjar nightly or stages=[ingest,plan,partition,train,evaluate,publish] publishes one"
         raise ConfigError(f"no published model in store {store.url}", hint=f"--store <its store>; {publish}")
-    problem = f"no model {options.model!r}" if options.model else "no single model"
+    problem = f"no model {options.model!r}" if options.model else "more than one model"
     raise ConfigError(
-        f"{problem} in store {store.url}; models: {', '.join(known)}", hint="name one, or --store <its store>"
+        f"{problem} in store {store.url}; models: {', '.join(known)}",
+        hint="name one of these (predict: --model <name>), or --store <its store>",
     )
 
 

@@ -27,7 +27,9 @@ def _show(options: argparse.Namespace) -> int:
     if not store.exists(path):
         known = [run for run in store.names("runs") if store.exists(f"{run_directory(run)}/result.json")]
         text = f"known runs: {', '.join(known)}" if known else "no runs in this store"
-        raise ArtifactError(f"no run {options.run!r} in store {options.store}; {text}", hint="store=<URL of its store>")
+        raise ArtifactError(
+            f"no run {options.run!r} in store {options.store}; {text}", hint="--store <URL of its store>"
+        )
     if options.json:
         show(json.dumps(store.read_json(path), indent=1))
     else:

@@ -46,8 +46,10 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def _quoted(text: str) -> str:
-    """The override ``text`` with quotes around its value, and around all of it for the shell."""
+    """What mends the override ``text``: no blanks around =, or quotes around its value and all of it, for the shell."""
     key, _, value = text.partition("=")
+    if key != key.rstrip():
+        return f"leave out the blanks around =: {key.strip()}={value.strip()}"
     if not value or re.search("['\"]", value):
         return "quote values with spaces or brackets: 'data.separator=\"|\"'"
     return f"quote the value: '{key}=\"{value}\"'"

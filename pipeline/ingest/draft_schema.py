@@ -47,7 +47,7 @@ def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
         f"dense_transform: {schema.transform}",
         "sparse_defaults:",
         "  rows: 1000  # at most; a table has no more rows than there are ids with min_count lookups",
-        f"  min_count: {schema.min_count}  # 1 / (rate (1 - rate)), 2 to 5: fewer say less than the average",
+        f"  min_count: {schema.min_count}  # rarer ids share a row; 1 / (rate (1 - rate)) lookups, 2 to 5",
     ]
     lines += _features("dense", schema.of("dense")) + _features("sparse", schema.of("sparse"))
     if schema.time and schema.by_day:

@@ -13,7 +13,7 @@ from pipeline.records import ListedModel, ListedVersion, RemovedVersions, ShownV
 def listing(models: Sequence[ListedModel]) -> str:
     """The versions of every model, oldest first. ``>`` marks the serving one, ``<`` the one a rollback restores."""
     if not models:
-        return "no models in this store"
+        return "no published models in this store; nightjar nightly publishes one"
     lines = []
     for model in models:
         lines += [f"{model.model}: {model.serving or 'nothing'} serves"]

@@ -37,7 +37,7 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float) -
             )
         if missing != logged:
             log.info(
-                "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes",
+                "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes (nightly.wait_minutes)",
                 day, missing, poll_seconds, left / 60,
             )  # fmt: skip
             logged = missing
