@@ -22,7 +22,8 @@ class Setting:
     ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end. ``choices``:
     the allowed values (of a list or a dictionary: of its entries), as a tuple, or a function that lists them where
     they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers. ``more``: what registered
-    choices say of themselves, appended to ``doc`` by ``text``.
+    choices say of themselves, appended to ``doc`` by ``text``. ``quiet``: at its default it stays out of the artifact
+    keys that cover its whole group, so that a group can get a setting without new keys for what it made before.
     """
 
     doc: str
@@ -31,6 +32,7 @@ class Setting:
     choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None
     auto: bool = False
     more: Callable[[], str] | None = None
+    quiet: bool = False
 
     @property
     def text(self) -> str:
@@ -52,9 +54,10 @@ def setting(
     choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None,
     auto: bool = False,
     more: Callable[[], str] | None = None,
+    quiet: bool = False,
 ) -> Any:
     """A dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
-    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more)}
+    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)
