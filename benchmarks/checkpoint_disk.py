@@ -20,6 +20,7 @@ from benchmarks.checkpoint_model import config_of, plan_of, schema_of
 from pipeline.checkpoint import Target, latest, restore
 from pipeline.store import Store
 from pipeline.training.distributed import connect
+from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
 _CACHES = Path("/proc/sys/vm/drop_caches")
@@ -93,7 +94,8 @@ def _rank(rank: int, folder: str, directory: str, shape: tuple[int, int, int, in
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     tables, rows, dim, batch = shape
     schema, config = schema_of(tables, rows), config_of(dim, batch, ranks=2, threads=1)
-    trainer = Trainer(config, schema, plan_of(schema, config), connect(config.hardware, config.train.threads_per_rank))
+    device = connect(config.hardware, config.train.threads_per_rank)
+    trainer = Trainer(ModelSettings.of(config), schema, plan_of(schema, config), device)
     store = Store(folder)
     artifact = latest(store, directory)
     if artifact is None:

@@ -32,6 +32,7 @@ from pipeline.store import Artifact, Store
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
+from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
 RESTORES = (1, 3, 20, 100)
@@ -80,7 +81,7 @@ def _train(store: Store, dataset: Artifact, restores: int, hot: float, seed: int
     config = replace(config_of(), seed=seed)
     device = connect(config.hardware, config.train.threads_per_rank)
     split = SplitReader(store, dataset, "train")
-    trainer = Trainer(config, split.schema, plan_of(split.schema), device)
+    trainer = Trainer(ModelSettings.of(config), split.schema, plan_of(split.schema), device)
     with torch.no_grad():
         for parameter in trainer.dense.values():
             parameter.mul_(1 + nudge)

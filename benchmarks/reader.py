@@ -24,6 +24,7 @@ from pipeline.store import Store
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.loop import train
 from pipeline.training.parquet import SplitReader
+from pipeline.training.settings import TrainingSettings
 
 BATCH = 8192
 
@@ -80,7 +81,8 @@ def _trained(store: Store, split: SplitReader, steps: int) -> dict[str, Any]:
     logging.disable(logging.WARNING)
     config = config_of()
     config = replace(config, train=replace(config.train, max_steps=steps, log_every_steps=50))
-    done = train(config, store, split.dataset, plan_of(split.schema), "runs/r/checkpoints/bench", "bench", _show)
+    settings = TrainingSettings.of(config)
+    done = train(settings, store, split.dataset, plan_of(split.schema), "runs/r/checkpoints/bench", "bench", _show)
     return {name: done["train"][name] for name in ("data_wait_share", "samples_per_s")}
 
 

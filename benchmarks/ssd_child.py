@@ -26,6 +26,7 @@ from pipeline.records import DatasetSchema
 from pipeline.training.data import Batch
 from pipeline.training.distributed import connect
 from pipeline.training.memory import MemoryMeter, give_back_freed
+from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
 # Rows written at a time.
@@ -101,7 +102,7 @@ class _Model:
         device = connect(config.hardware, config.train.threads_per_rank)
         plan = plan_of(self.schema, config, "ssd" if folder else "ddr", cache_rows)
         self.ssd = SsdStore(plan, [folder], rank=0) if folder else None
-        self.trainer = Trainer(config, self.schema, plan, device, ssd=self.ssd)
+        self.trainer = Trainer(ModelSettings.of(config), self.schema, plan, device, ssd=self.ssd)
         if self.ssd is not None and not lazy:
             self._write_rows()
 

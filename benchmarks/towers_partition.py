@@ -35,6 +35,7 @@ from pipeline.store import Artifact, Store
 from pipeline.towers.interaction import Interaction
 from pipeline.towers.partitioner import partition
 from pipeline.training import probe as probing
+from pipeline.training.settings import TrainingSettings
 
 SILENT = StageIO()
 
@@ -123,7 +124,7 @@ def _signed(config: Config, store: Store, dataset: Artifact) -> float:
     schema, _ = read_dataset(store, dataset)
     features = [column.name for column in schema.sparse]
     signed = Interaction(len(features), signed=True)
-    _, source = probing.probe(config, store, dataset, None, also=signed)
+    _, source = probing.probe(TrainingSettings.of(config), store, dataset, None, also=signed)
     towers, _ = partition(features, config.partition.towers, config.partition, signed.matrix(), {}, source=source)
     return _ari(config, towers)
 

@@ -29,6 +29,7 @@ from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
+from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
 ROUND_STEPS = 10
@@ -52,13 +53,14 @@ def main() -> None:
         dataset = generate(store, given.rows, given.rows // 5)
         split = SplitReader(store, dataset, "train")
         plan = plan_of(split.schema)
-        ours = Trainer(config, split.schema, plan, device)
+        ours = Trainer(ModelSettings.of(config), split.schema, plan, device)
         plain = PlainLoop(config, split.schema)
         plain.start_from(ours)
         loops: dict[str, Loop] = {"ours": _with_meter(ours), "plain": plain.step}
         models: dict[str, Callable[[], torch.nn.Module]] = {"ours": ours.finished, "plain": plain.model.eval}
         if given.compiled:
-            compiled = Trainer(replace(config, train=replace(config.train, compile=True)), split.schema, plan, device)
+            settings = ModelSettings.of(replace(config, train=replace(config.train, compile=True)))
+            compiled = Trainer(settings, split.schema, plan, device)
             loops["compiled"], models["compiled"] = _with_meter(compiled), compiled.finished
         seconds = _race(loops, split, config)
         print("testing ...", flush=True)

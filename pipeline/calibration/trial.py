@@ -101,13 +101,15 @@ def measure_training(config: Config, folder: str, plan: Plan) -> dict[str, float
     from pipeline.training.distributed import connect
     from pipeline.training.loop import train
     from pipeline.training.memory import status_bytes
+    from pipeline.training.settings import TrainingSettings
 
     connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
     before = status_bytes("VmRSS")
     store: Store = Store(folder)
     records: list[dict[str, Any]] = []
     dataset: Artifact = store.get("datasets/trial", "dataset")
-    train(config, store, dataset, plan, f"runs/{config.run}/checkpoints", config.run or "", records.append)
+    settings = TrainingSettings.of(config)
+    train(settings, store, dataset, plan, f"runs/{config.run}/checkpoints", config.run or "", records.append)
     undisturbed = config.checkpoint.every_steps or config.train.max_steps or 0
     times = [record["step_ms"] for record in records if record["step"] <= undisturbed]
     times = times[len(times) // 2 :]

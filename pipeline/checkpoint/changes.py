@@ -9,13 +9,12 @@ for is the matter of ``meaning``.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
 from pipeline.checkpoint.settings import config_changes
-from pipeline.config import CheckpointConfig, Config
+from pipeline.config import CheckpointConfig, DataConfig
 from pipeline.config.renamed import with_new_names
 from pipeline.errors import ConfigError
 from pipeline.specs import ID_MAPPINGS
@@ -34,16 +33,18 @@ _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor"
 DATASET, RENAMED = "dataset", "checkpoint.rename."
 
 
-def check_changes(artifact: Artifact, config: Config, dataset: str) -> list[str]:
-    """Raise ConfigError where ``config`` differs from what ``artifact`` was trained with in more than is allowed.
+def check_changes(
+    artifact: Artifact, now: dict[str, Any], checkpoint: CheckpointConfig, data: DataConfig, dataset: str
+) -> list[str]:
+    """Raise ConfigError where ``now`` differs from what ``artifact`` was trained with in more than is allowed.
 
-    ``dataset``: key of the data set now. Returns lines about what was allowed. The error names each setting with both
-    values and the override that lets it pass.
+    ``now``: the whole configuration as a record; ``dataset``: key of the data set now. Returns lines about what was
+    allowed. The error names each setting with both values and the override that lets it pass.
     """
-    checkpoint, then, now = config.checkpoint, _with_schedule(artifact.config), asdict(config)
+    then = _with_schedule(artifact.config)
     changes = config_changes(*_common_tables(then, now, checkpoint.rename))
     dataset_then = artifact.inputs.get(DATASET)
-    if dataset_then != dataset and _has_vocab(config) and config.data.mapping_from is None:
+    if dataset_then != dataset and _has_vocab(data) and data.mapping_from is None:
         # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
         changes[DATASET] = [dataset_then, dataset]
     ids = ids_changes(then, now, checkpoint.rename)
@@ -115,9 +116,9 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _has_vocab(config: Config) -> bool:
-    default = config.data.sparse_defaults.mapping
-    return any(ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in config.data.sparse.values())
+def _has_vocab(data: DataConfig) -> bool:
+    default = data.sparse_defaults.mapping
+    return any(ID_MAPPINGS.get(feature.mapping or default).vocabulary for feature in data.sparse.values())
 
 
 def _is_allowed(path: str, allow: list[str]) -> bool:

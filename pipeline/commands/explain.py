@@ -32,12 +32,13 @@ def _explain(options: argparse.Namespace) -> int:
         sys.stdout.write(settings.markdown())
     else:
         records = [settings.record(place) for place in settings.chosen(options.name)]
-        tell(options.json, records, lambda found: "\n".join(map(settings.shown, found)))
+        tell(options.json, records, lambda shown: "\n".join(map(settings.shown, shown)))
     return 0
 
 
 COMMANDS = (
     Command(
-        name="explain", help="explain a setting: meaning, bounds, default, artifact keys", add_arguments=add_explain
+        name="explain", help="explain a setting: meaning, bounds, default, what a change makes again",
+        add_arguments=add_explain,
     ),
-)
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Settings as ``nightjar explain`` shows them: type, bounds, default, sentence, artifact keys."""
+"""Settings as ``nightjar explain`` shows them: type, bounds, default, sentence, and what a change makes again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from pipeline.config.paths import Place, describe, entry_type, find_place, neare
 from pipeline.config.renamed import renamed_error
 from pipeline.config.values import span
 from pipeline.errors import ConfigError
+from pipeline.specs import STAGES
 from pipeline.stages.keys import keys_of
+from pipeline.stages.train import CHECKPOINTS
 
 WIDTH = 118
 PAGE = """\
@@ -101,8 +103,20 @@ def shown(known: dict[str, Any]) -> str:
     if "group" in known:
         return f"{known['group']}: {known['doc']}"
     lines = [f"{known['setting']}: {_figures(known)}"]
-    lines += textwrap.wrap(known["doc"], WIDTH, initial_indent="  ", subsequent_indent="  ")
-    return "\n".join([*lines, f"  artifact keys: {', '.join(known['keys']) or 'none'}"])
+    for text in (known["doc"], _consequence(known["keys"])):
+        lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)
+
+
+def _consequence(keys: list[str]) -> str:
+    """What happens to finished stages when a setting that belongs to ``keys`` changes."""
+    stages = [stage.name for stage in STAGES if set(stage.keys()) & set(keys)]
+    if not stages:
+        return "If you change it, no finished stage runs again."
+    text = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
+    if CHECKPOINTS in keys:
+        return f"{text} Training starts from scratch."
+    return f"{text} Training continues from its checkpoints." if "train" in keys else text
 
 
 def markdown() -> str:

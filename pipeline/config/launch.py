@@ -36,6 +36,13 @@ class LaunchConfig:
         choices=("auto", "always", "never"),
         doc="Whether a memory cgroup keeps a host's ranks below `hardware.ddr_gib`. auto: if a plan has tables on SSD.",
     )
+    lease_seconds: int = setting(
+        30,
+        low=3,
+        high=3600,
+        doc="On a cluster or an object store, another launcher takes over a run whose launcher has not renewed its "
+        "lease for this many seconds.",
+    )
     job: str = setting(
         "volcano",
         choices=("volcano", "indexed"),
@@ -62,8 +69,5 @@ class LaunchConfig:
         30.0, low=0.01, doc="Training must take its first step within this many minutes."
     )
     port: int = setting(29_500, low=1024, high=65_535, doc="The pods of a stage meet at this port of the first one.")
-    lease_seconds: int = setting(
-        30, low=3, high=3600, doc="Another launcher takes over a run that shows no sign of life for this long."
-    )
     keep_hours: float = setting(24.0, low=0, doc="Finished jobs and their logs stay for this many hours.")
     pods: PodConfig = setting(factory=PodConfig, doc="The pods of the jobs.")

@@ -44,22 +44,16 @@ def _no_worse(power: Power, figures: tuple[float, float, Interval], limit: float
 def _explained(power: Power, limit: float, passed: bool) -> str:
     if passed:
         return f"at most {power.bound:+.2%} with {power.power:.0%} confidence, within {limit:+.2%}"
-    if power.change > limit and power.change > power.quantile * power.error:
+    if power.surely_above(limit):
         return f"a rise with at least {power.power:.0%} confidence, beyond {limit:+.2%}"
-    if (needed := power.rows_for(limit)) is not None and needed > power.rows:
+    if (testable := power.instead_of(limit)) is not None:
         return (
             f"{TOO_FEW}: a rise of up to {power.bound:+.2%} is not ruled out with {power.power:.0%} confidence, "
             f"the limit is {limit:+.2%}; use "
-            f"about {needed:,} held-out rows, or a limit that {power.rows:,} rows can resolve: "
-            f"{_upwards(max(power.resolved, power.bound))}"
+            f"about {power.rows_for(limit):,} held-out rows, or a limit that {power.rows:,} rows can resolve: "
+            f"{testable:g}"
         )
     return f"possibly as much as {power.bound:+.2%}, beyond {limit:+.2%}"
-
-
-def _upwards(value: float) -> str:
-    """A share with one digit more than its leading one, rounded up, as a setting is typed."""
-    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
-    return f"{math.ceil(value / unit) * unit:.2g}"
 
 
 def _shift(shift: Shift, limit: float, *, better: bool) -> Check:

@@ -58,11 +58,28 @@ class Power:
         unit = 10 ** max(len(str(rows)) - 2, 0)
         return -(-rows // unit) * unit
 
+    def surely_above(self, limit: float) -> bool:
+        """Whether the rows show a rise, and one beyond ``limit``."""
+        return self.change > limit and self.change > self.quantile * self.error
+
+    def instead_of(self, limit: float) -> float | None:
+        """The smallest limit that these rows can test, where they are too few for ``limit``; None where they are not.
+
+        Rounded up to two digits, as a setting is typed.
+        """
+        needed = self.rows_for(limit)
+        if self.bound <= limit or self.surely_above(limit) or needed is None or needed <= self.rows:
+            return None
+        value = max(self.resolved, self.bound)
+        unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+        return float(f"{math.ceil(value / unit) * unit:.2g}")
+
     def record(self, limit: float) -> RowsPower:
         """For ``gate.json``."""
         return RowsPower(
-            limit=limit, power=self.power, bound=self.bound, resolved=self.resolved, rows_needed=self.rows_for(limit)
-        )
+            limit=limit, power=self.power, bound=self.bound, resolved=self.resolved, rows_needed=self.rows_for(limit),
+            instead=self.instead_of(limit),
+        )  # fmt: skip
 
 
 def quantile_of(confidence: float) -> float:

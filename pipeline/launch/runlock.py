@@ -1,4 +1,4 @@
-"""The run lock: one launcher a run, for a second one would write over the first one's records and checkpoints."""
+"""The run lock: one launcher per run, because a second one would overwrite the first one's records and checkpoints."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from contextlib import AbstractContextManager
 
 from pipeline.records.step import run_directory
 from pipeline.store import Store
+from pipeline.store.lease import Lease
+from pipeline.store.leasefile import LeaseFile
 from pipeline.store.refusals import taken
 
 
-def run_lock(store: Store, run: str) -> AbstractContextManager[None]:
-    """Lock ``run`` for this launcher while the context lasts; LaunchError where another one holds it.
+def run_lock(store: Store, run: str, seconds: float) -> AbstractContextManager[None]:
+    """Lock ``run`` for this launcher while the context lasts; LaunchError if another launcher holds the lock.
 
-    A lock of the file system, which ends with its process; object stores have none.
+    On a local disk this is a lock of the run's folder, which ends with its process. On an object store it is the lease
+    ``runs/<run>/lease.json``, which another launcher takes over once nobody has renewed it for ``seconds``.
     """
     folder = run_directory(run)
+    what = f"run {run!r} is running already"
     hint = "run the same command again once that one has ended, or run=<another name>"
-    busy = taken(f"run {run!r} is running already", "another launcher", store.full(folder), hint)
-    return store.locked(folder, busy)
+    if store.is_local:
+        return store.locked(folder, taken(what, "another launcher", store.full(folder), hint))
+    place = LeaseFile(
+        store, f"{folder}/lease.json", name=f"the lock of run {run!r}", taken=what, hint=hint, doing=f"run {run}",
+        seconds=seconds,
+    )  # fmt: skip
+    return Lease(place, seconds).held()

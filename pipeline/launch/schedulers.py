@@ -39,7 +39,7 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
     On a cluster also LaunchError, before anything is written, where the API server does not answer, its clock differs
     or a right is missing.
     """
-    with run_lock(store, str(config.run)):
+    with run_lock(store, str(config.run), config.launch.lease_seconds):
         if config.launch.name == "local":
             yield
             return

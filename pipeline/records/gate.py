@@ -132,7 +132,8 @@ class Former(Record):
 class RowsPower(Record):
     """What the rows tell of a rise of NE: it is at most ``bound`` with the probability ``power``.
 
-    ``resolved``: the smallest limit these rows can tell; ``rows_needed``: how many can tell ``limit``, if any can.
+    ``resolved``: the smallest limit these rows can tell; ``rows_needed``: how many can tell ``limit``, if any can;
+    ``instead``: where the rows are too few for ``limit``, the smallest that they can test.
     """
 
     limit: float
@@ -140,6 +141,7 @@ class RowsPower(Record):
     bound: float
     resolved: float
     rows_needed: int | None = None
+    instead: float | None = absent()
 
 
 @dataclass(frozen=True)

@@ -166,7 +166,10 @@ class Evaluation(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class GatePart(Record):
-    """The verdict on ``version``, judged beside ``incumbent`` (None: nothing served)."""
+    """The verdict on ``version``, judged beside ``incumbent`` (None: nothing served).
+
+    ``max_ne_increase``: the smallest value of that setting that the rows can test, where they are too few for its own.
+    """
 
     verdict: str
     reasons: tuple[str, ...] = ()
@@ -174,6 +177,7 @@ class GatePart(Record):
     version: str = ""
     incumbent: str | None = None
     warnings: tuple[str, ...] | None = absent()
+    max_ne_increase: float | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

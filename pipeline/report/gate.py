@@ -113,13 +113,13 @@ def _compared_models(record: GateRecord) -> dict[str, Any] | None:
         return None
     compared = record.incumbent is not None
     head = ("Figure", "Candidate*", *(("Incumbent*", "Change*") if compared else ()))
-    paired = ", paired: both models, the same draws of rows" if compared else ""
+    paired = "; both models are compared on the same resampled rows" if compared else ""
     title = "Candidate and incumbent on the same rows" if compared else "The candidate on held-out rows"
     return {
         "title": title,
         "models": Table(head, _figure_rows(record)),
         "others": Table(("Other model", "NE*", "Change of NE to the candidate*"), _other_models(record)),
-        "text": f"In brackets {units.percent(record.confidence, 0)} intervals{paired}.",
+        "text": f"The brackets hold {units.percent(record.confidence, 0)} confidence intervals{paired}.",
     }
 
 

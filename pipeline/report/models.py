@@ -43,13 +43,23 @@ def details(shown: ShownVersion) -> str:
     for name, (point, low, high) in card.figures.items():
         lines.append(f"  {name} {point:.5f} [{low:.5f}, {high:.5f}]")
     for part, facts in (("data", card.data), ("lineage", card.lineage.to_json())):
-        lines += [f"  {part}", *(f"    {key.replace('_', ' ')}: {v}" for key, v in facts.items() if v is not None)]
+        named = {key.replace("_", " "): _fact(value) for key, value in facts.items()}
+        lines += [f"  {part}", *(f"    {name}: {text}" for name, text in named.items() if text)]
     tables = card.tables.values()
     size = sum(table.bytes for table in tables)
     coding = "/".join(sorted({table.coding for table in tables}))
     lines.append(f"  {units.plural(len(tables), 'table')} in coding {coding}, {units.size(size)}")
     lines += [f"  {entry.by} {_when(entry.at)}: {entry.reason or 'no reason given'}" for entry in shown.log]
     return "\n".join(lines)
+
+
+def _fact(value: Any) -> str:
+    """A value of the card in words; "" for one that says nothing."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {text}" for name, each in value.items() if (text := _fact(each)))
+    if isinstance(value, list | tuple):
+        return "; ".join(map(_fact, value))
+    return "" if value is None else str(value)
 
 
 def _when(seconds: float) -> str:

@@ -19,9 +19,10 @@ def collected(result: Mapping[str, Any]) -> str:
     lines += [f"keep {each['path']}  {each['reason']}" for each in kept if each["path"] in result["noticed"]]
     lines.append(f"{verb} {_counted(removed)}: {units.size(result['bytes'])}" if removed else "nothing to remove")
     lines.append(f"kept {_counted(kept)}, for {units.plural(result['versions'], 'version')}")
-    for reason, number in Counter(each["reason"] for each in kept).most_common():
-        shown = f"younger than {result['keep_days']:g} days" if reason == "young" else reason
-        lines.append(f"  {units.count(number)}: {shown}")
+    young = f"less than {result['keep_days']:g} days old (--keep-days)"
+    for reason in Counter(each["reason"] for each in kept):
+        same = [each for each in kept if each["reason"] == reason]
+        lines.append(f"  {_counted(same)}: {young if reason == 'young' else reason}")
     return "\n".join(lines)
 
 

@@ -32,7 +32,7 @@ def _is_locked(store: Store, run: str) -> bool:
     if not store.fs.isdir(store.full(run_directory(run))):
         return False
     try:
-        with run_lock(store, run):
+        with run_lock(store, run, LEASE_SECONDS):
             return False
     except LaunchError:
         return True

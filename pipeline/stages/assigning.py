@@ -50,9 +50,10 @@ def assign(
         )
     from pipeline.towers.partitioner import partition
     from pipeline.training.probe import probe
+    from pipeline.training.settings import TrainingSettings
 
     checkpoint = _checkpoint(config, store)
-    similarity, source = probe(config, store, dataset, checkpoint)
+    similarity, source = probe(TrainingSettings.of(config), store, dataset, checkpoint)
     loads = _loads(features, plan)
     room = {"bytes": _room(config) / max(sum(loads["bytes"]), 1.0)}
     count = tower_count(part, hosts)

@@ -42,13 +42,14 @@ class Evaluate(Stage):
         from pipeline.stages.judging import LOGITS
         from pipeline.stages.read import read_towers
         from pipeline.training.predict import predict
+        from pipeline.training.settings import PredictionSettings
 
         final = inputs["train"].summary.get("final")
         if not final:
             raise ArtifactError(f"{inputs['train'].path} names no final checkpoint", hint="nightjar train force=true")
         plan, towers = read_towers(config, store, inputs, _readable(store, final))
         try:
-            predictions = predict(config, store, inputs["ingest"], plan, final, towers)
+            predictions = predict(PredictionSettings.of(config), store, inputs["ingest"], plan, final, towers)
         except DamagedError as error:
             hint = (
                 f"remove {store.url_of(final)}; then stages=[train,evaluate] goes on from the newest whole checkpoint"

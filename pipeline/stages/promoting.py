@@ -70,6 +70,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
     gate |= {"forced": record.forced} if record.forced else {}
     gate |= {"warnings": [*record.warnings]} if record.warnings else {}
+    gate |= {"max_ne_increase": record.power.instead} if record.power and record.power.instead else {}
     summary: dict[str, Any] = {"gate": {**gate, "version": record.version, "incumbent": record.incumbent_version}}
     if record.verdict == PASS:
         promotion.promote(

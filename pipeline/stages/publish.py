@@ -58,7 +58,7 @@ class Publish(Stage):
             f"the gate held {gate.version} of model {model}: {reasons[0]}{more}; "
             + (f"{incumbent} keeps serving" if incumbent else "nothing is published"),
             hint=f"{artifact.path}/gate.html says why; nightjar models promote {model} {gate.version} "
-            "--reason '...' publishes it all the same",
+            f"--reason '...' publishes it anyway{_offered(gate)}",
         )
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,6 +74,13 @@ class Publish(Stage):
         if model is not None:
             lines["model"] = [f"version {model.version} at {model.uri}"]
         return lines
+
+
+def _offered(gate: GatePart) -> str:
+    """What settles it where too few rows held the model."""
+    if gate.max_ne_increase is None:
+        return ""
+    return f"; gate.max_ne_increase={gate.max_ne_increase:g} is the smallest limit that this many rows can test"
 
 
 SPEC = Publish()

@@ -132,13 +132,14 @@ class Train(Stage):
         from pipeline.stages.read import is_first_rank, read_towers
         from pipeline.store.retrying import retried
         from pipeline.training.loop import train
+        from pipeline.training.settings import TrainingSettings
 
         key, place = continuation_key(config, step.config.get("init"), step.input_keys["ingest"]), step.scratch[0]
         before = retried(lambda: committed(store, place), f"listing {store.url_of(place)}")
         plan, towers = read_towers(config, store, inputs, before)
         init = init_artifact(step, config, store)
         summary = train(
-            config, store, inputs["ingest"], plan, place, key, io.interval, init, io.on_point,
+            TrainingSettings.of(config), store, inputs["ingest"], plan, place, key, io.interval, init, io.on_point,
             plan_key=inputs["plan"].key, towers=towers,
         )  # fmt: skip
         if not is_first_rank():

@@ -66,26 +66,30 @@ class Steady:
         return retried(lambda: self.inner.find(path, **more), f"listing {path}")
 
     def rm(self, path: str, recursive: bool = False) -> None:
-        """Remove the file at ``path``, or with ``recursive`` the folder and all that lies below it.
+        """Remove the file at ``path``, or with ``recursive`` the folder and everything below it.
 
-        ``path`` is a name. fsspec takes one with ``[``, ``*`` or ``?`` for a pattern and removes whatever matches it.
+        ``path`` is a name; fsspec itself treats ``[``, ``*`` and ``?`` as wildcards. s3fs ignores the errors of single
+        objects when it removes many, so objects that remain are removed one by one, which raises their errors.
         """
-        by_name = isinstance(self.inner, LocalFileSystem) or not has_magic(path)
-        attempts = _attempts(self.inner.rm if by_name else self._rm_one_by_one, missing_is_done=True)
-        retried(lambda: attempts(path, recursive=recursive), f"removing {path}")
-
-    def _rm_one_by_one(self, path: str, recursive: bool) -> None:
         if not recursive:
-            return self.inner.rm_file(path)
+            return self.rm_file(path)
+        is_local = isinstance(self.inner, LocalFileSystem)
+        work = self.inner.rm if is_local or not has_magic(path) else self._rm_one_by_one
+        attempts = _attempts(work, missing_is_done=True)
+        retried(lambda: attempts(path, recursive=True), f"removing {path}")
+        if not is_local and self.exists(path):
+            self._rm_one_by_one(path)
+        return None
+
+    def _rm_one_by_one(self, path: str, recursive: bool = True) -> None:
         below = self.find(path, withdirs=True, detail=True)
         if not below:
             raise FileNotFoundError(errno.ENOENT, "no such file or folder", path)
         for name in sorted(below, reverse=True):
             if below[name].get("type") != "directory":
-                self.inner.rm_file(name)
+                self.rm_file(name)
             elif self._look(name) is not None:  # a folder of an object store ends with its last file
                 self.inner.rmdir(name)
-        return None
 
     def mv(self, path: str, new: str) -> None:
         """Rename the file at ``path``; like ``rm``, it takes neither for a pattern."""

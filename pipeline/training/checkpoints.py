@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeline.checkpoint import Checkpointer, Model, OnPoint, Target, TrainState, ignore, warm_start
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.ranks import together
-from pipeline.config import Config, PartitionConfig
+from pipeline.config import PartitionConfig
 from pipeline.embeddings.learning import set_table_steps
 from pipeline.embeddings.reset import reset_rows
 from pipeline.embeddings.touched import TouchedRows
@@ -31,6 +31,7 @@ from pipeline.training.length import (
 )
 from pipeline.training.metrics import Meter
 from pipeline.training.remapped import remapped_rows
+from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import Trainer
 
 # The settings that fix a step's learning rates, together with the number of steps.
@@ -43,7 +44,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        config: Config,
+        settings: TrainingSettings,
         store: Store,
         directory: str,
         key: str,
@@ -52,10 +53,10 @@ class Checkpoints:
         meter: Meter,
         on_point: OnPoint = ignore,
     ) -> None:
-        self.config, self.trainer, self.meter = config, trainer, meter
+        self.settings, self.trainer, self.meter = settings, trainer, meter
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
         self.saver = Checkpointer(
-            store, directory, config.checkpoint, model, key, asdict(config), inputs, on_point=on_point
+            store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
         )
         self._last = time.monotonic()
 
@@ -82,7 +83,7 @@ class Checkpoints:
                 hint="the partition settings it was trained with, or force=true",
             )
         then = together(f"reading {self.final}", lambda: self.saver.store.get(self.final, "train").config)[0]
-        check_length(self.config.train, then, state.step, total, self.final)
+        check_length(self.settings.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
         set_table_steps(self.trainer.model, state.step)
         self.meter.load(state.windows)
@@ -90,10 +91,10 @@ class Checkpoints:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
             log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
-            if line := length_line(self.config.train, then, state.step, total, rows):
+            if line := length_line(self.settings.train, then, state.step, total, rows):
                 log.info("%s", line)
         if state.step == total:
-            self._end_as_asked(state, then, planned_before(self.config.train, then, rows) == total)
+            self._end_as_asked(state, then, planned_before(self.settings.train, then, rows) == total)
 
     def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
         """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
@@ -101,7 +102,7 @@ class Checkpoints:
         ``then``: the configuration that wrote the newest one; ``ended``: it was written as the last one. It stays,
         since other artifacts name it; the other coding goes to a directory beside it.
         """
-        wanted = self.config.checkpoint
+        wanted = self.settings.checkpoint
         if ended and same_coding(wanted, then):
             return
         if ended:
@@ -117,13 +118,13 @@ class Checkpoints:
             log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
     def _start_from(self, init: Artifact) -> None:
-        wanted, model = self.config.checkpoint, self.saver.model
+        wanted, model = self.settings.checkpoint, self.saver.model
         partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
-        allowed = check_changes(init, self.config, self.saver.inputs["dataset"])
+        allowed = check_changes(init, self.settings.record, wanted, self.settings.data, self.saver.inputs["dataset"])
         target = Target(model.rows, model.dense, model.optimizer)
         lines = warm_start(
             self.saver.store, init, target, tables_only=wanted.init_tables_only, rename=dict(wanted.rename),
-            partly=partition != asdict(self.config.partition), towers=self.trainer.tower_features,
+            partly=partition != asdict(self.settings.partition), towers=self.trainer.tower_features,
         )  # fmt: skip
         lines += self._reset_remapped(init)
         if dist.get_rank() == 0:
@@ -131,24 +132,24 @@ class Checkpoints:
 
     def _reset_remapped(self, init: Artifact) -> list[str]:
         """Reset the rows whose ids changed, so that no id starts with what another one learnt."""
-        data, store = self.config.data, self.saver.store
+        data, store = self.settings.data, self.saver.store
         dataset = store.find(dataset_path(data.name, self.saver.inputs["dataset"], data.day))
         if dataset is None:
             return []
         lines = []
-        for table, rows in remapped_rows(store, init, dataset, self.config.data, self.config.checkpoint).items():
-            reset_rows(self.trainer.rows, table, rows, self.config.seed)
+        for table, rows in remapped_rows(store, init, dataset, self.settings.data, self.settings.checkpoint).items():
+            reset_rows(self.trainer.rows, table, rows, self.settings.seed)
             lines.append(f"table {table}: {len(rows):,} rows reset, whose ids changed")
         return lines
 
     def due(self, step: int) -> bool:
         """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""
-        every = self.config.checkpoint.every_steps
+        every = self.settings.checkpoint.every_steps
         return every is not None and step % every == 0
 
     def late(self) -> bool:
         """Whether ``checkpoint.every_minutes`` have passed since the last one, by this rank's clock."""
-        minutes = self.config.checkpoint.every_minutes
+        minutes = self.settings.checkpoint.every_minutes
         return minutes is not None and time.monotonic() - self._last >= 60 * minutes
 
     def save(self, per_epoch: int, samples: int, *, final: bool = False, grace: float | None = None) -> None:
@@ -160,7 +161,7 @@ class Checkpoints:
         self.trainer.gather_towers()
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
-        train = self.config.train
+        train = self.settings.train
         schedule = {name: getattr(train, name) for name in SCHEDULE}
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,

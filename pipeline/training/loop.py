@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint import FaultPoint, OnPoint, ignore
-from pipeline.config import Config, TrainConfig
+from pipeline.config import TrainConfig
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds
 from pipeline.records import Plan, Towers
@@ -29,6 +29,7 @@ from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
 from pipeline.training.profiling import debugging
 from pipeline.training.schedule import log_planned, planned_steps
+from pipeline.training.settings import TrainingSettings
 from pipeline.training.signals import STOP, Agreement
 from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
 from pipeline.training.trainer import Trainer
@@ -37,7 +38,7 @@ OnInterval = Callable[[dict[str, Any]], None]
 
 
 def train(
-    config: Config,
+    settings: TrainingSettings,
     store: Store,
     dataset: Artifact,
     plan: Plan,
@@ -49,7 +50,7 @@ def train(
     plan_key: str = "",
     towers: Towers | None = None,
 ) -> dict[str, Any]:
-    """Train by ``config.train``, from the newest checkpoint of the same ``key``; every rank calls it.
+    """Train by ``settings.train``, from the newest checkpoint of the same ``key``; every rank calls it.
 
     Without such a checkpoint, tables and dense part come from checkpoint ``init`` (None: initial values).
 
@@ -63,33 +64,37 @@ def train(
     Raises GuardError where a guard stops the run, DataError for an empty split, PlanError where the plan does not fit,
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
-    one_machine = config.launch.name == "local"
-    device = connect(config.hardware, config.train.threads_per_rank, one_machine=one_machine)
-    torch.manual_seed(config.seed + dist.get_rank())
-    paths = config.hardware.ssd_paths
+    config = settings.train
+    device = connect(settings.hardware, config.threads_per_rank, one_machine=settings.one_machine)
+    torch.manual_seed(settings.seed + dist.get_rank())
+    paths = settings.hardware.ssd_paths
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(paths, store, plan) as ssd:
         log_shortcomings(ssd)
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
-        total = planned_steps(config.train, split.rows)
-        trainer = Trainer(config, split.schema, plan, device, towers, ssd, total)
+        total = planned_steps(config, split.rows)
+        trainer = Trainer(settings, split.schema, plan, device, towers, ssd, total)
         if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
             trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
-        meter = Meter(config.train.guard.window_steps)
+        meter = Meter(config.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        saver = Checkpoints(config, store, checkpoints, key, inputs, trainer, meter, on_point)
+        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, on_point)
         saver.resume(init, total, split.rows)
         if dist.get_rank() == 0:
-            log_planned(config.train, split.rows)
+            log_planned(config, split.rows)
         order = Order(
-            key=dataset.key, seed=config.seed, global_batch=config.train.batch, shuffle=config.train.shuffle,
-            window_groups=config.train.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
+            key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
+            window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
-        budget = MemoryBudget(config.hardware, config.launch.limit_memory, plan)
-        grace = config.checkpoint.grace_seconds
-        run = _Run(config.train, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
+        budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
+        grace = settings.checkpoint.grace_seconds
+        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
         trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
-        with run.open_reader() as reader, debugging(config.debug, store, trace) as after_step, Agreement() as agreement:
+        with (
+            run.open_reader() as reader,
+            debugging(settings.debug, store, trace) as after_step,
+            Agreement() as agreement,
+        ):
             try:
                 run.loop(reader, after_step, agreement)
             except BaseException:

@@ -12,7 +12,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.config import Config, DataConfig
+from pipeline.config import DataConfig
 from pipeline.embeddings.collection import build_collection, pooled_stack
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
@@ -28,6 +28,7 @@ from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
+from pipeline.training.settings import ModelSettings
 
 TABLES = "collection"
 TOWERS = "towers"
@@ -147,33 +148,33 @@ def has_fast_bf16(device: torch.device) -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
-def build(config: Config, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
+def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """The unsharded model, its tables on the meta device; ``trained``: compiled if the configuration says so."""
-    width = config.model.embedding_dim
+    width = settings.model.embedding_dim
     collection = build_collection(schema, width, torch.device("meta"))
     names = tuple(column.name for column in schema.sparse)
-    return ClickModel(collection, _dense_part(config, schema, names, width, device, trained=trained))
+    return ClickModel(collection, _dense_part(settings, schema, names, width, device, trained=trained))
 
 
 def build_towers(
-    config: Config, schema: DatasetSchema, layout: Layout, device: torch.device, *, trained: bool
+    settings: ModelSettings, schema: DatasetSchema, layout: Layout, device: torch.device, *, trained: bool
 ) -> TowerClickModel:
     """The unsharded model of this rank's towers; collective. The ranking model takes the towers' outputs."""
-    groups, width = make_groups(layout), config.model.embedding_dim
+    groups, width = make_groups(layout), settings.model.embedding_dim
     mine = layout.tower_hosts[groups.number].features
     columns = {column.name: column for column in schema.sparse}
     own = replace(schema, sparse=tuple(columns[name] for name in mine))
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
     collection = build_collection(own, width, torch.device("meta"), weighted=weighted)
-    features, dtype = list(columns), compute_dtype(config.train.precision, device)
-    exchange = codecs(config.partition.exchange)
-    towers = TowerEmbeddings(layout, groups, collection, features, width, config.seed, exchange, dtype)
+    features, dtype = list(columns), compute_dtype(settings.train.precision, device)
+    exchange = codecs(settings.partition.exchange)
+    towers = TowerEmbeddings(layout, groups, collection, features, width, settings.seed, exchange, dtype)
     towers.tower.to(device)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
     return TowerClickModel(
-        towers, _dense_part(config, schema, towers.names, towers.dim, device, names, trained=trained)
+        towers, _dense_part(settings, schema, towers.names, towers.dim, device, names, trained=trained)
     )
 
 
@@ -191,16 +192,16 @@ def _largest_of_ranks(values: Tensor) -> Tensor:
 
 
 def _dense_part(
-    config: Config, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device,
+    settings: ModelSettings, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device,
     names: list[str] | None = None, *, trained: bool,
 ) -> DensePart:  # fmt: skip
     """The dense part for the embedding ``vectors`` of width ``dim``."""
-    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=config.seed)
-    ranking = build_model(config.model, inputs).to(device)
-    if trained and config.train.compile:
+    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed)
+    ranking = build_model(settings.model, inputs).to(device)
+    if trained and settings.train.compile:
         ranking.compile(dynamic=False)
-    dtype = compute_dtype(config.train.precision, device)
-    return DensePart(ranking, schema, dtype, names, _max_norm(config.data, schema, device))
+    dtype = compute_dtype(settings.train.precision, device)
+    return DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
 
 
 @dataclass(frozen=True)
@@ -214,7 +215,7 @@ class Sharded:
 
 
 def assemble(
-    config: Config,
+    settings: ModelSettings,
     schema: DatasetSchema,
     plan: Plan,
     towers: Towers | None,
@@ -227,18 +228,18 @@ def assemble(
 
     ``ssd``: the files of the plan's tables on tier ssd.
     """
-    optimizer = TABLE_OPTIMIZERS.get(config.train.sparse_optimizer)
+    optimizer = TABLE_OPTIMIZERS.get(settings.train.sparse_optimizer)
     if towers is None or towers.is_flat:
-        flat = build(config, schema, device, trained=trained)
-        exchange = flat_codecs(config.partition.exchange, plan)
+        flat = build(settings, schema, device, trained=trained)
+        exchange = flat_codecs(settings.partition.exchange, plan)
         model = shard_model(flat, plan, TABLES, device, optimizer, codecs=exchange, ssd=ssd)
         return Sharded(model, flat.head, RowAccess(model))
     features = [column.name for column in schema.sparse]
-    layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
-    built = build_towers(config, schema, layout, device, trained=trained)
+    layout = layout_of(towers, features, settings.hardware.hosts, settings.hardware.ranks_per_host)
+    built = build_towers(settings, schema, layout, device, trained=trained)
     own = layout.tower_hosts[built.towers.groups.number].features
     own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
     ranks = built.towers.table_ranks(TOWERS)
     model = shard_model(built, own_plan, f"{TOWERS}.{TABLES}", device, optimizer, ranks, ssd=ssd)
-    specs = [TableSpec(column.name, column.rows, config.model.embedding_dim) for column in schema.sparse]
+    specs = [TableSpec(column.name, column.rows, settings.model.embedding_dim) for column in schema.sparse]
     return Sharded(model, built.head, RowAccess(model, specs), built.towers)

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint import Target, restore
-from pipeline.config import Config
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.records import LABEL, Plan, Towers
 from pipeline.store import Artifact, Store
@@ -17,6 +16,7 @@ from pipeline.training.data import BatchReader, Order
 from pipeline.training.distributed import connect, shared_failure
 from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
+from pipeline.training.settings import PredictionSettings
 from pipeline.training.ssd import ssd_store
 
 
@@ -30,27 +30,30 @@ class Predictions:
 
 
 def predict(
-    config: Config, store: Store, dataset: Artifact, plan: Plan, checkpoint: str, towers: Towers | None = None
+    settings: PredictionSettings,
+    store: Store,
+    dataset: Artifact,
+    plan: Plan,
+    checkpoint: str,
+    towers: Towers | None = None,
 ) -> Predictions | None:
     """Logits of the checkpoint at path ``checkpoint`` for the dataset's test rows; on rank 0, None elsewhere.
 
     Every rank calls it. Raises DataError where there are no test rows, ArtifactError for a bad checkpoint.
     """
-    device = connect(config.hardware, config.train.threads_per_rank, one_machine=config.launch.name == "local")
+    device = connect(settings.hardware, settings.train.threads_per_rank, one_machine=settings.one_machine)
     with shared_failure():
         split = SplitReader(store, dataset, "test")
-        with ssd_store(config.hardware.ssd_paths, store, plan) as ssd:
-            batch = config.evaluate.global_batch
-            if (
-                ssd is not None and ssd.cached
-            ):  # its caches have slots for the rows of a batch of the plan, not of a larger one
-                batch = min(batch, plan.global_batch)
+        with ssd_store(settings.hardware.ssd_paths, store, plan) as ssd:
+            global_batch = settings.global_batch
+            if ssd is not None and ssd.cached:  # whose slots are for the rows of a batch of the plan, not a larger one
+                global_batch = min(global_batch, plan.global_batch)
             order = Order(
-                key=dataset.key, seed=config.seed, global_batch=batch, shuffle=False,
+                key=dataset.key, seed=settings.seed, global_batch=global_batch, shuffle=False,
                 rank=dist.get_rank(), world_size=dist.get_world_size(),
             )  # fmt: skip
             with BatchReader(split, order, pin=device.type == "cuda") as reader:
-                sharded = assemble(config, split.schema, plan, towers, device, trained=False, ssd=ssd)
+                sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
                 target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
                 restore(store, store.get(checkpoint, "train"), target)
                 logits = _run(sharded.model, reader, device)

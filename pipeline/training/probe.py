@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from pipeline.checkpoint import Target, warm_start
 from pipeline.checkpoint.changes import check_changes
-from pipeline.config import Config
 from pipeline.errors import GuardError
 from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.store import Artifact, Store
@@ -27,6 +26,7 @@ from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.schedule import warmup_steps
+from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ LOOKED_AT = 16  # batches whose embeddings are compared
 
 
 def probe(
-    config: Config,
+    settings: TrainingSettings,
     store: Store,
     dataset: Artifact,
     checkpoint: Artifact | None,
@@ -49,19 +49,19 @@ def probe(
     """
     # FX warns of a deprecation in TorchRec's own code, which nobody who reads the stage's log can change.
     logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
-    alone, outside = _alone(config), dist.is_initialized()
+    alone, outside = _alone(settings), dist.is_initialized()
     device = connect(alone.hardware, alone.train.threads_per_rank)
     try:
         split = SplitReader(store, dataset, "train")
-        limit, batch = config.partition.probe_rows, alone.train.batch
+        limit, batch = settings.partition.probe_rows, alone.train.batch
         schema = _cut(split.schema, limit)
-        trainer = Trainer(alone, schema, _plan(schema, config.model.embedding_dim, batch), device)
-        steps = 0 if checkpoint else config.partition.probe_steps
+        trainer = Trainer(alone, schema, _plan(schema, settings.model.embedding_dim, batch), device)
+        steps = 0 if checkpoint else settings.partition.probe_steps
         source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
         log.info("comparing features by %s, in this process", source)
         if checkpoint is not None:
             _load(alone, store, checkpoint, dataset, trainer)
-        order = Order(key=dataset.key, seed=config.seed, global_batch=batch)
+        order = Order(key=dataset.key, seed=settings.seed, global_batch=batch)
         epochs = math.ceil((steps + LOOKED_AT) / -(-split.rows // batch))
         with BatchReader(split, order, epochs=epochs) as reader:
             batches = _folded(reader, limit)
@@ -76,15 +76,15 @@ def probe(
     if not np.isfinite(interactions).all():
         raise GuardError(
             f"{source} left embeddings that are not finite: features cannot be compared",
-            hint=f"train.sparse_lr={config.train.sparse_lr / 10:g}, or partition.strategy=strided",
+            hint=f"train.sparse_lr={settings.train.sparse_lr / 10:g}, or partition.strategy=strided",
         )
     return interactions, source
 
 
-def _load(config: Config, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: Trainer) -> None:
+def _load(settings: TrainingSettings, store: Store, checkpoint: Artifact, dataset: Artifact, trainer: Trainer) -> None:
     """Read the rows of ``checkpoint``'s tables, as many as the trainer's tables have, and nothing of its dense part."""
-    wanted = dataclasses.replace(config.checkpoint, init_tables_only=True, rename={})
-    check_changes(checkpoint, dataclasses.replace(config, checkpoint=wanted), dataset.key)
+    wanted = dataclasses.replace(settings.checkpoint, init_tables_only=True, rename={})
+    check_changes(checkpoint, settings.record, wanted, settings.data, dataset.key)
     warm_start(store, checkpoint, Target(trainer.rows, dict(trainer.dense), states=False), tables_only=True)
 
 
@@ -99,20 +99,20 @@ def _look(trainer: Trainer, batches: Iterator[Batch], measures: list[Interaction
             measure.add(trainer.dense_part.embeddings[real])
 
 
-def _alone(config: Config) -> Config:
+def _alone(settings: TrainingSettings) -> TrainingSettings:
     """The settings of the flat model on one CPU rank, in batches that one process can take."""
-    hardware = dataclasses.replace(config.hardware, device="cpu", hosts=1, ranks_per_host=1)
-    steps = max(1, config.partition.probe_steps)
+    hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1)
+    steps = max(1, settings.partition.probe_steps)
     train = dataclasses.replace(
-        config.train,
+        settings.train,
         compile=False,
-        global_batch=min(config.train.batch, LARGEST_BATCH),
-        warmup_steps=min(warmup_steps(config.train, steps), steps // 10),
+        global_batch=min(settings.train.batch, LARGEST_BATCH),
+        warmup_steps=min(warmup_steps(settings.train, steps), steps // 10),
         schedule="constant",
         epochs=1,
         max_steps=steps,
     )
-    return dataclasses.replace(config, hardware=hardware, train=train)
+    return dataclasses.replace(settings, hardware=hardware, train=train)
 
 
 def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
-from pipeline.config import Config
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.records import DatasetSchema, Plan, Towers
@@ -17,6 +16,7 @@ from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
+from pipeline.training.settings import ModelSettings
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
 
@@ -25,12 +25,12 @@ class Trainer:
     """Takes steps. ``steps``: the number taken; ``rows``, ``dense``: the tables and the other parameters.
 
     ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of
-    the plan's tables on tier ssd. Initial values depend on ``config.seed`` alone, not on plan or number of ranks.
+    the plan's tables on tier ssd. Initial values depend on ``settings.seed`` alone, not on plan or number of ranks.
     """
 
     def __init__(
         self,
-        config: Config,
+        settings: ModelSettings,
         schema: DatasetSchema,
         plan: Plan,
         device: torch.device,
@@ -38,18 +38,18 @@ class Trainer:
         ssd: SsdStore | None = None,
         total: int = 0,
     ) -> None:
-        sharded = assemble(config, schema, plan, towers, device, trained=True, ssd=ssd)
+        sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part = sharded.dense_part
         self.ssd = ssd
-        self.rows.initialise(config.seed)
+        self.rows.initialise(settings.seed)
         self.dense = dense_parameters(self.model)
-        self.optimizers = Optimizers(self.model, config.train, total, self._towers)
-        self.links = Links(config.hardware.ranks_per_host)
+        self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
+        self.links = Links(settings.hardware.ranks_per_host)
         self._reductions = _reductions(sharded, self.dense)
         self.steps = 0
         self.lr = 0.0
-        self._pipeline = self._make_pipeline(device, ahead=config.train.pipeline == "sparse_dist")
+        self._pipeline = self._make_pipeline(device, ahead=settings.train.pipeline == "sparse_dist")
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)

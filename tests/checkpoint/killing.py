@@ -27,6 +27,7 @@ from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
+from pipeline.training.settings import TrainingSettings
 from tests.embeddings.ranks import join_ranks, on_tier, plan_for
 from tests.logged import listen
 from tests.training.dataset import KEY, write_dataset
@@ -130,7 +131,7 @@ def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr"):
     said = listen()
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     train(
-        settings(world, checkpoint), store, dataset, plan, DIRECTORY, "key", lambda record: None,
+        TrainingSettings.of(settings(world, checkpoint)), store, dataset, plan, DIRECTORY, "key", lambda record: None,
         on_point=Hook(folder, kill),
     )  # fmt: skip
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))

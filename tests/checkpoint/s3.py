@@ -1,21 +1,24 @@
 """A real S3 endpoint (moto's server) and, in front of it, a proxy that fails the way object stores do."""
 
 import http.client
+import re
 import threading
 from contextlib import contextmanager, nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tests.waits import no_waits
 
-SLOW_DOWN = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
-CODES = {500: b"InternalError", 503: b"SlowDown"}
+ANSWER = b"<Error><Code>%s</Code><Message>told to by the test</Message></Error>"
+CODES = {500: b"InternalError", 503: b"SlowDown", 403: b"AccessDenied"}
+ERROR = b"<Error><Key>%s</Key><Code>InternalError</Code></Error>"
 
 
 class Fault:
     """Fails requests of ``method`` whose path holds ``part``: the first ``count`` for each path (None: all of them).
 
-    ``kind``: 500, 503, "timeout": the answer never comes, "cut": it ends in the middle, or "lost": what was asked is
-    done, but the connection ends before the answer.
+    ``kind``: 403, 500, 503, "timeout": the answer never comes, "cut": it ends in the middle, "lost": the
+    request is done, but the connection ends before the answer, or "errors": a bulk request succeeds as a whole and
+    fails for every object.
     """
 
     def __init__(self, kind, method, part="", count=None):
@@ -85,12 +88,17 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault.kind == "timeout":
             self.server.ended.wait()
             self.close_connection = True
+        elif fault.kind == "errors":
+            keys = re.findall(rb"<Key>(.*?)</Key>", body)
+            self._refuse(200, b"<DeleteResult>%s</DeleteResult>" % b"".join(ERROR % key for key in keys))
         else:
-            answer = SLOW_DOWN % CODES[fault.kind]
-            self.send_response(fault.kind)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self._refuse(fault.kind, ANSWER % CODES[fault.kind])
+
+    def _refuse(self, status, answer):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
 
     def _ask(self, body):
         with nullcontext() if self.command in ("GET", "HEAD") else self.server.changing:

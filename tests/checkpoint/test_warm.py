@@ -8,7 +8,7 @@ import shlex
 import pytest
 import torch
 
-from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint import changes
 from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
 from pipeline.compose import compose
@@ -16,6 +16,10 @@ from pipeline.compose.overrides import parse
 from pipeline.config import SparseDefaults, SparseFeature
 from pipeline.errors import ArtifactError, ConfigError
 from tests.checkpoint.built import CODINGS, DIM, ROWS, config, dense, model, new_store, put, restored
+
+
+def check_changes(artifact, config, dataset):
+    return changes.check_changes(artifact, dataclasses.asdict(config), config.checkpoint, config.data, dataset)
 
 
 @pytest.fixture

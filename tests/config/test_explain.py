@@ -29,7 +29,19 @@ def test_a_setting_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "train.lr: a number, at least 0; default 0.002"
     assert lines[1].endswith(".")
-    assert lines[2] == "  artifact keys: partition, checkpoints"
+    assert " ".join(line.strip() for line in lines[2:]) == (
+        "If you change it, these stages run again, and all that read their output: partition, train. "
+        "Training starts from scratch."
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("train.epochs", "Training continues from its checkpoints."), ("run", "no finished stage runs again.")],
+)
+def test_a_change_that_costs_less_is_explained(setting: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", setting]) == 0
+    assert " ".join(capsys.readouterr().out.split()).endswith(words)
 
 
 def test_an_entry_of_a_dictionary_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint import changes
 from pipeline.checkpoint.settings import config_changes
 from pipeline.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
@@ -15,6 +15,11 @@ from pipeline.errors import ConfigError
 from pipeline.stages.worker import load
 from pipeline.store import Artifact, Store
 from tests.keys import key_config
+
+
+def check_changes(artifact, config, dataset):
+    return changes.check_changes(artifact, asdict(config), config.checkpoint, config.data, dataset)
+
 
 OVERRIDES = ["train.decay_ratio=0.3", "train.min_lr_factor=0.1", "launch.limit_memory=never", "run=r"]
 DATASET = "d" * 32

@@ -8,8 +8,8 @@ from pipeline.stages.publish import SPEC
 from pipeline.store import Artifact
 
 
-def published(verdict: str, reasons: list[str], incumbent: str | None = "v00001-aaaaaaaa") -> Artifact:
-    gate = {"verdict": verdict, "reasons": reasons, "version": "v00002-bbbbbbbb", "incumbent": incumbent}
+def published(verdict: str, reasons: list[str], incumbent: str | None = "v00001-aaaaaaaa", **more: float) -> Artifact:
+    gate = {"verdict": verdict, "reasons": reasons, "version": "v00002-bbbbbbbb", "incumbent": incumbent, **more}
     model = {"model": {"name": "clicks", "version": gate["version"], "uri": "models/clicks/v00002-bbbbbbbb"}}
     return Artifact(
         path="runs/r/publish/k", kind="publish", key="k", schema_version=2, config={"model": "clicks"}, inputs={},
@@ -32,6 +32,12 @@ def test_a_hold_says_what_who_goes_on_serving_and_what_to_do() -> None:
     assert "runs/r/publish/k/gate.html" in error.hint and "nightjar models promote clicks v00002" in error.hint
     with pytest.raises(GateHeldError, match="NE is 1.2; nothing is published\n"):
         SPEC.accept(published("HOLD", ["NE is 1.2"], None))
+
+
+def test_a_hold_for_too_few_rows_offers_the_limit_that_they_can_test() -> None:
+    with pytest.raises(GateHeldError) as caught:
+        SPEC.accept(published("HOLD", ["NE is 1.2: too few rows to tell"], max_ne_increase=0.015))
+    assert caught.value.hint.endswith("; gate.max_ne_increase=0.015 is the smallest limit that this many rows can test")
 
 
 @pytest.mark.parametrize("verdict", ["PASS", "HOLD"])

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from pipeline import cli
+from pipeline.errors import LaunchError
 from pipeline.launch.runlock import run_lock
 from pipeline.store import Store
 
@@ -16,7 +19,7 @@ def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Pat
         "data.synthetic.ids_per_feature=50",
         f"store={tmp_path}",
     ]
-    with run_lock(store, "busy"):
+    with run_lock(store, "busy", 30.0):
         assert cli.main([*run, "run=busy"]) == 8
         said = capsys.readouterr().err
         assert f"run 'busy' is running already: another launcher holds {tmp_path}/runs/busy" in said
@@ -26,7 +29,20 @@ def test_a_second_launcher_of_a_run_ends_before_it_writes_anything(tmp_path: Pat
     assert cli.main([*run, "run=busy"]) == 0
 
 
-def test_an_object_store_has_no_lock() -> None:
+def test_on_an_object_store_a_lease_keeps_the_second_launcher_out() -> None:
     store = Store("memory://held")
-    with run_lock(store, "r"), run_lock(store, "r"):
-        assert store.names("runs") == []
+    with run_lock(store, "r", 0.3):
+        said = r"run 'r' is running already: host .*, process \d+ \(run r\) holds memory:///held/runs/r/lease.json"
+        with pytest.raises(LaunchError, match=said), run_lock(store, "r", 0.3):
+            pytest.fail("two hold it")
+        with run_lock(store, "another", 0.3):
+            pass
+    assert not store.exists("runs/r/lease.json")
+
+
+def test_the_run_of_a_dead_launcher_on_an_object_store_is_taken_over() -> None:
+    store = Store("memory://dead")
+    dead = {"owner": "dead", "host": "far", "pid": 7, "doing": "run r", "renewed": 0.0, "seconds": 0.3}
+    store.write_json("runs/r/lease.json", dead)
+    with run_lock(store, "r", 0.3):
+        assert store.read_json("runs/r/lease.json")["owner"] != "dead"

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import ArtifactError
 from pipeline.store import Store
 from pipeline.store.removal import age, forget, remove
-from tests.checkpoint.s3 import bucket
+from tests.checkpoint.s3 import Fault, bucket
 
 RUN = "runs/r"
 INNER = [f"{RUN}/train/t", *(f"{RUN}/checkpoints/k/step-{step:08d}" for step in (9, 5))]
@@ -103,3 +103,47 @@ def test_a_url_with_the_characters_of_a_pattern_is_a_name(above: str) -> None:
     store.fs.rm(store.full("b.json"))
     assert not store.exists("b.json")
     assert all(matched.find(path) is not None for path in paths)
+
+
+@pytest.fixture
+def written(endpoint, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Store]:
+    """A store on S3 with one artifact."""
+    with bucket(endpoint, monkeypatch, request.node.name) as url:
+        store = Store(url)
+        with store.draft(RUN, kind="made", key="k", config={}, inputs={}) as draft:
+            draft.write_json("a/b.json", {})
+            draft.write_json("c.json", {})
+            draft.commit({})
+        yield store
+
+
+def test_objects_that_a_bulk_request_leaves_are_removed_one_by_one(written: Store, endpoint) -> None:
+    endpoint.fault = Fault("errors", "POST", "delete")
+    remove(written, RUN)
+    assert endpoint.fault.seen and not written.exists(RUN)
+
+
+def test_objects_that_cannot_be_removed_are_an_error(written: Store, endpoint) -> None:
+    forget(written, RUN)
+    endpoint.fault = Every(Fault("errors", "POST", "delete"), Fault(403, "DELETE"))
+    with pytest.raises(ArtifactError, match=f"the store refuses removing {RUN}: "):
+        remove(written, RUN)
+    endpoint.fault = None
+    assert written.names(RUN) == ["a", "c.json"]
+    remove(written, RUN)
+    assert not written.exists(RUN)
+
+
+class Every:
+    """Several faults at once; ``kind`` is that of the one that hit last."""
+
+    def __init__(self, *faults: Fault) -> None:
+        self.faults, self.kind = faults, ""
+
+    def hits(self, method: str, path: str) -> bool:
+        """Whether one of them hits."""
+        for fault in self.faults:
+            if fault.hits(method, path):
+                self.kind = fault.kind
+                return True
+        return False

@@ -14,6 +14,7 @@ from pipeline.records import ShardPlan, SparseColumn, Tower, TowerModuleSpec, To
 from pipeline.store import Store
 from pipeline.training.data import BatchReader, Order
 from pipeline.training.parquet import SplitReader
+from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 from tests.embeddings.ranks import on_tier, plan_for, row_shards
 from tests.training.dataset import KEY, write_dataset
@@ -126,7 +127,8 @@ def flat(folder, references):
     for name, (kinds, settings) in references.items():
         shardings = [kinds.get(c.name, "table_wise") for c in COLUMNS]
         plan = plan_for(shardings, world, rows={c.name: c.rows for c in COLUMNS}, dim=DIM)
-        trainer = Trainer(trained(config(1, world), settings), split.schema, plan, torch.device("cpu"), total=STEPS)
+        made = ModelSettings.of(trained(config(1, world), settings))
+        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -138,7 +140,7 @@ def with_towers(folder, cases):
         towers = towers_on(assigned, module)
         made = trained(config(hosts, world // hosts, name="dmt"), settings)
         plan = tower_plan(towers, hosts, world // hosts, kinds)
-        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers, total=STEPS)
+        trainer = Trainer(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
         leave(folder, name, trainer, steps(trainer, split))
 
 
@@ -150,7 +152,7 @@ def with_towers_on_ssd(folder, hosts, assigned, kinds):
     plan = on_tier(tower_plan(towers, hosts, world // hosts, kinds), "ssd", cache_rows=3)
     ssd = SsdStore(plan, [str(folder)], dist.get_rank())
     made = config(hosts, world // hosts, name="dmt")
-    trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS)
+    trainer = Trainer(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, ssd, total=STEPS)
     leave(folder, "ssd", trainer, steps(trainer, split))
     ssd.close()
 
@@ -170,7 +172,7 @@ def count_bytes(folder, hosts, cases):
             plan = tower_plan(towers, hosts, world // hosts, {}, SINGLE)
         else:
             plan = plan_for(kinds, world, rows={c.name: c.rows for c in SINGLE}, dim=DIM)
-        trainer = Trainer(made, split.schema, plan, torch.device("cpu"), towers, total=STEPS)
+        trainer = Trainer(ModelSettings.of(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS)
         outputs = steps(trainer, split, 2)
         away = towers is not None and [n for n in trainer.dense if n.startswith("towers.")]
         record = {

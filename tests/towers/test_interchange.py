@@ -15,6 +15,7 @@ from pipeline.stages.assigning import kept_towers
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
+from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
 from tests.logged import listen
 from tests.towers.cases import COLUMNS, DIM, config, data, tower_plan, towers_on
@@ -52,10 +53,10 @@ def run(folder, name, directory, hosts, module, init, steps, assigned=ASSIGNED):
     lines = listen()
     start = store.get(init, "train") if init else None
     outcome = train(
-        made, store, split.dataset, plan, f"runs/{directory}/checkpoints/x", KEY, lambda record: None,
-        start, towers=towers,
+        TrainingSettings.of(made), store, split.dataset, plan, f"runs/{directory}/checkpoints/x", KEY,
+        lambda record: None, start, towers=towers,
     )  # fmt: skip
-    found = predict(made, store, split.dataset, plan, outcome["final"], towers)
+    found = predict(PredictionSettings.of(made), store, split.dataset, plan, outcome["final"], towers)
     if dist.get_rank() == 0:
         record = {"final": outcome["final"], "lines": lines, "logits": found.logits.tolist(), **outcome["train"]}
         (folder / f"{name}.json").write_text(json.dumps(record))
@@ -65,7 +66,7 @@ def only_predict(folder, name, hosts, module, checkpoint):
     """Logits of a checkpoint in another model than the one it was written by."""
     split = data(folder / "data")
     made, plan, towers = settings(hosts, dist.get_world_size() // hosts, module)
-    found = predict(made, Store(str(folder / "data")), split.dataset, plan, checkpoint, towers)
+    found = predict(PredictionSettings.of(made), Store(str(folder / "data")), split.dataset, plan, checkpoint, towers)
     if dist.get_rank() == 0:
         (folder / f"{name}.json").write_text(json.dumps({"logits": found.logits.tolist()}))
 

@@ -13,6 +13,7 @@ from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
+from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
 from tests.towers.cases import tower_plan, towers_on
 from tests.training.dataset import KEY, write_dataset
@@ -55,15 +56,17 @@ class Trained:
         current.partition.name = "dmt" if self.towers else "flat"
         artifact = None if init is None else self.store.get(self.final[init], "train")
         summary = train(
-            current, self.store, self.dataset, self.plan, f"runs/{run}/checkpoints/k", "key", lambda record: None,
-            init=artifact, towers=self.towers,
+            TrainingSettings.of(current), self.store, self.dataset, self.plan, f"runs/{run}/checkpoints/k", "key",
+            lambda record: None, init=artifact, towers=self.towers,
         )  # fmt: skip
         self.current, self.final = current, {**getattr(self, "final", {}), run: summary["final"]}
         with self.store.open(f"{summary['final']}/dense.safetensors") as source:
             return float(load(source.read())["param/head.ranking.head.bias"])
 
     def rate(self, run):
-        found = predict(self.current, self.store, self.dataset, self.plan, self.final[run], self.towers)
+        found = predict(
+            PredictionSettings.of(self.current), self.store, self.dataset, self.plan, self.final[run], self.towers
+        )
         return None if found is None else float((1 / (1 + np.exp(-found.logits.astype(np.float64)))).mean())
 
 

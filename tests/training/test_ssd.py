@@ -19,6 +19,7 @@ from pipeline.report.progress import plain_line
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
+from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
 from tests.embeddings.ranks import on_tier, plan_for, spawn
@@ -90,8 +91,9 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
             current.hardware.ssd_paths = [str(root / path) for path in paths or ()]
             dataset = store.get(f"datasets/t/{KEY}", "ingest")
             directory = "runs/r/checkpoints/k"
-            summary = train(current, store, dataset, plan, directory, "key", records.append, on_point=look)
-        predictions = predict(current, store, dataset, plan, summary["final"])
+            settings = TrainingSettings.of(current)
+            summary = train(settings, store, dataset, plan, directory, "key", records.append, on_point=look)
+        predictions = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
     except NightjarError as error:
         return {"error": type(error).__name__, "message": str(error)}
     left = [path.name for name in ("disk0", "disk1", "scratch") for path in (root / name).glob("*")]
@@ -189,7 +191,7 @@ def run_again(root, small):
     plan = on_tier(plan_for("row_wise", 1, rows=ROWS, dim=8), "ssd")
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     with pytest.raises(NightjarError) as caught:
-        train(current, store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
+        train(TrainingSettings.of(current), store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
     names = store.names("runs/r/checkpoints/k")
     return {"exit": caught.value.exit_code, "message": str(caught.value), "names": names}
 
@@ -216,7 +218,13 @@ def train_long(folder):
         current = config(world, epochs=1000, max_steps=LONG, sparse_optimizer=optimizer)
         plan = on_tier(plan_for("row_wise", world, rows=ROWS, dim=8), tier)
         summary = train(
-            current, store, dataset, plan, f"runs/{tier}-{optimizer}/checkpoints/k", "key", lambda record: None
+            TrainingSettings.of(current),
+            store,
+            dataset,
+            plan,
+            f"runs/{tier}-{optimizer}/checkpoints/k",
+            "key",
+            lambda record: None,
         )
         found[f"{tier} {optimizer}"] = {
             "steps": summary["train"]["steps"],

@@ -12,6 +12,7 @@ from pipeline.store import Store
 from pipeline.training import ssd
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
+from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_ssd import COLUMNS, ROWS
@@ -31,8 +32,9 @@ def run(root, tier):
     current = config(world, global_batch=BATCH)
     current.evaluate.global_batch = 4 * BATCH
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
-    summary = train(current, store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
-    logits = predict(current, store, dataset, plan, summary["final"])
+    settings = TrainingSettings.of(current)
+    summary = train(settings, store, dataset, plan, "runs/r/checkpoints/k", "key", lambda record: None)
+    logits = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
     if dist.get_rank() == 0:
         found = {**trained(digests(store, store.get(summary["final"], "train"))), "logits": logits.logits.tolist()}
         (root / "found.json").write_text(json.dumps(found))

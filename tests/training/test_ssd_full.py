@@ -11,6 +11,7 @@ from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
+from pipeline.training.settings import TrainingSettings
 from tests.embeddings.ranks import on_tier, plan_for, spawn
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config
@@ -37,8 +38,8 @@ def run(root):
             resource.setrlimit(resource.RLIMIT_FSIZE, (HALF, resource.RLIM_INFINITY))  # EFBIG for what comes behind it
 
     try:
-        train(current, store, store.get(f"datasets/t/{KEY}", "ingest"), plan, "runs/r/checkpoints/k", "key",
-              lambda record: None, on_point=look)  # fmt: skip
+        train(TrainingSettings.of(current), store, store.get(f"datasets/t/{KEY}", "ingest"), plan,
+              "runs/r/checkpoints/k", "key", lambda record: None, on_point=look)  # fmt: skip
         said = None
     except NightjarError as error:
         said = {"error": type(error).__name__, "message": error.message, "hint": error.hint}

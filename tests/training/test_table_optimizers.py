@@ -29,6 +29,7 @@ from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
 from pipeline.store import Store
 from pipeline.training.loop import train as train_loop
+from pipeline.training.settings import TrainingSettings
 from tests.checkpoint.chain_runs import checkpointer
 from tests.embeddings.cases import STEPS, Toy, batch, make, rate, train
 from tests.embeddings.ranks import DIM, ROWS, plan_for, spawn
@@ -299,7 +300,8 @@ def resume_before_the_last_step(root, world, rank):
     dist.barrier()
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
     plan = plan_for("table_wise", world, rows=test_train.ROWS, dim=8)
-    again = train_loop(test_train.config(world, **settings), store, dataset, plan, "runs/r/checkpoints/k", "key", print)
+    same = TrainingSettings.of(test_train.config(world, **settings))
+    again = train_loop(same, store, dataset, plan, "runs/r/checkpoints/k", "key", print)
     assert again["final"] == last
     return [first["digests"], test_train.digests(store, store.get(last, "train"))]
 

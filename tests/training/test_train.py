@@ -27,6 +27,7 @@ from pipeline.records import PHASES, SparseColumn
 from pipeline.store import Store
 from pipeline.training.loop import train
 from pipeline.training.predict import predict
+from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.embeddings.ranks import plan_for, spawn
 from tests.training.dataset import write_dataset
 
@@ -119,8 +120,9 @@ def run_case(root, world, rank, *, sharding="table_wise", data=None, then=None, 
     try:
         for settings in [changes, *([{**changes, "max_steps": None, **then}] if then else [])]:
             current = config(world, **settings)
-            summary = train(current, store, dataset, plan, "runs/r/checkpoints/k", "key", records.append)
-        predictions = predict(current, store, dataset, plan, summary["final"])
+            asked = TrainingSettings.of(current)
+            summary = train(asked, store, dataset, plan, "runs/r/checkpoints/k", "key", records.append)
+        predictions = predict(PredictionSettings.of(current), store, dataset, plan, summary["final"])
     except NightjarError as error:
         return {"error": type(error).__name__, "message": str(error), "records": records}
     final = store.get(summary["final"], "train")
