@@ -22,8 +22,8 @@ class Setting:
     ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end. ``choices``:
     the allowed values (of a list or a dictionary: of its entries), as a tuple, or a function that lists them where
     they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers. ``more``: what registered
-    choices say of themselves, appended to ``doc`` by ``text``. ``quiet``: at its default it stays out of the artifact
-    keys that cover its whole group, so that a group can get a setting without new keys for what it made before.
+    choices say of themselves, appended to ``doc`` by ``text``. ``quiet``: at its default it stays out of artifact
+    keys, so that a setting can be added without new keys for what was made before.
     """
 
     doc: str

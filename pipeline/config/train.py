@@ -59,6 +59,16 @@ class TrainConfig:
     weight_decay: float = setting(
         0.0, low=0.0, doc="The dense part's weights decay with this coefficient; adam decouples it (AdamW)."
     )
+    embedding_l2: float = setting(
+        0.0, low=0.0, quiet=True,
+        doc="The loss that is trained on has this factor times half the squared norm of each embedding looked up, as a "
+        "mean over the samples: rows that a batch looks up shrink.",
+    )  # fmt: skip
+    label_smoothing: float = setting(
+        0.0, low=0.0, high=0.5, quiet=True,
+        doc="Training takes a click as 1 minus half of this, and no click as half of it. Predicted probabilities move "
+        "towards one half with it.",
+    )  # fmt: skip
     warmup_steps: int | str = setting(
         AUTO,
         low=0,

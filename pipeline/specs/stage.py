@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config.fields import METADATA
 from pipeline.records import Result
 from pipeline.records.step import Step, run_directory
 
@@ -87,19 +86,18 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         return
     entries = node if isinstance(node, dict) else {each.name: getattr(node, each.name) for each in fields(node)}
     head, *rest = parts
-    for name in _spoken(node, entries) if head == "*" else [head]:
+    quiet = set() if isinstance(node, dict) else _quiet(node)
+    for name in (each for each in (entries if head == "*" else [head]) if each not in quiet):
         for place, value in _values(entries[name], rest):
             yield [name, *place], value
 
 
-def _spoken(node: Any, entries: Iterable[str]) -> list[str]:
-    """``entries`` of ``node`` without the ``quiet`` settings that are at their defaults."""
-    if isinstance(node, dict):
-        return list(entries)
-    known = {each.name: each.metadata.get(METADATA) for each in fields(node)}
-    defaults = {each.name: each.default for each in fields(node)}
-    quiet = {name for name, setting in known.items() if setting is not None and setting.quiet}
-    return [name for name in entries if name not in quiet or getattr(node, name) != defaults[name]]
+def _quiet(node: Any) -> set[str]:
+    """The ``quiet`` settings of dataclass ``node`` that are at their defaults."""
+    from pipeline.config.fields import METADATA  # the configuration imports the registries, and these this module
+
+    known = ((each, each.metadata.get(METADATA)) for each in fields(node))
+    return {each.name for each, told in known if told and told.quiet and getattr(node, each.name) == each.default}
 
 
 class Stage(ABC):

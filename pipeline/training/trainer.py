@@ -16,6 +16,7 @@ from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
+from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
@@ -47,7 +48,7 @@ class Trainer:
         self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
         self.links = Links(settings.hardware.ranks_per_host)
         self._reductions = _reductions(sharded, self.dense)
-        self.steps = 0
+        self.seed, self.steps = settings.seed, 0
         self.lr = 0.0
         self._pipeline = self._make_pipeline(device, ahead=settings.train.pipeline == "sparse_dist")
         self.clock = PhaseClock(device)
@@ -66,6 +67,7 @@ class Trainer:
             self.ssd.check()
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
+        seed_step(self.seed, self.steps)
         output: Output
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers.norms import normalised
+from pipeline.models.layers.norms import CENTRED, normalised
 
 if TYPE_CHECKING:
     from pipeline.models.settings import RankerConfig
@@ -60,8 +60,9 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
     """
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
-        layers.append(nn.Linear(widths[i], widths[i + 1]))
-        if last_activation or i < len(widths) - 2:
+        hidden = last_activation or i < len(widths) - 2
+        layers.append(nn.Linear(widths[i], widths[i + 1], bias=not (hidden and norm in CENTRED)))
+        if hidden:
             layers += [*normalised(norm, widths[i + 1]), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers)
 

@@ -63,6 +63,10 @@ _NORMS: dict[str, Callable[[int], list[nn.Module]]] = {
     "layer": lambda width: [nn.LayerNorm(width)],
 }
 
+# Those that take a layer's bias out again. Its gradient would be rounding noise, which Adam makes steps of: running
+# means lag behind these, and evaluation drifts from training.
+CENTRED = ("batch",)
+
 
 def normalised(norm: str, width: int) -> list[nn.Module]:
     """The layers that normalise ``width`` values as setting ``model.norm`` says."""
