@@ -27,6 +27,13 @@ class SyntheticConfig:
     pairs: int = setting(
         4, low=0, high=325, doc="This many pairs of categorical features interact; not used with `blocks`."
     )
+    quads: int = setting(
+        0, low=0, high=3, quiet=True,
+        doc="In this many groups of four categorical features, the effects of the four ids multiply.",
+    )  # fmt: skip
+    quad_effect: float = setting(
+        1.0, low=0.0, quiet=True, doc="All groups of four features (`quads`) together have this effect."
+    )
     latent_dim: int = setting(2, low=1, high=1024, doc="The hidden vectors whose products interact have this width.")
     drift: float = setting(0.0, low=0.0, doc="Every day, the effects rotate by this angle, in radians.")
     blocks: int = setting(

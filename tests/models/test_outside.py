@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.compose import group_options
 from pipeline.specs import MODELS
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = ", ".join(name for name in MODELS.names() if not MODELS.package(name))
-OPTIONS = sorted([*BUILT_IN.split(", "), "factor_mlp"])
+OPTIONS = sorted([*group_options([])["model"], "factor_mlp"])  # the models, and the presets of conf/model
 SMALL = [
     "model=factor_mlp", "model.hidden=8", "model.embedding_dim=4", "data.synthetic.rows=4000",
     "data.synthetic.ids_per_feature=50", "train.global_batch=256", "train.guard.collapse=false", "gate.min_rows=100",
@@ -81,7 +82,7 @@ def test_a_file_of_ones_own_builds_on_it(site: Path, tmp_path: Path) -> None:
 
 def test_without_the_package_the_name_is_unknown() -> None:
     done = nightjar(None, "run", "model=factor_mlp")
-    built_in = ", ".join(sorted(BUILT_IN.split(", ")))
+    built_in = ", ".join(group_options([])["model"])
     assert (done.returncode, f"expected one of: {built_in}" in done.stderr) == (2, True)
 
 
