@@ -28,7 +28,9 @@ import torch.distributed.checkpoint as dcp
 from benchmarks.checkpoint_disk import measure_restore, race_dd
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
 from benchmarks.common import finish
-from pipeline.checkpoint import Checkpointer, Model, TrainState, committed
+from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.index import committed
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows, _Marker
 from pipeline.records import DatasetSchema

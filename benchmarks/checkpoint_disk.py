@@ -17,7 +17,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_model import config_of, plan_of, schema_of
-from pipeline.checkpoint import Target, latest, restore
+from pipeline.checkpoint.checkpointer import latest
+from pipeline.checkpoint.reader import Target, restore
 from pipeline.store import Store
 from pipeline.training.distributed import connect
 from pipeline.training.settings import ModelSettings
@@ -57,10 +58,10 @@ def _dd_write(folder: Path, size: int, flag: str) -> float:
 def _dd(arguments: str) -> float:
     """Bytes a second as dd itself says it."""
     said = subprocess.run(["dd", *arguments.split()], capture_output=True, text=True, check=True).stderr
-    found = re.search(r"(\d+) bytes.*copied, ([\d.e-]+) s", said)
-    if found is None:
+    told = re.search(r"(\d+) bytes.*copied, ([\d.e-]+) s", said)
+    if told is None:
         sys.exit(f"dd said something unexpected: {said}")
-    return int(found[1]) / float(found[2])
+    return int(told[1]) / float(told[2])
 
 
 def drop_caches() -> bool:

@@ -23,8 +23,9 @@ import torch
 
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
-from pipeline.checkpoint import Checkpointer, Model, TrainState
+from pipeline.checkpoint.checkpointer import Checkpointer, Model
 from pipeline.checkpoint.quantise import bits_for_restores
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.evaluation.metrics import evaluate
@@ -55,12 +56,12 @@ def main() -> None:
         changes = np.array([_changes(store, dataset, given.restores, given.hot, seed) for seed in given.seeds])
     nudged, changes = changes[:, 0], changes[:, 1:]
     bits = {str(restores): bits_for_restores(restores) for restores in given.restores}
-    found: dict[str, Any] = {"steps": given.rows // 8192, "seeds": len(given.seeds), "bits": bits}
-    found["nudged"] = nudged.tolist()
+    figures: dict[str, Any] = {"steps": given.rows // 8192, "seeds": len(given.seeds), "bits": bits}
+    figures["nudged"] = nudged.tolist()
     for restores, column in zip(given.restores, changes.T, strict=True):
-        found[f"change_{restores}"] = column.mean()
-        found[f"error_{restores}"] = column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else None
-    finish("quality", 1 + changes.mean(axis=0).max(), **found)
+        figures[f"change_{restores}"] = column.mean()
+        figures[f"error_{restores}"] = column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else None
+    finish("quality", 1 + changes.mean(axis=0).max(), **figures)
 
 
 def _changes(store: Store, dataset: Artifact, restores: Sequence[int], hot: float, seed: int) -> list[float]:

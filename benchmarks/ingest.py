@@ -53,9 +53,9 @@ def main() -> None:
         _generate(small, given.rows)
         _generate(large, given.rows * given.times)
         _generate(part, max(given.rows // 10, 1))
-        found = _rounds(small, part, given.rounds)
+        figures = _rounds(small, part, given.rounds)
         big = _run("nightjar", large)
-    _report(found, big, given.times)
+    _report(figures, big, given.times)
 
 
 def _generate(path: str, rows: int) -> None:
@@ -67,11 +67,11 @@ def _generate(path: str, rows: int) -> None:
 
 def _rounds(small: str, part: str, rounds: int) -> dict[str, list[dict[str, float]]]:
     """Every contender's figures: the plain script and ours in turn, NumPy on its part of the log, twice at most."""
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
     for number in range(rounds):
         for name in CONTENDERS if number < 2 else CONTENDERS[:2]:
-            found[name].append(_run(name, small if name in CONTENDERS[:2] else part))
-    return found
+            figures[name].append(_run(name, small if name in CONTENDERS[:2] else part))
+    return figures
 
 
 def _run(name: str, log: str) -> dict[str, float]:
@@ -79,9 +79,9 @@ def _run(name: str, log: str) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    print(f"{name}: {found['rows']:,} rows, {found['rows_per_s']:,.0f} rows/s, peak {found['peak'] / 2**20:,.0f} MiB")
-    return found
+    one: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    print(f"{name}: {one['rows']:,} rows, {one['rows_per_s']:,.0f} rows/s, peak {one['peak'] / 2**20:,.0f} MiB")
+    return one
 
 
 def _child(name: str, log: str) -> None:
@@ -95,7 +95,7 @@ def _child(name: str, log: str) -> None:
 
 def _nightjar(log: str) -> Work:
     """Ingestion of ``log`` as the command runs it, ready to start: imports and the configuration are not timed."""
-    from pipeline.ingest import ingest
+    from pipeline.ingest.stage import ingest
 
     def work(out: str, min_count: int, most_rows: int) -> int:
         with Store(out).draft("datasets/bench/k", kind="dataset", key="k", config={}, inputs={}) as draft:
@@ -114,9 +114,9 @@ def peak_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _report(found: dict[str, list[dict[str, float]]], big: dict[str, float], times: int) -> None:
-    ours, plain = found["nightjar"], found["plain_polars"]
-    numpy, unique = (max(one["rows_per_s"] for one in found[name]) for name in CONTENDERS[2:])
+def _report(figures: dict[str, list[dict[str, float]]], big: dict[str, float], times: int) -> None:
+    ours, plain = figures["nightjar"], figures["plain_polars"]
+    numpy, unique = (max(one["rows_per_s"] for one in figures[name]) for name in CONTENDERS[2:])
     ratio = statistics.median(b["seconds"] / a["seconds"] for a, b in zip(ours, plain, strict=True))
     rows_per_s = statistics.median(one["rows_per_s"] for one in ours)
     peak = max(one["peak"] for one in ours)

@@ -73,7 +73,8 @@ def _child(name: str, log: str) -> dict[str, Any]:
 
 
 def _ingested(log: str, *, held: bool) -> dict[str, Any]:
-    from pipeline.ingest import ingest, vocab_counts
+    from pipeline.ingest import vocab_counts
+    from pipeline.ingest.stage import ingest
 
     if held:
         vocab_counts.IDS_IN_MEMORY = vocab_counts.IDS_OF_A_FEATURE = 1 << 40

@@ -25,7 +25,7 @@ from pipeline.compose import compose
 from pipeline.config import Config, TableFigures
 from pipeline.errors import NightjarError
 from pipeline.ingest.table_specs import dataset
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Plan, Profile, TablePlan
 
 GIB = 2**30
@@ -48,27 +48,27 @@ def main() -> None:
         logging.disable(logging.CRITICAL)
         print(json.dumps(_measured(CASES[given.case])))
         return
-    found = {name: _child(name) for name in CASES}
-    checks = _checks(found)
+    cases = {name: _child(name) for name in CASES}
+    checks = _checks(cases)
     for text, held in checks.items():
         print(f"{'ok    ' if held else 'MISSED'} {text}")
-    ours, default, dynamic = (found[name].get("cost_ms", float("nan")) for name in ("ours", "default", "dynamic"))
+    ours, default, dynamic = (cases[name].get("cost_ms", float("nan")) for name in ("ours", "default", "dynamic"))
     finish(
         "plan", default / ours, cost_ms=ours, default_cost_ms=default, dynamic_cost_ms=dynamic,
         dynamic_ratio=dynamic / ours, missed=[text for text, held in checks.items() if not held],
-        **{f"{case}_{key}": value for case, part in found.items() for key, value in part.items() if key != "cost_ms"},
+        **{f"{case}_{key}": value for case, part in cases.items() for key, value in part.items() if key != "cost_ms"},
     )  # fmt: skip
 
 
-def _checks(found: dict[str, dict[str, Any]]) -> dict[str, bool]:
+def _checks(cases: dict[str, dict[str, Any]]) -> dict[str, bool]:
     """What issue 4 promises, and whether it holds."""
-    ours, ssd, none, many = (found[name] for name in ("ours", "ssd", "no_ssd", "thousand"))
+    ours, ssd, none, many = (cases[name] for name in ("ours", "ssd", "no_ssd", "thousand"))
     cost = ours.get("cost_ms", float("inf"))
     return {
         "DLRMv2 on 128 ranks planned in under 30 s": ours.get("seconds", 1e9) < 30,
-        "cost at most the default planner's": cost <= found["default"]["cost_ms"] * (1 + 1e-9),
+        "cost at most the default planner's": cost <= cases["default"]["cost_ms"] * (1 + 1e-9),
         f"cost within 10% of the dynamic-programming proposer's ({BINS} bins)": cost
-        <= 1.1 * found["dynamic"]["cost_ms"],
+        <= 1.1 * cases["dynamic"]["cost_ms"],
         "2 ranks of 16 GiB HBM, 16 GiB DDR and an SSD: a plan": "error" not in ssd,
         "the coldest bytes lie on the SSD": bool(ssd.get("coldest")),
         "without the SSD: exit 4 and the shortfall": none.get("exit_code") == 4 and none.get("names_shortfall", False),
@@ -82,27 +82,27 @@ def _child(name: str) -> dict[str, Any]:
         [sys.executable, "-m", "benchmarks.plan", "--case", name], capture_output=True, text=True, check=False
     )
     try:
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        found = {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    print(f"{name}: {json.dumps(found)}", flush=True)
-    return found
+        figures = {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+    print(f"{name}: {json.dumps(figures)}", flush=True)
+    return figures
 
 
 def _measured(case: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The case's figures and this process's peak memory; an error of the family becomes a figure."""
     try:
-        found = case()
+        figures = case()
     except NightjarError as error:
-        found = {"error": error.message, "exit_code": error.exit_code}
+        figures = {"error": error.message, "exit_code": error.exit_code}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {**found, "peak_rss_gib": round(peak / GIB, 3)}
+    return {**figures, "peak_rss_gib": round(peak / GIB, 3)}
 
 
 def _timed(config: Config) -> tuple[Plan, Profile, float]:
     schema, profile = dataset(config.data)
     began = time.perf_counter()
-    plan = make_plan(config, schema, profile)
+    plan = make_plan(PlanInputs.of(config, schema, profile))
     return plan, profile, round(time.perf_counter() - began, 3)
 
 

@@ -22,7 +22,7 @@ from pipeline.calibration.ranks import run_ranks
 from pipeline.calibration.trial import Trial, make_dataset, measure_training
 from pipeline.config import Config, DataConfig, HardwareConfig
 from pipeline.models.dlrm import DlrmConfig
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.predict import predict
 from pipeline.store import Store
 
@@ -77,8 +77,9 @@ def _compare(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, An
     config = trial.config(hardware, steps)
     with tempfile.TemporaryDirectory() as folder:
         schema, profile = make_dataset(Store(folder), trial, steps)
-        plan = make_plan(config, schema, profile)
-        told = predict(plan, config, schema, profile)
+        inputs = PlanInputs.of(config, schema, profile)
+        plan = make_plan(inputs)
+        told = predict(plan, inputs)
         # One checkpoint while training goes on, so that all that memory is reserved for is there at once.
         saved = replace(config.checkpoint, every_steps=3 * steps // 4)
         config = replace(config, train=replace(config.train, epochs=1), checkpoint=saved)

@@ -52,7 +52,7 @@ class Stock:
     """Tables on a topology with nothing of ours in it: all memory may be filled, bandwidths are the preset's."""
 
     def __init__(self, config: Config, schema: DatasetSchema, profile: Profile) -> None:
-        self.batch = -(-config.train.global_batch // config.world_size)
+        self.batch = -(-config.train.batch // config.world_size)
         self.dim = config.model.embedding_dim
         self.rows = {column.name: column.rows for column in schema.sparse}
         self.pooling = {name: max(profile.sparse[name].pooling, 1e-3) for name in self.rows}
@@ -80,8 +80,8 @@ class Stock:
         constraints = {name: self._constraints(name, table) for name, table in plan.tables.items()}
         enumerator = EmbeddingEnumerator(self.topology, self.batch, constraints)
         sharder = AnyTypeSharder({table.sharding for table in plan.tables.values()})
-        found = enumerator.enumerate(self._collection(), [sharder])  # type: ignore[list-item]
-        like = {option.name: option for option in found}
+        enumerated = enumerator.enumerate(self._collection(), [sharder])  # type: ignore[list-item]
+        like = {option.name: option for option in enumerated}
         options = [_placed(like[name], table) for name, table in plan.tables.items()]
         enumerator.populate_estimates(options)
         return slowest_rank(options, plan.world_size)

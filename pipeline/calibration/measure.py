@@ -25,6 +25,7 @@ from pipeline.calibration.timing import time_disk, time_kernels, time_links
 from pipeline.calibration.trial import Trial, make_dataset, measure_training, spread_rows
 from pipeline.config import Config, HardwareConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
+from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.predict import Prediction, predict
 from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
 from pipeline.specs import ModelCosts
@@ -115,7 +116,7 @@ def _steps(config: Config) -> list[StepTime]:
             plan = whole_tables(trained, schema, profile)
             jobs.append((trained, f"{folder}/{number}", plan))
             costs.append(dense_costs(trained.model, schema))
-            known.append(predict(plan, replace(trained, hardware=blind), schema, profile))
+            known.append(predict(plan, PlanInputs.of(replace(trained, hardware=blind), schema, profile)))
         world = config.hardware.ranks_per_host
         times = run_ranks(world, config.hardware.device, _train_all, jobs)[0]
     return [

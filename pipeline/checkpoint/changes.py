@@ -13,8 +13,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSED, SAFE, SPARSE, ids_changes
-from pipeline.checkpoint.settings import config_changes
 from pipeline.config import CheckpointConfig, DataConfig
+from pipeline.config.recorded import config_changes
 from pipeline.config.renamed import with_new_names
 from pipeline.errors import ConfigError
 from pipeline.specs import ID_MAPPINGS

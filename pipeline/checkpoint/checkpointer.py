@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,13 +16,12 @@ from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.codings import Codings
 from pipeline.checkpoint.compact import compact
 from pipeline.checkpoint.fault_points import OnPoint, ignore
-from pipeline.checkpoint.flight import Flight, Landed, Limits
+from pipeline.checkpoint.flight import Flight, Limits
 from pipeline.checkpoint.index import (
     BASELINE,
     DELTA,
     Entry,
     committed,
-    entry_from,
     entry_of,
     name_of,
     newest_chain,
@@ -36,6 +35,7 @@ from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.checkpoint.retention import pinned_names
 from pipeline.checkpoint.snapshot import HostBuffers, full_bytes, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, dense_part
+from pipeline.checkpoint.writer import Outcome
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.touched import TouchedRows
@@ -117,7 +117,7 @@ class Checkpointer:
         # or rests on what is.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
         entries = patiently("setting damaged checkpoints aside", lambda: self._without(newer))[0]
-        self._entries = [entry_from(entry) for entry in entries]
+        self._entries = [Entry.from_json(entry) for entry in entries]
         self.newest = artifact.path
         self._codings.restores = int(artifact.summary.get("restores", 0)) + 1
         return state
@@ -128,7 +128,7 @@ class Checkpointer:
             return []
         for line in set_aside(self.store, self.directory, damaged):
             log.warning("%s", line)
-        return [asdict(entry_of(each)) for each in committed(self.store, self.directory)]
+        return [entry_of(each).to_json() for each in committed(self.store, self.directory)]
 
     def _sweep(self) -> None:
         try:
@@ -213,8 +213,8 @@ class Checkpointer:
             blocks=blocks, coding=partial(self._codings.of, final=final), dense=tensors, state=record,
             tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
-            compact=self._compact if compacting else None,
-            prune=partial(self._prune, self._pruner, list(self._entries)) if prune else None,
+            compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
+            prune=partial(self._pruner.prune, list(self._entries)) if prune else None,
         )  # fmt: skip
 
     def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:
@@ -225,13 +225,6 @@ class Checkpointer:
             lambda: blocks.extend(take_snapshot(self.model.rows, touched, self._buffers, self.on_point)),
         )
         return blocks
-
-    @staticmethod
-    def _prune(pruner: Pruner, entries: list[Entry], artifact: Artifact) -> tuple[list[str], str]:
-        return pruner.prune([*entries, entry_of(artifact)])
-
-    def _compact(self, artifact: Artifact) -> Artifact:
-        return compact(self.store, artifact, self.on_point)
 
     def _mark_saved(self, baseline: bool) -> None:
         """Clear what the next delta need not hold; kept aside in case this write fails."""
@@ -268,7 +261,7 @@ class Checkpointer:
         for key, marks in self._pending.items():
             self.model.touched.mask(key).bitwise_or_(marks)
 
-    def _put_back(self, landed: Landed, raising: bool) -> None:
+    def _put_back(self, landed: Outcome, raising: bool) -> None:
         self.figures.failed += 1
         self._mark_again()
         error = landed.error

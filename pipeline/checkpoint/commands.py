@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from pipeline.checkpoint import aside
 from pipeline.checkpoint.index import DENSE, committed, entry_of, needed, step_of
 from pipeline.checkpoint.naming import candidates, directories, find_checkpoint, newest, run_of, unknown
-from pipeline.checkpoint.settings import config_changes
+from pipeline.config.recorded import config_changes
 from pipeline.errors import ConfigError
 from pipeline.records import (
     CheckpointDiff,
     Compacted,
     Damage,
     DenseDiff,
-    Exported,
     ListedCheckpoint,
     ShownCheckpoint,
     StoredTable,
@@ -196,11 +195,11 @@ def compact(store: Store, name: str, progress: Progress) -> Compacted:
 
 
 def gc(
-    store: Store, run: str | None, *, dry_run: bool, keep_last: int | None, keep_every: int | None, min_age: float
+    store: Store, run: str | None, keep_last: int | None, keep_every: int | None, min_age: float, *, dry_run: bool
 ) -> dict[str, Any]:
     """Remove (or with ``dry_run`` only list) what retention does not need: {"removed", "bytes", "kept", "dry_run"}.
 
-    ``min_age``: minutes that remains must be old.
+    ``min_age``: seconds that remains must be old.
     """
     from pipeline.checkpoint.retention import collect, sweep
 
@@ -209,8 +208,8 @@ def gc(
         if value is not None and value < 1:
             raise ConfigError(f"{flag} is {value}, expected at least 1", hint=f"{flag} 1")
     if not math.isfinite(min_age) or min_age < 0:
-        raise ConfigError(f"--min-age is {min_age:g}, expected minutes", hint="--min-age 60")
-    going, staying = collect(store, run, keep_last, keep_every, 60 * min_age)
+        raise ConfigError(f"--min-age is {min_age / 60:g}, expected minutes", hint="--min-age 60")
+    going, staying = collect(store, run, keep_last, keep_every, min_age)
     if not dry_run:
         sweep(store, going)
     return {
@@ -219,19 +218,3 @@ def gc(
         "bytes": sum(each.bytes or 0 for each in going),
         "kept": [each.to_json("path", "reason") for each in staying],
     }
-
-
-def export(
-    store: Store, name: str, out: str, *, file_format: str, layout: str | None, state: bool, tables: Iterable[str],
-    progress: Progress,
-) -> Exported:  # fmt: skip
-    """Write a checkpoint's tables as fp32 files under URL ``out``."""
-    from pipeline.checkpoint.export import export as write
-
-    target = Store(out, "--out ")
-    artifact = find_checkpoint(store, name)
-    files = write(
-        store, artifact, target, file_format=file_format, layout=layout, state=state, tables=list(tables),
-        progress=progress,
-    )  # fmt: skip
-    return Exported(checkpoint=artifact.path, step=artifact.summary["step"], files=files)

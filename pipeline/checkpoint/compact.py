@@ -8,8 +8,8 @@ the delta or the baseline, whole, and files that no manifest names, which ``gc``
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 import numpy as np
@@ -59,23 +59,18 @@ def compact(
     return done
 
 
+@dataclass
 class _Merge:
     """Writes every row of a chain once, from the newest checkpoint that holds it."""
 
-    def __init__(
-        self,
-        store: Store,
-        chain: list[Artifact],
-        indices: list[Index],
-        draft: Draft,
-        on_point: OnPoint,
-        progress: Callable[[int, int], None],
-    ) -> None:
-        self.store, self.chain, self.indices, self.draft = store, chain, indices, draft
-        self.on_point, self.progress = on_point, progress
-        self.extents: list[Extent] = []
-        self.read = 0
-        self.total = sum(len(index.files) for index in indices)
+    store: Store
+    chain: list[Artifact]
+    indices: list[Index]
+    draft: Draft
+    on_point: OnPoint
+    progress: Callable[[int, int], None]
+    extents: list[Extent] = field(default_factory=list)
+    read: int = 0
 
     def run(self) -> list[Extent]:
         """All tables; the index entries of the files written."""
@@ -94,7 +89,7 @@ class _Merge:
                 chunk = open_chunk(read_verified(self.store, artifact, extent.file), self.store.url_of(where))
                 self._take(chunk, taken, cuts)
                 self.read += 1
-                self.progress(self.read, self.total)
+                self.progress(self.read, sum(len(index.files) for index in self.indices))
         if not taken.all():
             missing = int((~taken.all(0)).sum())
             raise DamagedError(
@@ -154,7 +149,7 @@ def _swap(store: Store, artifact: Artifact, draft: Draft, extents: list[Extent],
     """Replace the manifest by one that names the new files: from now on it is a baseline."""
     files = {name: artifact.files[name] for name in (DENSE, STATE)} | draft.files
     size = sum(entry.bytes for entry in files.values())
-    new = dataclasses.replace(
+    new = replace(
         artifact,
         files=dict(sorted(files.items())),
         summary={

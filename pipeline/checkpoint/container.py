@@ -8,6 +8,7 @@ as the disk, so the header is written here and the tensors follow it unbuffered.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, BinaryIO
 
 import torch
@@ -33,22 +34,23 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "al
 
 def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write CPU ``tensors`` and string ``metadata`` as one safetensors file."""
+    write_header(sink, {name: (tensor.dtype, list(tensor.shape)) for name, tensor in tensors.items()}, metadata)
+    for tensor in tensors.values():
+        if tensor.numel():
+            sink.write(_bytes_of(tensor))
+
+
+def write_header(sink: BinaryIO, tensors: dict[str, tuple[torch.dtype, list[int]]], metadata: dict[str, str]) -> None:
+    """Write what comes before the bytes of ``tensors``: {name: (dtype, shape)}, in the order of the bytes."""
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
-    for name, tensor in tensors.items():
-        size = tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [place, place + size],
-        }
+    for name, (dtype, shape) in tensors.items():
+        size = math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     sink.write(len(text).to_bytes(8, "little") + text)
-    for tensor in tensors.values():
-        if tensor.numel():
-            sink.write(_bytes_of(tensor))
 
 
 def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -88,9 +90,7 @@ def require_memory(error: Exception) -> None:
 def _tensor(body: memoryview, entry: dict[str, Any]) -> Tensor:
     start, stop = entry["data_offsets"]
     dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     if not 0 <= start <= stop <= len(body) or stop - start != count * dtype.itemsize:
         raise ValueError(f"tensor bytes {start}..{stop} of {len(body)} for shape {shape}")
     if not count:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import BinaryIO
 from urllib.parse import quote
 
 import numpy as np
+import torch
 
-from pipeline.checkpoint.rows import ChainReader, Window
+from pipeline.checkpoint.container import write_header
+from pipeline.checkpoint.rows import ChainReader
+from pipeline.embeddings.shards import LocalShard
 from pipeline.errors import ConfigError
-from pipeline.records import ExportedTable
+from pipeline.records import Exported, ExportedTable
 from pipeline.store import Artifact, Store, disk_errors
 
 Progress = Callable[[int, int], None]
+Windows = Callable[[str], Iterator[LocalShard]]
 
 
 def export(
@@ -28,7 +31,7 @@ def export(
     state: bool = False,
     tables: list[str] | None = None,
     progress: Progress = lambda done, total: None,
-) -> tuple[ExportedTable, ...]:
+) -> Exported:
     """Write ``<table>.<format>`` into ``out``, rows in order; what was written. ``progress``: rows done and in all.
 
     Parquet: column ``row`` (int64), then ``e0``..``eN`` float32, or with ``layout`` list (Parquet only) one fixed-size
@@ -47,18 +50,17 @@ def export(
                 f"{artifact.path} has no table {table!r}; it has: {', '.join(reader.tables)}",
                 hint=f"--table {next(iter(reader.tables))}",
             )
-    total = sum(reader.tables[table].rows for table in chosen)
-    counter = _Counter(total, progress)
+    windows = _counted(reader, chosen, progress)
     write = _write_parquet if file_format == "parquet" else _write_safetensors
     done = []
     for table in chosen:
         name = f"{quote(table, safe='')}.{file_format}"
         with _whole(out, name) as sink:
-            write(sink, reader, table, layout, state, counter)
+            write(sink, reader, table, layout, state, windows)
         size = int(out.fs.info(out.full(name))["size"])
         whole = reader.tables[table]
         done.append(ExportedTable(table=table, file=out.url_of(name), rows=whole.rows, dim=whole.dim, bytes=size))
-    return tuple(done)
+    return Exported(checkpoint=artifact.path, step=artifact.summary["step"], files=tuple(done))
 
 
 @contextmanager
@@ -78,22 +80,22 @@ def _whole(out: Store, name: str) -> Iterator[BinaryIO]:
             raise
 
 
-class _Counter:
-    """Counts rows for the progress bar."""
+def _counted(reader: ChainReader, tables: list[str], progress: Progress) -> Windows:
+    """Windows of a table, each counted in ``progress`` (rows done, rows of all ``tables``) once it is dealt with."""
+    done, total = 0, sum(reader.tables[table].rows for table in tables)
 
-    def __init__(self, total: int, progress: Progress) -> None:
-        self.total, self.progress, self.done = total, progress, 0
-
-    def windows(self, reader: ChainReader, table: str) -> Iterator[Window]:
-        """The table's windows, each counted once it is dealt with."""
+    def windows(table: str) -> Iterator[LocalShard]:
+        nonlocal done
         for window in reader.windows(table):
             yield window
-            self.done += len(window.weight)
-            self.progress(self.done, self.total)
+            done += window.rows
+            progress(done, total)
+
+    return windows
 
 
 def _write_parquet(
-    sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, counter: _Counter
+    sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, windows: Windows
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -115,29 +117,21 @@ def _write_parquet(
     schema = pa.schema([pa.field("row", pa.int64()), *named])
     # Weights are noise to a dictionary; plain pages are smaller and quicker.
     with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False) as writer:
-        for window in counter.windows(reader, table):
-            rows = pa.array(np.arange(window.first, window.first + len(window.weight), dtype=np.int64))
+        for window in windows(table):
+            rows = pa.array(np.arange(window.row, window.row + window.rows, dtype=np.int64))
             parts = [window.weight, *(window.state[name] for name in states)]
             arrays = [rows, *(array for part in parts for array in columns(part.numpy()))]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 def _write_safetensors(
-    sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, counter: _Counter
+    sink: BinaryIO, reader: ChainReader, table: str, layout: str | None, state: bool, windows: Windows
 ) -> None:
     rows, dim = reader.tables[table].rows, reader.tables[table].dim
     shapes: dict[str, list[int]] = {"weight": [rows, dim]}
     shapes |= {name: [rows, dim] if wide else [rows] for name, wide in (reader.states(table) if state else {}).items()}
-    header: dict[str, Any] = {"__metadata__": {"table": table}}
-    place = 0
-    for name, shape in shapes.items():
-        size = 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [place, place + size]}
-        place += size
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    sink.write(len(text).to_bytes(8, "little") + text)
-    for window in counter.windows(reader, table):
+    write_header(sink, {name: (torch.float32, shape) for name, shape in shapes.items()}, {"table": table})
+    for window in windows(table):
         sink.write(window.weight.numpy().tobytes())
     for name in list(shapes)[1:]:  # a file is written front to back, so the states are another pass over the rows
         for window in reader.windows(table):

@@ -8,18 +8,16 @@ of no more use: the ranks make another one, the checkpoint is lost and training 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
 
 import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import OnPoint
-from pipeline.checkpoint.index import Entry, entry_from, entry_of
 from pipeline.checkpoint.job import Job
 from pipeline.checkpoint.ranks import exchange
 from pipeline.checkpoint.writer import Outcome, Writer
-from pipeline.errors import NightjarError, PassingError
+from pipeline.errors import PassingError
 from pipeline.store import Store
 
 
@@ -34,33 +32,13 @@ class Limits:
     slack: float = 600.0
 
 
-@dataclass(frozen=True)
-class Landed:
-    """How a checkpoint ended, the same on every rank.
-
-    ``entry``, ``path``: of what was committed (None: nothing was). ``error``: why nothing was, or why it is committed
-    but not compacted. ``stay``: names that pruning kept (None: nothing was pruned), ``note``: why some are left.
-    ``bytes`` written by all ranks in ``seconds``; ``bytes_full``: of a full one. ``stuck``: a rank writes on.
-    """
-
-    entry: Entry | None
-    path: str
-    error: NightjarError | None
-    stay: list[str] | None
-    note: str
-    bytes: int
-    bytes_full: int
-    seconds: float
-    stuck: bool
-
-
 class Flight:
     """One checkpoint at a time, written behind training by a thread on every rank. All methods are collective."""
 
     def __init__(self, store: Store, on_point: OnPoint, limits: Limits) -> None:
         self._store, self._on_phase, self._limits = store, on_point, limits
         self._flying = False
-        self._record: dict[str, Any] | None = None  # this rank's, where others were still writing
+        self._ended: Outcome | None = None  # this rank's, where others were still writing
         self._renew()
 
     @property
@@ -81,7 +59,7 @@ class Flight:
         with suppress(TimeoutError):
             self._writer.wait(seconds)
 
-    def land(self, timeout: float | None = None) -> Landed | None:
+    def land(self, timeout: float | None = None) -> Outcome | None:
         """Wait for what is in flight and agree how it ended; None where there is nothing.
 
         TimeoutError on all ranks where one has not ended after ``timeout`` seconds: it is still in flight then.
@@ -89,19 +67,20 @@ class Flight:
         if not self._flying:
             return None
         longest = self._limits.write + 2 * self._limits.slack
-        stuck = ""
         try:
-            self._record = self._record or _recorded(self._writer.wait(longest if timeout is None else timeout))
+            self._ended = mine = self._ended or self._writer.wait(longest if timeout is None else timeout)
         except TimeoutError as error:
-            stuck = str(error)
-        records = exchange({**(self._record or {"lost": True}), "stuck": stuck})
-        stuck = next((each["stuck"] for each in records if each["stuck"]), "")
+            mine = Outcome(lost=True, stuck=str(error))
+        if mine is None:
+            raise RuntimeError("no checkpoint is in flight on this rank")
+        outcomes = [Outcome.from_json(each) for each in exchange(mine.to_json())]
+        stuck = next((each.stuck for each in outcomes if each.stuck), "")
         if stuck and timeout is not None:
             raise TimeoutError(stuck)
-        self._flying, self._record = False, None
-        if stuck or any(each["lost"] for each in records):
+        self._flying, self._ended = False, None
+        if stuck or any(each.lost for each in outcomes):
             self._renew()
-        return _landed([each for each in records if not each["stuck"]], stuck)
+        return _agreed(outcomes, stuck)
 
     def _renew(self) -> None:
         """A process group that nothing else uses, and a writer on it."""
@@ -112,30 +91,10 @@ class Flight:
         self._writer = Writer(self._store, group, self._on_phase)
 
 
-def _recorded(outcome: Outcome | None) -> dict[str, Any]:
-    """``outcome`` as plain data."""
-    if outcome is None:
-        raise RuntimeError("no checkpoint is in flight on this rank")
-    artifact, error = outcome.artifact, outcome.error
-    return {
-        "entry": None if artifact is None else asdict(entry_of(artifact)),
-        "path": "" if artifact is None else artifact.path,
-        "bytes_full": 0 if artifact is None else artifact.summary["bytes_full"],
-        "error": None if error is None else error.to_json(),
-        **{name: getattr(outcome, name) for name in ("stay", "note", "bytes", "seconds", "lost")},
-    }
-
-
-def _landed(records: list[dict[str, Any]], stuck: str) -> Landed:
+def _agreed(outcomes: list[Outcome], stuck: str) -> Outcome:
     """What the ranks that ended say together: committed where one of them knows it, for then all had written."""
-    best = next((each for each in records if each["entry"]), None)
-    failed = next((each for each in records if each["error"]), None)
-    one = best or failed or {"entry": None, "path": "", "stay": None, "note": "", "bytes": 0, "bytes_full": 0,
-                             "seconds": 0.0, "error": None}  # fmt: skip
-    error = NightjarError.from_json(one["error"]) if one["error"] else None
-    if one["entry"] is None and error is None:
-        error = PassingError(stuck or "the writer ended without an outcome", hint="check the store's disk")
-    return Landed(
-        entry=None if one["entry"] is None else entry_from(one["entry"]), error=error, stuck=bool(stuck),
-        **{name: one[name] for name in ("path", "stay", "note", "bytes", "bytes_full", "seconds")},
-    )  # fmt: skip
+    ended = [each for each in outcomes if not each.stuck]
+    best = next((each for each in ended if each.entry), None) or next((each for each in ended if each.error), Outcome())
+    if best.entry is None and best.error is None:
+        best.error = PassingError(stuck or "the writer ended without an outcome", hint="check the store's disk")
+    return replace(best, stuck=stuck)

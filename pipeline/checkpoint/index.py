@@ -10,10 +10,10 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.checkpoint.policy import Chain
 from pipeline.errors import DamagedError
+from pipeline.records import Record
 from pipeline.store import MANIFEST, Artifact, Store
 
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"  # its files, the rows apart
@@ -44,7 +44,7 @@ def damage_hint(store: Store, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class Entry(Record):
     """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds.
 
     ``rested``: what a baseline that was compacted from a chain rested on before: a training that goes on may still
@@ -67,11 +67,6 @@ def entry_of(artifact: Artifact) -> Entry:
     name = artifact.path.rsplit("/", 1)[-1]
     parents, rested = tuple(summary["parents"]), tuple(summary.get("compacted", ()))
     return Entry(name, summary["step"], summary["type"], parents, size, artifact.created, rested)
-
-
-def entry_from(record: dict[str, Any]) -> Entry:
-    """The entry whose fields went through JSON."""
-    return Entry(**{**record, "parents": tuple(record["parents"]), "rested": tuple(record["rested"])})
 
 
 def committed(store: Store, directory: str, damaged: dict[str, str] | None = None) -> list[Artifact]:

@@ -21,7 +21,7 @@ from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.flushing import Flushing
-from pipeline.checkpoint.index import DENSE, INDEX, STATE
+from pipeline.checkpoint.index import DENSE, INDEX, STATE, Entry
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 from pipeline.records import Extent, Index, TableSize, plain
@@ -55,7 +55,7 @@ class Job:
     summary: dict[str, Any]
     chunk_bytes: int
     compact: Callable[[Artifact], Artifact] | None = None
-    prune: Callable[[Artifact], tuple[list[str], str]] | None = None
+    prune: Callable[[Entry], tuple[list[str], str]] | None = None
     seconds: float = math.inf
 
 

@@ -47,8 +47,12 @@ class Pruner:
     on_point: OnPoint
     _late: list[Entry] = field(default_factory=list)  # should be gone, but the store refused it
 
-    def prune(self, entries: list[Entry]) -> tuple[list[str], str]:
-        """Remove what is not needed of ``entries`` (oldest step first); names that stay, and what went wrong ("")."""
+    def prune(self, before: list[Entry], newest: Entry) -> tuple[list[str], str]:
+        """Remove what is not needed of those ``before`` (oldest step first), now that ``newest`` is committed.
+
+        Returns names that stay, and what went wrong ("").
+        """
+        entries = [*before, newest]
         names = [entry.name for entry in entries]
         if not self._late and len(kept(entries, self.keep_last, self.keep_every)) == len(entries):
             return names, ""

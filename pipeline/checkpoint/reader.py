@@ -7,10 +7,11 @@ damage is a reason for that. What fails otherwise is tried again, and then stops
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,11 @@ from torch import Tensor
 
 from pipeline.checkpoint.agreed import listing, require_seen_by_all
 from pipeline.checkpoint.chunks import RowBlock, read_block
-from pipeline.checkpoint.container import read_tensors
+from pipeline.checkpoint.container import VERIFY, read_tensors, unreadable
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.checkpoint.index import DENSE, INDEX, STATE, restore_order
-from pipeline.checkpoint.parse import parse_index, parse_state
 from pipeline.checkpoint.ranks import once, patiently
-from pipeline.checkpoint.state import TrainState, load_optimizer
+from pipeline.checkpoint.state import TrainState, load_optimizer, parse_state
 from pipeline.checkpoint.verified import damage, read_verified
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.shards import LocalShard, columns_of
@@ -121,9 +121,19 @@ def _open(store: Store, path: str) -> Artifact:
 
 
 def read_index(store: Store, artifact: Artifact) -> Index:
-    """The parsed, verified index of a checkpoint."""
+    """The index of a checkpoint; DamagedError where it is damaged, whatever its checksum says."""
     name = artifact.summary.get("index", INDEX)
-    return parse_index(read_verified(store, artifact, name), f"{store.url_of(artifact.path)}/{name}")
+    where, data = store.url_of(f"{artifact.path}/{name}"), read_verified(store, artifact, name)
+    try:
+        index = Index.from_json(json.loads(data), where)
+        for extent in index.files:
+            if extent.table not in index.tables:
+                raise ValueError(f"{extent.file} belongs to table {extent.table!r}, which it does not list")
+    except ArtifactError as error:
+        raise DamagedError(error.message, hint=VERIFY) from None
+    except ValueError as error:
+        raise unreadable(where, "a checkpoint's index", error) from None
+    return index
 
 
 def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iterator[RowBlock]:
@@ -152,19 +162,33 @@ def _restore_rows(store: Store, chain: list[Artifact], target: Target) -> None:
         shard.zero_state()
     if target.touched is not None:
         target.touched.clear()
+    names = {table: table for table in target.rows.tables}
     for artifact in chain:
         index = read_index(store, artifact)
         _check_tables(index.tables, target.rows.tables, store.url_of(artifact.path))
         if artifact is chain[0]:
             _check_cover(index.files, shards, store, artifact)
-        wanted = [extent for extent in index.files if any(meets(extent, shard) for shard in shards)]
-        # Lowest columns first: they overwrite a row's state, further columns add their share to it.
-        wanted.sort(key=lambda extent: (extent.table, extent.column, extent.first))
-        for block in read_blocks(store, artifact, wanted):
-            for shard in shards:
-                touched = target.touched if artifact is not chain[0] else None
-                apply_block(block, shard, states=target.states, touched=touched)
-            target.on_point(FaultPoint.RESTORE)
+        put_rows(store, artifact, index, target, names, touched=target.touched if artifact is not chain[0] else None)
+
+
+def put_rows(
+    store: Store, artifact: Artifact, index: Index, target: Target, names: dict[str, str],
+    touched: TouchedRows | None = None,
+) -> None:  # fmt: skip
+    """Put a checkpoint's rows into this rank's shards; ``names``: {table there: table here}."""
+    shards = target.rows.local_shards()
+    wanted = [
+        extent
+        for extent in index.files
+        if extent.table in names and any(meets(replace(extent, table=names[extent.table]), shard) for shard in shards)
+    ]
+    # Lowest columns first: they overwrite a row's state, further columns add their share to it.
+    wanted.sort(key=lambda extent: (extent.table, extent.column, extent.first))
+    for block in read_blocks(store, artifact, wanted):
+        here = replace(block, table=names[block.table])
+        for shard in shards:
+            apply_block(here, shard, states=target.states, touched=touched)
+        target.on_point(FaultPoint.RESTORE)
 
 
 def meets(extent: Extent, shard: LocalShard) -> bool:

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, read_block
 from pipeline.checkpoint.index import damage_hint, restore_order
-from pipeline.checkpoint.reader import apply_block, read_index
+from pipeline.checkpoint.reader import apply_block, meets, read_index
 from pipeline.checkpoint.verified import read_verified
 from pipeline.embeddings.shards import LocalShard
 from pipeline.errors import DamagedError
-from pipeline.records import Extent, Index, TableSize
+from pipeline.records import Extent, TableSize
 from pipeline.store import Artifact, Store
 
 # float32 bytes of a window of rows.
 WINDOW_BYTES = 16 << 20
-
-
-@dataclass(frozen=True)
-class Window:
-    """Rows [first, first + n) of ``table``: ``weight`` float32 [n, dim], ``state`` by name, float32 [n] or [n, dim]."""
-
-    table: str
-    first: int
-    weight: Tensor
-    state: dict[str, Tensor]
 
 
 class ChainReader:
@@ -54,11 +42,14 @@ class ChainReader:
             self._states[table] = {name: stored[name].dim() > 1 for name in sorted(stored)}
         return self._states[table]
 
-    def windows(self, table: str, window_bytes: int = WINDOW_BYTES) -> Iterator[Window]:
-        """All rows of ``table`` in order. A window's tensors are used again for the next one."""
+    def windows(self, table: str, window_bytes: int = WINDOW_BYTES) -> Iterator[LocalShard]:
+        """All rows of ``table`` in order, as shards of its rows. A window's tensors are used again for the next one."""
         rows, dim = self.tables[table].rows, self.tables[table].dim
         size = max(1, window_bytes // (4 * dim))
-        mine = [sorted(self._extents(index, table), key=_lowest_column) for index in self._indices]
+        mine = [
+            sorted((e for e in index.files if e.table == table), key=lambda extent: (extent.column, extent.first))
+            for index in self._indices
+        ]
         weight = torch.empty(min(size, rows), dim)
         states = {
             name: torch.empty((len(weight), dim) if wide else len(weight)) for name, wide in self.states(table).items()
@@ -66,33 +57,29 @@ class ChainReader:
         self._open.clear()
         for first in range(0, rows, size):
             count = min(size, rows - first)
-            window = Window(table, first, weight[:count], {name: state[:count] for name, state in states.items()})
+            state = {name: values[:count] for name, values in states.items()}
+            window = LocalShard(table, first, count, 0, dim, True, weight[:count], state)
             self._fill(window, mine)
             yield window
 
-    def _fill(self, window: Window, mine: list[list[Extent]]) -> None:
-        count, dim = window.weight.shape
+    def _fill(self, window: LocalShard, mine: list[list[Extent]]) -> None:
         window.weight.fill_(float("nan"))
         for state in window.state.values():
             state.zero_()
-        shard = LocalShard(window.table, window.first, count, 0, dim, True, window.weight, window.state)
         used = set()
         for artifact, extents in zip(self.chain, mine, strict=True):
             for extent in extents:
-                if extent.first < window.first + count and extent.last >= window.first:
-                    apply_block(self._block(artifact, extent), shard)
+                if meets(extent, window):
+                    apply_block(self._block(artifact, extent), window)
                     used.add((artifact.path, extent.file))
         for key in set(self._open) - used:
             del self._open[key]
         if window.weight.isnan().any():
             raise DamagedError(
-                f"checkpoint {self.artifact.path} does not hold all of rows {window.first} to "
-                f"{window.first + count - 1} of table {window.table!r}",
+                f"checkpoint {self.artifact.path} does not hold all of rows {window.row} to "
+                f"{window.row + window.rows - 1} of table {window.table!r}",
                 hint=damage_hint(self.store, self.artifact.path),
             )
-
-    def _extents(self, index: Index, table: str) -> list[Extent]:
-        return [extent for extent in index.files if extent.table == table]
 
     def _block(self, artifact: Artifact, extent: Extent) -> RowBlock:
         key = (artifact.path, extent.file)
@@ -100,7 +87,3 @@ class ChainReader:
             data = read_verified(self.store, artifact, extent.file)
             self._open[key] = read_block(data, self.store.url_of(f"{artifact.path}/{extent.file}"))
         return self._open[key]
-
-
-def _lowest_column(extent: Extent) -> tuple[int, int]:
-    return extent.column, extent.first

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.checkpoint.container import unreadable
 from pipeline.errors import ArtifactError
 from pipeline.specs import DENSE_OPTIMIZERS
 
@@ -128,3 +130,17 @@ def _like(now: Any, then: Any) -> Any:
     if isinstance(now, tuple):
         return tuple(then)
     return torch.tensor(then, dtype=now.dtype, device=now.device) if isinstance(now, Tensor) else then
+
+
+def parse_state(data: bytes | bytearray, where: str) -> dict[str, Any]:
+    """The state record in ``data``, its ``train`` a TrainState's; DamagedError naming ``where`` for anything else."""
+    try:
+        record: dict[str, Any] = json.loads(data)
+        if missing := {"train", "optimizer"} - record.keys():
+            raise ValueError(f"it has no {', '.join(map(repr, sorted(missing)))}")
+        TrainState(**record["train"])
+        if record["optimizer"] is not None and not isinstance(record["optimizer"]["class"], str):
+            raise ValueError(f"class is {record['optimizer']['class']!r}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise unreadable(where, "a checkpoint's state", error) from None
+    return record

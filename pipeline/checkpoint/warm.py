@@ -6,7 +6,7 @@ rows that the model does not have are left out. The position of the data starts 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -15,9 +15,7 @@ from pipeline.checkpoint.ranks import patiently
 from pipeline.checkpoint.reader import (
     OTHER_MODEL,
     Target,
-    apply_block,
-    meets,
-    read_blocks,
+    put_rows,
     read_dense,
     read_index,
     read_state,
@@ -27,27 +25,6 @@ from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError, ConfigError
 from pipeline.records import TableSize
 from pipeline.store import Artifact, Store
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What became of one table: ``source`` is its name in the checkpoint, ``rows`` taken of ``stored`` there."""
-
-    table: str
-    source: str
-    rows: int
-    stored: int
-    now: int
-
-    def line(self) -> str:
-        """In words, for the log."""
-        name = self.table if self.table == self.source else f"{self.table} (was {self.source})"
-        text = f"table {name}: {self.rows:,} rows loaded"
-        if self.now > self.stored:
-            text += f", {self.now - self.stored:,} new ones keep their initial values"
-        if self.now < self.stored:
-            text += f", {self.stored - self.now:,} left out"
-        return text
 
 
 @torch.no_grad()
@@ -77,7 +54,8 @@ def warm_start(
         chain = restore_order(store, artifact)
         stored = read_index(store, chain[-1]).tables
         pairs = match_tables(stored, target.rows.tables, rename or {})
-        _read_rows(store, chain, target, {then: now for now, then in pairs.items()})
+        for each in chain:
+            put_rows(store, each, read_index(store, each), target, {then: now for now, then in pairs.items()})
         lines.extend(_table_lines(stored, target.rows.tables, pairs))
         if tables_only:
             lines.append("dense parameters and their optimizer keep their initial values")
@@ -131,23 +109,6 @@ def _rename_hint(rename: dict[str, str]) -> str:
     return f"'checkpoint.rename={{{', '.join(f'{old}: {new}' for old, new in rename.items())}}}'"
 
 
-def _read_rows(store: Store, chain: list[Artifact], target: Target, names: dict[str, str]) -> None:
-    """Apply the chain's rows to this rank's shards; ``names``: {table in the checkpoint: table of the model}."""
-    shards = target.rows.local_shards()
-    for artifact in chain:
-        mine = [
-            extent
-            for extent in read_index(store, artifact).files
-            if extent.table in names
-            and any(meets(replace(extent, table=names[extent.table]), shard) for shard in shards)
-        ]
-        mine.sort(key=lambda extent: (extent.table, extent.column, extent.first))
-        for block in read_blocks(store, artifact, mine):
-            renamed = replace(block, table=names[block.table])
-            for shard in shards:
-                apply_block(renamed, shard, states=target.states)
-
-
 def _read_dense(
     store: Store, artifact: Artifact, target: Target, partly: bool, towers: dict[str, list[str]]
 ) -> list[str]:
@@ -194,14 +155,19 @@ def _read_some(store: Store, artifact: Artifact, target: Target, left: list[str]
 def _table_lines(stored: dict[str, TableSize], tables: dict[str, TableSpec], pairs: dict[str, str]) -> list[str]:
     lines, whole = [], []
     for name, table in tables.items():
-        if name in pairs:
-            then = stored[pairs[name]].rows
-            if (then, pairs[name]) == (table.rows, name):
-                whole.append(then)
-            else:
-                lines.append(Taken(name, pairs[name], min(then, table.rows), then, table.rows).line())
-        else:
+        if name not in pairs:
             lines.append(f"table {name}: not in the checkpoint, keeps its initial values")
+            continue
+        source, rows = pairs[name], stored[pairs[name]].rows
+        if (rows, source) == (table.rows, name):
+            whole.append(rows)
+            continue
+        line = f"table {name}{'' if name == source else f' (was {source})'}: {min(rows, table.rows):,} rows loaded"
+        if table.rows > rows:
+            line += f", {table.rows - rows:,} new ones keep their initial values"
+        if table.rows < rows:
+            line += f", {rows - table.rows:,} left out"
+        lines.append(line)
     if whole:
         lines.insert(0, f"{len(whole)} tables loaded unchanged, {sum(whole):,} rows")
     return lines + [f"table {name} of the checkpoint: not loaded" for name in stored if name not in pairs.values()]

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import OnPoint, ignore
+from pipeline.checkpoint.index import Entry, entry_of
 from pipeline.checkpoint.job import SLOW, Job, parsed_artifact, write_checkpoint
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import NightjarError, PassingError
@@ -23,20 +24,40 @@ from pipeline.store import Artifact, Store
 
 @dataclass
 class Outcome:
-    """How a job ended: the committed ``artifact``, or the ``error`` that all ranks share.
+    """How a checkpoint ended, on one rank or, once they agree, on all of them.
 
-    Both where it was committed but not compacted. ``bytes``: written by all ranks. ``stay``: names of the checkpoints
-    that pruning left (None: nothing was pruned), ``note``: what went wrong with it. ``lost``: the ranks lost each
-    other, so the process group is of no more use.
+    ``entry``, ``path``: of what was committed (None: nothing was). ``error``: why nothing was, or why it is committed
+    but not compacted. ``stay``: names that pruning kept (None: nothing was pruned), ``note``: why some are left.
+    ``bytes`` written by all ranks in ``seconds``; ``bytes_full``: of a full one. ``lost``: the ranks lost each other,
+    so the process group is of no more use. ``stuck``: what is said of a rank that writes on ("": none does).
     """
 
-    artifact: Artifact | None = None
+    entry: Entry | None = None
+    path: str = ""
     error: NightjarError | None = None
-    bytes: int = 0
-    seconds: float = 0.0
     stay: list[str] | None = None
     note: str = ""
+    bytes: int = 0
+    bytes_full: int = 0
+    seconds: float = 0.0
     lost: bool = False
+    stuck: str = ""
+
+    def is_now(self, artifact: Artifact) -> None:
+        """``artifact`` is committed, or replaces what was."""
+        self.entry, self.path, self.bytes_full = entry_of(artifact), artifact.path, artifact.summary["bytes_full"]
+        self.bytes += sum(file.bytes for file in artifact.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, for the other ranks."""
+        parts = {"entry": self.entry, "error": self.error}
+        return {**vars(self), **{name: part and part.to_json() for name, part in parts.items()}}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Outcome:
+        """What ``to_json`` of a rank gave."""
+        entry = Entry.from_json(data["entry"]) if data["entry"] else None
+        return cls(**{**data, "entry": entry, "error": data["error"] and NightjarError.from_json(data["error"])})
 
 
 @dataclass
@@ -96,25 +117,24 @@ class Writer:
         torch.set_num_threads(1)
         ready.set()
         try:
-            outcome.artifact = artifact = write_checkpoint(self.store, job, self.group, self.on_point)
-            outcome.bytes = sum(file.bytes for file in artifact.files.values())
+            artifact = write_checkpoint(self.store, job, self.group, self.on_point)
+            outcome.is_now(artifact)
             if job.compact is not None:
-                outcome.artifact = compacted = self._compact(job.compact, artifact)
-                outcome.bytes += sum(file.bytes for file in compacted.files.values())
+                outcome.is_now(self._compact(job.compact, artifact))
         except NightjarError as error:  # handed to the training loop, which decides
             outcome.error = error
         except Exception as error:  # of the exchange itself: what fails on one rank comes as one of the family
             outcome.lost = True
             outcome.error = PassingError(f"the ranks lost contact while writing {job.path}: {error}", hint=SLOW)
-        if outcome.artifact is not None and job.prune is not None and not outcome.lost:
-            self._prune(job.prune, outcome.artifact, outcome)
+        if outcome.entry is not None and job.prune is not None and not outcome.lost:
+            self._prune(job.prune, outcome.entry, outcome)
         outcome.seconds = time.monotonic() - began
 
-    def _prune(self, prune: Callable[[Artifact], tuple[list[str], str]], artifact: Artifact, outcome: Outcome) -> None:
+    def _prune(self, prune: Callable[[Entry], tuple[list[str], str]], entry: Entry, outcome: Outcome) -> None:
         """Remove what retention does not need; whatever fails, the checkpoint is committed."""
 
         def work() -> tuple[list[str], str] | None:
-            return prune(artifact) if this_rank() == 0 else None
+            return prune(entry) if this_rank() == 0 else None
 
         try:
             outcome.stay, outcome.note = together("pruning checkpoints", work, self.group)[0]

@@ -84,6 +84,7 @@ def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Re
 def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace) -> Case:
     """One combination with the dataset it plans for; where that is missing the error names the command that helps."""
     from pipeline.compose import compose
+    from pipeline.planning import PlanInputs
     from pipeline.planning.whatif import Case
     from pipeline.stages.batch import with_batch, with_former_batch
     from pipeline.stages.read import planning_inputs
@@ -96,7 +97,7 @@ def _case(job: list[str], settings: dict[str, str], options: argparse.Namespace)
     except ArtifactError as error:
         raise ArtifactError(error.message, hint=_ingest_command(job)) from None
     config = with_batch(with_former_batch(config, store), schema.rows.get("train", 0))
-    return Case(settings=settings, config=config, schema=schema, profile=profile)
+    return Case(settings=settings, inputs=PlanInputs.of(config, schema, profile))
 
 
 def _ingest_command(job: list[str]) -> str:
@@ -105,8 +106,7 @@ def _ingest_command(job: list[str]) -> str:
 
 
 def _plan_diff(options: argparse.Namespace) -> int:
-    from pipeline.planning.plandiff import plan_diff
-    from pipeline.planning.stored import find_plan
+    from pipeline.planning.plandiff import find_plan, plan_diff
     from pipeline.report.planning import difference
     from pipeline.store import Store
 

@@ -11,6 +11,7 @@ from pipeline.commands.command import Command, on_store
 from pipeline.commands.console import progress, tell
 from pipeline.commands.stores import amount, store_of
 from pipeline.errors import ArtifactError, ConfigError
+from pipeline.records import RemovedVersions
 
 EPILOG = """\
 You may leave out the model's name if the store has only one model.
@@ -115,7 +116,7 @@ def _ls(options: argparse.Namespace) -> int:
     names = [_model(options, store)] if options.model else versions.models(store)
     listed = [commands.list_versions(store, name) for name in names]
     tell(options.json, listed, text.listing)
-    return ArtifactError.exit_code if any(each["damaged"] for model in listed for each in model["versions"]) else 0
+    return ArtifactError.exit_code if any(each.damaged for model in listed for each in model.versions) else 0
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -154,7 +155,8 @@ def _gc(options: argparse.Namespace) -> int:
     store = store_of(options)
     model = _model(options, store)
     gone = commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
-    tell(options.json, {"model": model, "dry_run": options.dry_run, "removed": gone}, text.collected)
+    result = RemovedVersions(model=model, dry_run=options.dry_run, removed=tuple(gone))
+    tell(options.json, result, text.collected)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""``nightjar worker``: one stage on one rank, started by torchrun."""
+"""``nightjar worker``: one stage on one rank; ``nightjar fork-server``: the process that ranks are forked from."""
 
 from __future__ import annotations
 
@@ -27,6 +27,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(function=_work)
 
 
+def add_server_arguments(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar fork-server``."""
+    parser.add_argument("modules", nargs="*", help="what ranks have imported when they start")
+    add_level(parser)
+    parser.set_defaults(function=_serve)
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from pipeline.launch.forkserver import serve
+
+    parser = argparse.ArgumentParser(prog="nightjar worker")
+    add_arguments(parser)
+    return serve(options.modules, lambda arguments: _work(parser.parse_args(arguments)))
+
+
 def _work(options: argparse.Namespace) -> int:
     from pipeline.commands.run import stage_io
     from pipeline.specs.stage import StageIO
@@ -44,7 +59,11 @@ def _work(options: argparse.Namespace) -> int:
 
 COMMANDS = (
     Command(
-        name="worker", help="internal: one stage on one rank, started by torchrun", add_arguments=add_arguments,
+        name="worker", help="internal: one stage on one rank", add_arguments=add_arguments,
+        internal=True,
+    ),
+    Command(
+        name="fork-server", help="internal: forks the ranks of a run's stages", add_arguments=add_server_arguments,
         internal=True,
     ),
 )  # fmt: skip

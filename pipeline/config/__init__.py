@@ -37,45 +37,13 @@ from pipeline.config.train import ClipConfig, GuardConfig, TrainConfig
 from pipeline.specs import STAGES, default_stages
 
 __all__ = [
-    "AUTO",
-    "SHARDING_TYPES",
-    "TIERS",
-    "CheckpointConfig",
-    "ChecksConfig",
-    "ClipConfig",
-    "Config",
-    "DataConfig",
-    "DebugConfig",
-    "DenseFeature",
-    "DriftLimits",
-    "EvaluateConfig",
-    "GateConfig",
-    "GuardConfig",
-    "HardwareConfig",
-    "IngestConfig",
-    "LabelConfig",
-    "LaunchConfig",
-    "ModelConfig",
-    "NightlyConfig",
-    "PartitionConfig",
-    "PlanConfig",
-    "PodConfig",
-    "PodResources",
-    "PodVolume",
-    "PublishConfig",
-    "RayConfig",
-    "ScheduleConfig",
-    "SparseDefaults",
-    "SparseFeature",
-    "SplitConfig",
-    "SyntheticConfig",
-    "TableDefaults",
-    "TableFigures",
-    "TablePin",
-    "Toleration",
-    "TrainConfig",
-    "WatermarkConfig",
-]
+    "AUTO", "SHARDING_TYPES", "TIERS", "CheckpointConfig", "ChecksConfig", "ClipConfig", "Config", "DataConfig",
+    "DebugConfig", "DenseFeature", "DriftLimits", "EvaluateConfig", "GateConfig", "GuardConfig", "HardwareConfig",
+    "IngestConfig", "LabelConfig", "LaunchConfig", "ModelConfig", "NightlyConfig", "PartitionConfig", "PlanConfig",
+    "PodConfig", "PodResources", "PodVolume", "PublishConfig", "RayConfig", "ScheduleConfig", "SparseDefaults",
+    "SparseFeature", "SplitConfig", "SyntheticConfig", "TableDefaults", "TableFigures", "TablePin", "Toleration",
+    "TrainConfig", "WatermarkConfig",
+]  # fmt: skip
 
 
 @dataclass(kw_only=True)
@@ -83,33 +51,33 @@ class Config:
     """The whole configuration, as ``runs/<run>/config.yaml`` holds it."""
 
     run: str | None = setting(
-        None, doc="The run has this name under `<store>/runs`; null: the data's name and a hash of the configuration."
+        None, doc="Name of the run under `<store>/runs`; null: the name of the data and a hash of the configuration."
     )
-    store: str = setting("./store", doc="This folder or fsspec URL holds datasets, plans, runs and models.")
+    store: str = setting("./store", doc="Folder or fsspec URL that holds datasets, plans, runs and models.")
     stages: list[str] = setting(
         factory=default_stages,
         choices=STAGES.names,
-        doc="These stages are done, unless the store has their artifacts already.",
+        doc="Stages to run. A stage whose artifact is in the store already is skipped.",
     )
-    force: bool = setting(False, doc="The named stages are done again although the store has their artifacts.")
-    seed: int = setting(2026, low=0, high=2**63 - 1, doc="Random numbers are drawn from this seed.")
+    force: bool = setting(False, doc="Run the stages in `stages` again although the store has their artifacts.")
+    seed: int = setting(2026, low=0, high=2**63 - 1, doc="Seed of all random numbers.")
     data: DataConfig = setting(factory=DataConfig, doc="The click logs and the meaning of their columns.")
     ingest: IngestConfig = setting(factory=IngestConfig, doc="How ingestion reads the logs and lays out its files.")
     model: ModelConfig = setting(factory=ModelConfig, doc="The ranking model.")
-    hardware: HardwareConfig = setting(factory=HardwareConfig, doc="The machines that are planned for and trained on.")
-    plan: PlanConfig = setting(factory=PlanConfig, doc="Limits and wishes for the sharding plan.")
+    hardware: HardwareConfig = setting(factory=HardwareConfig, doc="The machines to plan for and to train on.")
+    plan: PlanConfig = setting(factory=PlanConfig, doc="Limits and preferences for the sharding plan.")
     partition: PartitionConfig = setting(factory=PartitionConfig, doc="Towers of features.")
     train: TrainConfig = setting(factory=TrainConfig, doc="The training loop.")
     checkpoint: CheckpointConfig = setting(
-        factory=CheckpointConfig, doc="When checkpoints are written, how small, how many are kept."
+        factory=CheckpointConfig, doc="When to write checkpoints, how small, and how many to keep."
     )
     evaluate: EvaluateConfig = setting(factory=EvaluateConfig, doc="Evaluation on the held-out rows.")
     gate: GateConfig = setting(factory=GateConfig, doc="What a model must satisfy to be published.")
-    publish: PublishConfig = setting(factory=PublishConfig, doc="What is published and under which name.")
-    launch: LaunchConfig = setting(factory=LaunchConfig, doc="How and where stages are started.")
+    publish: PublishConfig = setting(factory=PublishConfig, doc="What to publish, and under which name.")
+    launch: LaunchConfig = setting(factory=LaunchConfig, doc="How and where stages run.")
     schedule: ScheduleConfig = setting(factory=ScheduleConfig, doc="The CronJob that starts a launcher every night.")
     nightly: NightlyConfig = setting(factory=NightlyConfig, doc="What a night waits for, catches up on and reports.")
-    debug: DebugConfig = setting(factory=DebugConfig, doc="Help for finding faults.")
+    debug: DebugConfig = setting(factory=DebugConfig, doc="Help with debugging.")
 
     @property
     def model_name(self) -> str:

@@ -17,44 +17,40 @@ class CheckpointConfig:
     A checkpoint is a baseline with all rows, or a delta with the rows that changed.
     """
 
-    every_steps: int | None = setting(
-        None, low=1, doc="Checkpoints are taken this many steps apart; null: not by steps."
-    )
+    every_steps: int | None = setting(None, low=1, doc="Steps between two checkpoints; null: steps do not trigger one.")
     every_minutes: float | None = setting(
-        None,
-        low=0.001,
-        doc="Checkpoints are at most this many minutes apart; null: not by time.",
+        None, low=0.001, doc="Largest number of minutes between two checkpoints; null: time does not trigger one."
     )
     policy: str = setting(
         "intermittent",
         choices=("intermittent", "one_shot", "consecutive", "full"),
-        doc="Which checkpoints are baselines. intermittent: a new one whenever it pays. one_shot: the first one, and "
-        "deltas hold all rows changed since. consecutive: the first one, and deltas hold the rows changed since the "
-        "last delta. full: every one.",
+        doc="Which checkpoints are baselines. intermittent: a new baseline whenever it pays off. one_shot: the first; "
+        "each delta holds all rows changed since it. consecutive: the first; each delta holds the rows changed since "
+        "the last delta. full: all.",
     )
     quantise: str = setting(
         "auto",
         choices=CODINGS,
-        doc="Rows are stored with this many bits, or as fp16 or fp32. auto chooses the bits by `expected_restores`.",
+        doc="Bits per stored weight, or fp16 or fp32. auto chooses the bits from `expected_restores`.",
     )
     final_quantise: str = setting(
         "fp32",
         choices=CODINGS,
-        doc="As `quantise`, for all tables of a training's last checkpoint, which evaluation and publishing read.",
+        doc="As `quantise`, for all tables of the last checkpoint of a training, which evaluation and publishing read.",
     )
     hot_share: float = setting(
         0.1,
         low=0.0,
         high=1.0,
-        doc="This share of a table's rows in a checkpoint, the hottest, is stored with 8 bits where others have fewer.",
+        doc="Share of each table's rows, the hottest, that is stored with 8 bits if the others have fewer.",
     )
     expected_restores: int = setting(
         20,
         low=0,
-        doc="auto assumes this many restores: up to 1 gives 2 bits, up to 3 gives 3, up to 20 gives 4, more 8.",
+        doc="Restores that auto expects: up to 1 gives 2 bits, up to 3 gives 3, up to 20 gives 4, more give 8.",
     )
     state: str = setting(
-        "fp32", choices=("fp32", "bf16"), doc="The optimizer state of the tables is stored in this precision."
+        "fp32", choices=("fp32", "bf16"), doc="Precision of the tables' optimizer state in checkpoints."
     )
     tables: dict[str, str] = setting(
         factory=dict,
@@ -62,45 +58,44 @@ class CheckpointConfig:
         doc="As `quantise`, for single tables: {table: bits}. The last checkpoint ignores it.",
     )
     max_chain: int = setting(
-        20, low=1, doc="After this many deltas on one baseline, the next checkpoint is a baseline."
+        20, low=1, doc="Largest number of deltas on one baseline; the next checkpoint is a baseline."
     )
     when_busy: str = setting(
         "wait",
         choices=("wait", "skip"),
-        doc="What happens when a checkpoint is due while the last one is still being written: training waits for it, "
-        "or skips this one.",
+        doc="What to do when a checkpoint is due while the last one is still being written: wait for it, or skip this "
+        "one.",
     )
     chunk_mib: float = setting(
-        16.0, low=0.001, high=1024, doc="Rows are encoded and written in chunks of this many MiB."
+        16.0, low=0.001, high=1024, doc="Size of the chunks in which rows are encoded and written, in MiB."
     )
     keep_last: int = setting(
-        2, low=1, doc="This many newest checkpoints are kept, with their parents and those of published models."
+        2, low=1, doc="Newest checkpoints to keep, with their parents. Those of published models are always kept."
     )
     keep_every: int | None = setting(
-        None, low=1, doc="In addition, checkpoints this many steps apart are kept; null: none."
+        None, low=1, doc="Also keep checkpoints that are this many steps apart; null: none."
     )
     grace_seconds: float = setting(
-        30.0, low=1, doc="After a SIGTERM, training has this many seconds to commit one more checkpoint."
+        30.0, low=1, doc="Seconds after a SIGTERM within which training commits one more checkpoint."
     )
     compact_after: int | None = setting(
         None,
         low=1,
-        doc="After this many deltas on a baseline, the newest is compacted into a baseline in the background; null: "
-        "never.",
+        doc="Number of deltas on a baseline after which the newest is compacted in the background; null: never.",
     )
     init_from: str | None = setting(
         None,
-        doc="A new training starts from this checkpoint: a run's name, <run>/step-00000100 or a path in the store; "
-        "null: from random values.",
+        doc="Checkpoint that a new training starts from: a run's name, <run>/step-00000100 or a path in the store; "
+        "null: random values.",
     )
-    init_tables_only: bool = setting(False, doc="Only the tables of `init_from` are taken, not its dense part.")
+    init_tables_only: bool = setting(False, doc="Take only the tables of `init_from`, not its dense part.")
     rename: dict[str, str] = setting(
-        factory=dict, doc="Tables of `init_from` get these names: {table there: table here}."
+        factory=dict, doc="New names for tables of `init_from`: {table there: table here}."
     )
     allow: list[str] = setting(
         factory=list,
-        doc="These settings may differ from those that `init_from` was trained with, although that changes what "
-        "training does; dataset stands for another dataset.",
+        doc="Settings that may differ from those of `init_from` although that changes the training; dataset stands "
+        "for another dataset.",
     )
 
     def check(self, path: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import date, timedelta
 
 from omegaconf import MISSING
 
@@ -22,6 +23,7 @@ from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 
+DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
 FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
 
 
@@ -32,14 +34,12 @@ class SplitConfig:
     by: str = setting(
         "hash",
         choices=("hash", "day", "hours"),
-        doc="hash: by the content of a row. day: the last days are test. hours: the last hours of `data.day` (of a "
-        "range: of its last day) are test, which needs `data.timestamp`.",
+        doc="hash: by the content of a row. day: the last days are the test set. hours: the last hours of `data.day` "
+        "(for a range, of its last day) are; this needs `data.timestamp`.",
     )
-    test_share: float = setting(
-        0.2, low=0.0, high=0.9, doc="With `by=hash`, this share of the rows is held out for the test."
-    )
-    test_days: int = setting(1, low=1, doc="With `by=day`, this many last days are held out for the test.")
-    test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, this many last hours are held out for the test.")
+    test_share: float = setting(0.2, low=0.0, high=0.9, doc="With `by=hash`, the share of rows in the test set.")
+    test_days: int = setting(1, low=1, doc="With `by=day`, the number of last days in the test set.")
+    test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, the number of last hours in the test set.")
 
 
 @dataclass(kw_only=True)
@@ -47,24 +47,20 @@ class WatermarkConfig:
     """When the logs of ``data.day`` are complete: there are files, and every condition below holds."""
 
     success: str | None = setting(
-        None,
-        doc="Each folder with logs must hold a file of this name, in which {day} stands for the day; null: no such "
-        "file is needed.",
+        None, doc="Name of a file that each folder with logs must hold, in which {day} stands for the day; null: none."
     )
     partitions: list[str] = setting(
         factory=list,
-        doc='Each of these folders below `data.path` must hold a file: [hour=00, hour=01], or ["hour={00..23}"] for '
-        "all 24 hours.",
+        doc='Folders below `data.path` that must each hold a file: [hour=00, hour=01], or ["hour={00..23}"] for all '
+        "24 hours.",
     )
-    min_partitions: int | None = setting(
-        None, low=1, doc="At least this many folders must hold files; null: any number."
-    )
-    min_rows: int = setting(1, low=1, doc="The files must hold at least this many rows.")
+    min_partitions: int | None = setting(None, low=1, doc="Smallest number of folders with files; null: any number.")
+    min_rows: int = setting(1, low=1, doc="Smallest number of rows in the files.")
     max_age_hours: float | None = setting(
         None,
         low=0.0,
-        doc="This many hours after the end of the day (UTC) the logs count as complete without `success` and folders; "
-        "null: never.",
+        doc="Hours after the end of the day (UTC) from which on logs count as complete even without `success` and "
+        "folders; null: never.",
     )
 
     def check(self, path: str) -> None:
@@ -81,14 +77,16 @@ class WatermarkConfig:
 class DriftLimits:
     """How far the train rows may differ from the previous day's; null: without limit."""
 
-    label_rate: float | None = setting(None, low=0.0, doc="The label rate may change by this share of itself.")
+    label_rate: float | None = setting(
+        None, low=0.0, doc="Largest change of the label rate, relative to the previous day's."
+    )
     missing_share: float | None = setting(
-        None, low=0.0, doc="The share of missing values of a feature may change by this much, absolutely."
+        None, low=0.0, doc="Largest change of the share of missing values of a feature, absolute."
     )
     distinct: float | None = setting(
-        None, low=0.0, doc="The number of distinct ids of a feature may change by this share of itself."
+        None, low=0.0, doc="Largest change of the number of distinct ids of a feature, relative to the previous day's."
     )
-    psi: float | None = setting(None, low=0.0, doc="The population stability index of a feature may be at most this.")
+    psi: float | None = setting(None, low=0.0, doc="Largest population stability index of a feature.")
 
 
 @dataclass(kw_only=True)
@@ -100,85 +98,79 @@ class ChecksConfig:
 
     warn: DriftLimits = setting(
         factory=lambda: DriftLimits(label_rate=0.2, missing_share=0.1, distinct=0.5, psi=0.25),
-        doc="Drift beyond these limits is reported.",
+        doc="Report drift beyond these limits.",
     )
     hold: DriftLimits = setting(
-        factory=lambda: DriftLimits(missing_share=0.5), doc="Drift beyond these limits stops the stage."
+        factory=lambda: DriftLimits(missing_share=0.5), doc="Stop the stage at drift beyond these limits."
     )
     leak: str = setting(
         "hold",
         choices=("hold", "warn", "off"),
-        doc="What happens when one feature alone predicts the label too well: hold stops the stage, warn reports it.",
+        doc="What to do when one feature alone predicts the label too well: hold stops the stage, warn reports it.",
     )
-    leak_auc: float = setting(
-        0.99, low=0.5, high=1.0, doc="A feature leaks the label when its AUC alone is above this."
-    )
+    leak_auc: float = setting(0.99, low=0.5, high=1.0, doc="AUC of a single feature above which it leaks the label.")
 
 
 @dataclass(kw_only=True)
 class DataConfig:
     """The click logs and the meaning of their columns."""
 
-    name: str = setting(MISSING, doc="The dataset has this name in the store; it is also the model's default name.")
+    name: str = setting(MISSING, doc="Name of the dataset in the store, and the default name of the model.")
     format: str = setting(
         MISSING,
         choices=FORMATS,
-        doc="The logs have this format. synthetic logs are generated. tables has no logs: it describes tables by "
-        "their figures, for planning alone.",
+        doc="Format of the logs. synthetic generates logs. tables has no logs: it describes tables by their figures, "
+        "for planning only.",
     )
     path: str | None = setting(
         None,
-        doc="The logs are at this path: a file, a directory or a glob on any fsspec URL. {day} or {day:%Y/%m/%d} in "
-        "it stands for `data.day`.",
+        doc="Where the logs are: a file, a directory or a glob on any fsspec URL. {day} or {day:%Y/%m/%d} in it "
+        "stands for `data.day`.",
     )
-    separator: str = setting(",", doc="This character separates the fields of a CSV line.")
-    quote: str | None = setting('"', doc="This character may surround a CSV field; null: none does.")
-    header: bool = setting(True, doc="The first line of a CSV file names the columns.")
+    separator: str = setting(",", doc="Character that separates the fields of a CSV line.")
+    quote: str | None = setting('"', doc="Character that may surround a CSV field; null: none.")
+    header: bool = setting(True, doc="Whether the first line of a CSV file names the columns.")
     columns: list[str] = setting(factory=list, doc="The columns, in order, of a CSV file without a header line.")
-    strip: bool = setting(False, doc="Blanks around the fields of a CSV line are removed.")
-    missing: list[str] = setting(factory=lambda: [""], doc="A field with one of these texts counts as missing.")
+    strip: bool = setting(False, doc="Strip blanks around the fields of a CSV line.")
+    missing: list[str] = setting(factory=lambda: [""], doc="Texts that stand for a missing value.")
     label: LabelConfig = setting(factory=LabelConfig, doc="The label column and its values.")
-    timestamp: str | None = setting(None, doc="This column holds the time of a row; null: none does.")
-    day_column: str | None = setting(None, doc="This column holds the day of a row; null: none does.")
+    timestamp: str | None = setting(None, doc="Column with the time of a row; null: none.")
+    day_column: str | None = setting(None, doc="Column with the day of a row; null: none.")
     day: str | None = setting(
         None,
-        doc="This day is ingested, YYYY-MM-DD, or this range of days, A..B; null: everything at `data.path`. With "
-        "{day} in `data.path` it selects files, else rows.",
+        doc="Day to ingest, YYYY-MM-DD, or a range of days, A..B; null: everything at `data.path`. With {day} in "
+        "`data.path` it selects files, else rows.",
     )
     watermark: WatermarkConfig = setting(factory=WatermarkConfig, doc="When the logs of a day are complete.")
     late: str = setting(
         "quarantine",
         choices=("quarantine", "own_day"),
-        doc="What happens to rows of another day in the files of this one. quarantine: they are set aside as invalid. "
-        "own_day: they are kept for the dataset of their own day.",
+        doc="What to do with rows of another day in this day's files. quarantine: treat them as invalid. own_day: "
+        "keep them for the dataset of their own day.",
     )
     late_days: int = setting(
-        3, low=1, high=366, doc="With own_day, rows that are at most this many days late are kept."
+        3, low=1, high=366, doc="With own_day, the number of days after which a late row is no longer kept."
     )
     mapping_from: str | None = setting(
         None,
-        doc="The id mappings and fitted transforms of this dataset, a path in the store, are continued; null: they "
-        "start anew. A night sets it to the previous day's dataset.",
+        doc="Dataset, a path in the store, whose id mappings and fitted transforms to continue; null: start anew. A "
+        "night sets it to the previous day's dataset.",
     )
     max_quarantine_share: float = setting(
-        0.2, low=0.0, high=1.0, doc="The stage fails when more than this share of a day's rows is in quarantine."
+        0.2, low=0.0, high=1.0, doc="Largest share of a day's rows in quarantine; the stage fails above it."
     )
     checks: ChecksConfig = setting(factory=ChecksConfig, doc="Checks of the finished dataset.")
     dense_transform: str = setting(
-        "log1p_standardise", choices=TRANSFORMS, doc="Numeric features that set no transform use this one."
+        "log1p_standardise", choices=TRANSFORMS, doc="Transform of the numeric features that set none."
     )
-    sparse_defaults: SparseDefaults = setting(
-        factory=SparseDefaults, doc="What categorical features use where they set nothing themselves."
-    )
+    sparse_defaults: SparseDefaults = setting(factory=SparseDefaults, doc="Defaults of the categorical features.")
     dense: dict[str, DenseFeature] = setting(factory=dict, doc="The numeric features, by name.")
     sparse: dict[str, SparseFeature] = setting(factory=dict, doc="The categorical features, by name.")
-    split: SplitConfig = setting(factory=SplitConfig, doc="How rows fall into train and test.")
+    split: SplitConfig = setting(factory=SplitConfig, doc="How rows are split into train and test set.")
     synthetic: SyntheticConfig = setting(factory=SyntheticConfig, doc="What synthetic logs look like.")
     tables: dict[str, TableFigures] = setting(factory=dict, doc="The tables of format tables, by name.")
-    table_defaults: TableDefaults = setting(
-        factory=TableDefaults, doc="What the tables of format tables use where they set nothing themselves."
-    )
-    dense_features: int = setting(13, low=0, doc="Format tables has this many numeric features.")
+    table_defaults: TableDefaults = setting(factory=TableDefaults, doc="Defaults of the tables of format tables.")
+    dense_features: int = setting(13, low=0, doc="Number of numeric features of format tables.")
 
     def check(self, path: str) -> None:
         """The settings of a format must be there, features must have usable names, days must be known."""
@@ -231,26 +223,40 @@ class DataConfig:
         return frozenset(name for name, transform in transforms.items() if transform == "max_norm")
 
     @property
-    def _has_file_per_day(self) -> bool:
-        return re.search(r"\{day(:[^{}]*)?\}", self.path or "") is not None
+    def has_file_per_day(self) -> bool:
+        """Whether the logs of every day lie in files of their own."""
+        return DAY_FIELD.search(self.path or "") is not None
+
+    @property
+    def days(self) -> list[date]:
+        """The days that ``day`` names, in order; none if it is null. ConfigError unless it is a day or a range."""
+        if self.day is None:
+            return []
+        first, _, last = self.day.partition("..")
+        try:
+            start, end = date.fromisoformat(first), date.fromisoformat(last or first)
+            if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", self.day) or end < start:
+                raise ValueError
+        except ValueError:
+            raise ConfigError(
+                f"data.day is {self.day!r}, expected YYYY-MM-DD, or FIRST..LAST in order",
+                hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
+            ) from None
+        return [start + timedelta(days=i) for i in range((end - start).days + 1)]
 
     @property
     def _knows_days(self) -> bool:
         """Whether the day of a row is known: by its file, by a column, or because it is generated."""
-        return bool(self._has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
+        return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
 
     def _check_day(self, path: str) -> None:
-        if self.day is not None and not re.fullmatch(r"\d{4}-\d\d-\d\d(\.\.\d{4}-\d\d-\d\d)?", self.day):
-            raise ConfigError(
-                f"{path}.day is {self.day!r}, expected YYYY-MM-DD, or two such days for a range",
-                hint=f"{path}.day=2026-01-31 or {path}.day=2026-01-01..2026-01-31",
-            )
-        if self._has_file_per_day and self.day is None:
+        days = self.days
+        if self.has_file_per_day and not days:
             raise ConfigError(
                 f"{path}.path={self.path} has a file for each day, but {path}.day names none",
                 hint=f"{path}.day=2026-01-31",
             )
-        if self.day is not None and not self._knows_days:
+        if days and not self._knows_days:
             raise ConfigError(
                 f"{path}.day is {self.day}, but {path}.path has no {{day}}, and neither {path}.day_column nor "
                 f"{path}.timestamp names a column with the day",

@@ -11,7 +11,5 @@ from pipeline.config.fields import setting
 class DebugConfig:
     """Help for finding faults."""
 
-    anomaly: bool = setting(
-        False, doc="Training stops at the first gradient that is not a number and names its operation. This is slow."
-    )
-    profile_steps: int = setting(0, low=0, doc="A torch profiler trace covers this many steps of every rank; 0: none.")
+    anomaly: bool = setting(False, doc="Stop training at the first gradient that is NaN and name its operation; slow.")
+    profile_steps: int = setting(0, low=0, doc="Steps of every rank that a torch profiler trace covers; 0: no trace.")

@@ -11,4 +11,4 @@ from pipeline.config.fields import setting
 class EvaluateConfig:
     """Evaluation on the held-out rows."""
 
-    global_batch: int = setting(16_384, low=1, doc="A step evaluates this many samples over all ranks.")
+    global_batch: int = setting(16_384, low=1, doc="Samples per evaluation step, over all ranks.")

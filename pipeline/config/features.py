@@ -35,30 +35,30 @@ TAKEN_NAMES = frozenset(
 class LabelConfig:
     """The label: which column is the click, and which of its values count."""
 
-    column: str = setting("label", doc="This column holds the label.")
-    positive: str = setting("1", doc="A row with this label is a click.")
-    negative: str = setting("0", doc="A row with this label is not a click. Any other label sends it to quarantine.")
+    column: str = setting("label", doc="Column with the label.")
+    positive: str = setting("1", doc="Label of a click.")
+    negative: str = setting("0", doc="Label of a row without a click. A row with any other label goes to quarantine.")
 
 
 @dataclass(kw_only=True)
 class DenseFeature:
     """One numeric feature."""
 
-    column: str | None = setting(None, doc="The feature is read from this column; null: from the column of its name.")
+    column: str | None = setting(None, doc="Column of the feature; null: the column of its name.")
     transform: str | None = setting(
         None,
         choices=TRANSFORMS,
-        doc="This transform is applied; null: `data.dense_transform`. percentile gives the number of the "
-        "bin, divided by `bins`. max_norm is a layer of the model: the value divided by the largest one so far, plus "
-        "a trainable bias, and 0 for a missing value.",
+        doc="Transform of the values; null: `data.dense_transform`. percentile gives the number of the bin, divided "
+        "by `bins`. max_norm is a layer of the model: the value divided by the largest one so far, plus a trainable "
+        "bias, and 0 for a missing value.",
     )
     clip: list[float] = setting(
-        factory=list, doc="Values are clipped to [lowest, highest] before the transform; []: they are not clipped."
+        factory=list, doc="Clip values to [lowest, highest] before the transform; []: do not clip."
     )
-    bins: int = setting(100, low=2, high=10_000, doc="Transform percentile sorts the values into this many bins.")
-    min: float | None = setting(None, doc="A row with a smaller value goes to quarantine; null: there is no limit.")
-    max: float | None = setting(None, doc="A row with a larger value goes to quarantine; null: there is no limit.")
-    required: bool = setting(False, doc="A row without a value goes to quarantine.")
+    bins: int = setting(100, low=2, high=10_000, doc="Number of bins of transform percentile.")
+    min: float | None = setting(None, doc="Smallest valid value; a row below it goes to quarantine; null: no limit.")
+    max: float | None = setting(None, doc="Largest valid value; a row above it goes to quarantine; null: no limit.")
+    required: bool = setting(False, doc="Send rows without a value to quarantine.")
 
     def check(self, path: str) -> None:
         """The two numbers of ``clip`` must rise."""
@@ -71,18 +71,15 @@ class SparseDefaults:
     """Defaults of the categorical features."""
 
     mapping: str = setting(
-        "vocab",
-        choices=id_mapping_names,
-        doc="Ids become rows of the table by this mapping.",
-        more=id_mapping_docs,
+        "vocab", choices=id_mapping_names, doc="How ids become rows of the table.", more=id_mapping_docs
     )
     rows: int = setting(
         100_000,
         low=3,
         high=MOST_ROWS,
-        doc="A table has at most this many rows, including the reserved rows 0 (missing) and 1 (unseen or rare).",
+        doc="Largest number of rows of a table, including the reserved rows 0 (missing) and 1 (unseen or rare).",
     )
-    min_count: int = setting(1, low=1, doc="An id gets a row of its own after this many lookups.")
+    min_count: int = setting(1, low=1, doc="Lookups after which an id gets a row of its own.")
     when_full: str = setting(
         "replace",
         choices=WHEN_FULL,
@@ -92,54 +89,39 @@ class SparseDefaults:
     evict_after_days: int | None = setting(
         None,
         low=1,
-        doc="An id loses its row after this many days of logs without it; null: never. This needs mapping vocab and "
-        "`data.day`.",
+        doc="Days of logs without an id after which it loses its row; null: never. Needs mapping vocab and `data.day`.",
     )
-    separator: str | None = setting(None, doc="This text separates several ids in one field; null: a field is one id.")
-    weight_separator: str | None = setting(
-        None, doc="This text separates an id from its weight; null: ids have no weights."
-    )
+    separator: str | None = setting(None, doc="Text between several ids in one field; null: a field is one id.")
+    weight_separator: str | None = setting(None, doc="Text between an id and its weight; null: ids have no weights.")
 
 
 @dataclass(kw_only=True)
 class SparseFeature:
     """One categorical feature and the table of the same name that embeds it."""
 
-    column: str | None = setting(None, doc="The feature is read from this column; null: from the column of its name.")
-    mapping: str | None = setting(
-        None, choices=id_mapping_names, doc="As `data.sparse_defaults.mapping`, for this feature; null: that one."
-    )
-    rows: int | None = setting(
-        None, low=3, high=MOST_ROWS, doc="As `data.sparse_defaults.rows`, for this feature; null: that one."
-    )
-    min_count: int | None = setting(
-        None, low=1, doc="As `data.sparse_defaults.min_count`, for this feature; null: that one."
-    )
-    when_full: str | None = setting(
-        None, choices=WHEN_FULL, doc="As `data.sparse_defaults.when_full`, for this feature; null: that one."
-    )
-    evict_after_days: int | None = setting(
-        None, low=1, doc="As `data.sparse_defaults.evict_after_days`, for this feature; null: that one."
-    )
-    separator: str | None = setting(None, doc="As `data.sparse_defaults.separator`, for this feature; null: that one.")
-    weight_separator: str | None = setting(
-        None, doc="As `data.sparse_defaults.weight_separator`, for this feature; null: that one."
-    )
+    column: str | None = setting(None, doc="Column of the feature; null: the column of its name.")
+    mapping: str | None = setting(None, choices=id_mapping_names, doc="Overrides `data.sparse_defaults.mapping`.")
+    rows: int | None = setting(None, low=3, high=MOST_ROWS, doc="Overrides `data.sparse_defaults.rows`.")
+    min_count: int | None = setting(None, low=1, doc="Overrides `data.sparse_defaults.min_count`.")
+    when_full: str | None = setting(None, choices=WHEN_FULL, doc="Overrides `data.sparse_defaults.when_full`.")
+    evict_after_days: int | None = setting(None, low=1, doc="Overrides `data.sparse_defaults.evict_after_days`.")
+    separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.separator`.")
+    weight_separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.weight_separator`.")
     cross: list[str] = setting(
-        factory=list, doc="The values of these columns together are the id, instead of the value of one column."
+        factory=list, doc="Columns whose values together are the id, instead of the value of one column."
     )
     bins: int | None = setting(
         None,
         low=2,
         high=10_000_000,
-        doc="The column holds numbers, and the number of the percentile bin, out of this many, is the id; null: the "
+        doc="For a column of numbers: the number of percentile bins; the id is the number of the bin. null: the "
         "column holds ids.",
     )
     max_ids: int | None = setting(
-        None, low=1, high=10_000_000, doc="At most this many ids of a field count, the first ones; null: all do."
+        None, low=1, high=10_000_000, doc="Use at most this many ids of a field, the first ones; null: all."
     )
-    integer: bool = setting(False, doc="A row whose ids are not whole numbers goes to quarantine.")
-    required: bool = setting(False, doc="A row without an id goes to quarantine.")
+    integer: bool = setting(False, doc="Send rows whose ids are not whole numbers to quarantine.")
+    required: bool = setting(False, doc="Send rows without an id to quarantine.")
 
     def check(self, path: str) -> None:
         """An id comes from a cross, from bins or from a field with separators, not from two of them."""
@@ -154,9 +136,12 @@ class SparseFeature:
 class TableDefaults:
     """Defaults of the tables of ``data.tables``."""
 
-    pooling: float = setting(1.0, low=0.0, doc="A sample looks up this many rows on average.")
+    pooling: float = setting(1.0, low=0.0, doc="Mean number of rows that a sample looks up.")
     zipf: float = setting(
-        1.05, low=0.0, high=10.0, doc="The frequencies of the rows follow Zipf's law with this exponent; 0: all alike."
+        1.05,
+        low=0.0,
+        high=10.0,
+        doc="Exponent of Zipf's law, which the frequencies of the rows follow; 0: all rows are equally frequent.",
     )
 
 
@@ -164,27 +149,16 @@ class TableDefaults:
 class TableFigures:
     """A table of ``data.format=tables``: known by its figures alone, without logs."""
 
-    rows: int = setting(MISSING, low=1, high=MOST_ROWS, doc="The table has this many rows.")
-    pooling: float | None = setting(
-        None,
-        low=0.0,
-        high=1e6,
-        doc="A sample looks up this many rows on average; null: as `data.table_defaults.pooling`.",
-    )
-    zipf: float | None = setting(
-        None,
-        low=0.0,
-        high=10.0,
-        doc="The frequencies of the rows follow Zipf's law with this exponent, 0: all alike; null: as "
-        "`data.table_defaults.zipf`.",
-    )
+    rows: int = setting(MISSING, low=1, high=MOST_ROWS, doc="Number of rows of the table.")
+    pooling: float | None = setting(None, low=0.0, high=1e6, doc="Overrides `data.table_defaults.pooling`.")
+    zipf: float | None = setting(None, low=0.0, high=10.0, doc="Overrides `data.table_defaults.zipf`.")
     hot_rows: list[int] = setting(
-        factory=list, doc="A measured hit curve replaces `zipf`: numbers of hottest rows, rising."
+        factory=list, doc="Measured hit curve instead of `zipf`: rising numbers of hottest rows."
     )
     hot_share: list[float] = setting(
-        factory=list, doc="Each number of `hot_rows` serves this share of the lookups; the shares rise to 1."
+        factory=list, doc="Share of the lookups that each number in `hot_rows` serves; the shares rise to 1."
     )
-    weighted: bool = setting(False, doc="Lookups have weights.")
+    weighted: bool = setting(False, doc="Whether lookups have weights.")
 
     def check(self, path: str) -> None:
         """The hit curve must rise to 1, and exclude ``zipf``."""

@@ -16,53 +16,53 @@ class HardwareConfig:
     ``nightjar calibrate`` measures the bandwidths, rates and costs on this machine.
     """
 
-    name: str = setting(MISSING, doc="The name of this hardware, for messages and reports.")
-    device: str = setting("cpu", choices=("cpu", "cuda"), doc="Ranks train on this kind of device.")
-    hosts: int = setting(1, low=1, doc="The number of hosts.")
-    ranks_per_host: int = setting(1, low=1, doc="The number of ranks on each host; on cuda, of its GPUs.")
-    hbm_gib: float = setting(0.0, low=0.0, doc="The GPU memory of a rank, in GiB; 0: none.")
-    ddr_gib: float = setting(8.0, low=0.0, doc="The host memory of a rank, in GiB.")
-    ssd_gib: float = setting(0.0, low=0.0, doc="The local disk space of a rank for tables on SSD, in GiB; 0: none.")
+    name: str = setting(MISSING, doc="Name of this hardware in messages and reports.")
+    device: str = setting("cpu", choices=("cpu", "cuda"), doc="Device that ranks train on.")
+    hosts: int = setting(1, low=1, doc="Number of hosts.")
+    ranks_per_host: int = setting(1, low=1, doc="Number of ranks on each host; with cuda, of GPUs.")
+    hbm_gib: float = setting(0.0, low=0.0, doc="GPU memory of a rank, in GiB; 0: none.")
+    ddr_gib: float = setting(8.0, low=0.0, doc="Host memory of a rank, in GiB.")
+    ssd_gib: float = setting(0.0, low=0.0, doc="Local disk space of a rank for tables on SSD, in GiB; 0: none.")
     process_gib: float = setting(
-        0.34375, low=0.0, doc="The host memory that a rank's process takes before training starts, in GiB."
+        0.34375, low=0.0, doc="Host memory that a rank's process takes before training starts, in GiB."
     )
-    hbm_gb_per_s: float = setting(0.0, low=0.0, doc="The bandwidth of a rank's GPU memory, in GB/s.")
-    ddr_gb_per_s: float = setting(20.0, low=0.0, doc="The bandwidth of a rank's host memory, in GB/s.")
-    ssd_gb_per_s: float = setting(1.0, low=0.0, doc="The bandwidth of a rank's local disk, in GB/s.")
+    hbm_gb_per_s: float = setting(0.0, low=0.0, doc="Bandwidth of a rank's GPU memory, in GB/s.")
+    ddr_gb_per_s: float = setting(20.0, low=0.0, doc="Bandwidth of a rank's host memory, in GB/s.")
+    ssd_gb_per_s: float = setting(1.0, low=0.0, doc="Bandwidth of a rank's local disk, in GB/s.")
     hbm_to_ddr_gb_per_s: float = setting(
-        0.0, low=0.0, doc="The bandwidth between a rank's GPU memory and its host memory, in GB/s."
+        0.0, low=0.0, doc="Bandwidth between a rank's GPU memory and host memory, in GB/s."
     )
-    intra_host_gb_per_s: float = setting(2.0, low=0.0, doc="The bandwidth of a rank to others of its host, in GB/s.")
-    inter_host_gb_per_s: float = setting(1.0, low=0.0, doc="The bandwidth of a rank to other hosts, in GB/s.")
+    intra_host_gb_per_s: float = setting(2.0, low=0.0, doc="Bandwidth between ranks of one host, in GB/s per rank.")
+    inter_host_gb_per_s: float = setting(1.0, low=0.0, doc="Bandwidth between hosts, in GB/s per rank.")
     ssd_read_iops: float = setting(
-        50_000.0, low=0.0, doc="The random reads of 4 KiB that a rank's disk serves per second, at depth 32."
+        50_000.0, low=0.0, doc="Random reads of 4 KiB per second from a rank's disk, at depth 32."
     )
     intra_host_latency_us: float = setting(
-        200.0, low=0.0, doc="The time of a small collective within a host, in microseconds."
+        200.0, low=0.0, doc="Time of a small collective within a host, in microseconds."
     )
     inter_host_latency_us: float = setting(
-        300.0, low=0.0, doc="The time of a small collective between hosts, in microseconds."
+        300.0, low=0.0, doc="Time of a small collective between hosts, in microseconds."
     )
     dense_gflop_per_s: float = setting(
-        300.0, low=0.0, doc="The rate of the dense part's matrix products, forward and backward, in GFLOP/s."
+        300.0, low=0.0, doc="Rate of the dense part's matrix products, forward and backward, in GFLOP/s."
     )
     dense_gb_per_s: float = setting(
-        3.0, low=0.0, doc="The rate of the rest of the dense part, in GB/s of its activations as float32."
+        3.0, low=0.0, doc="Rate of the rest of the dense part, in GB/s of its activations as float32."
     )
     lookup_ns: float = setting(
-        5.0, low=0.0, doc="The fixed cost of looking up one id, in nanoseconds; reading its row comes on top."
+        5.0, low=0.0, doc="Fixed cost of looking up one id, in nanoseconds; reading its row comes on top."
     )
     update_ns: float = setting(
-        18.0, low=0.0, doc="The fixed cost of updating the row of one id, in nanoseconds; moving it comes on top."
+        18.0, low=0.0, doc="Fixed cost of updating the row of one id, in nanoseconds; moving it comes on top."
     )
     table_overhead_us: float = setting(
-        20.0, low=0.0, doc="The fixed cost of a table in a step, lookup and update together, in microseconds."
+        20.0, low=0.0, doc="Fixed cost of a table per step, lookup and update together, in microseconds."
     )
-    step_overhead_ms: float = setting(4.0, low=0.0, doc="The fixed cost of a step, in milliseconds.")
+    step_overhead_ms: float = setting(4.0, low=0.0, doc="Fixed cost of a step, in milliseconds.")
     ssd_paths: list[str] = setting(
         factory=list,
-        doc="Tables on SSD have their scratch files in these directories, one per local disk; []: in directory "
-        "`scratch` of a local store. The plan does not depend on them.",
+        doc="Directories for the scratch files of tables on SSD, one per local disk; []: `scratch` in a local store. "
+        "The plan does not depend on them.",
     )
 
     @property

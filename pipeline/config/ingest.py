@@ -11,9 +11,7 @@ from pipeline.config.fields import setting
 class RayConfig:
     """Ray Data, used when ``ingest.engine=ray``."""
 
-    address: str | None = setting(
-        None, doc="The address of the Ray cluster to join; null starts a Ray on this machine."
-    )
+    address: str | None = setting(None, doc="Address of the Ray cluster to join; null: start Ray on this machine.")
 
 
 @dataclass(kw_only=True)
@@ -24,9 +22,7 @@ class IngestConfig:
         "local", choices=("local", "ray"), doc="local ingests with threads of this machine, ray with Ray Data."
     )
     ray: RayConfig = setting(factory=RayConfig, doc="Settings of engine ray.")
-    block_mib: int = setting(16, low=1, high=4096, doc="Logs are read in blocks of this many MiB.")
-    rows_per_group: int = setting(65_536, low=1, doc="A row group of the Parquet files has this many rows.")
-    groups_per_file: int = setting(16, low=1, doc="A Parquet file has this many row groups.")
-    compression: str = setting(
-        "lz4", choices=("zstd", "lz4", "snappy"), doc="The Parquet files are compressed with this codec."
-    )
+    block_mib: int = setting(16, low=1, high=4096, doc="Size of the blocks in which logs are read, in MiB.")
+    rows_per_group: int = setting(65_536, low=1, doc="Rows per row group of the Parquet files.")
+    groups_per_file: int = setting(16, low=1, doc="Row groups per Parquet file.")
+    compression: str = setting("lz4", choices=("zstd", "lz4", "snappy"), doc="Codec of the Parquet files.")

@@ -17,8 +17,8 @@ COLUMN_STEP = 4  # FBGEMM's kernels move rows of float32 in units of 16 bytes
 class ModelConfig:
     """The ranking model. Each model has settings of its own besides its name and `embedding_dim`."""
 
-    name: str = setting(MISSING, choices=MODELS.names, doc="The ranking model that is trained.")
-    embedding_dim: int = setting(16, low=4, high=4096, doc="Embeddings have this width, a multiple of 4.")
+    name: str = setting(MISSING, choices=MODELS.names, doc="Ranking model to train.")
+    embedding_dim: int = setting(16, low=4, high=4096, doc="Width of the embeddings, a multiple of 4.")
 
     def check(self, path: str) -> None:
         """The width must suit the kernels."""

@@ -14,22 +14,23 @@ from pipeline.errors import ConfigError
 class NightlyConfig:
     """A night; docs/nightly.md explains it."""
 
-    time_zone: str | None = setting(
-        None, doc="date=yesterday and date=today are days of this time zone; null: of `schedule.time_zone`."
-    )
+    time_zone: str | None = setting(None, doc="Time zone of date=yesterday and date=today; null: `schedule.time_zone`.")
     wait_minutes: float = setting(
-        120.0, low=0.0, doc="A night waits this many minutes for the day's logs to be complete, then ends with code 3."
+        120.0,
+        low=0.0,
+        doc="Minutes to wait for the day's logs; if they are not complete then, the night ends with exit code 3.",
     )
-    poll_seconds: float = setting(
-        60.0, low=0.01, doc="While it waits, a night checks for the logs at this interval, in seconds."
-    )
-    catch_up: int = setting(0, low=0, high=366, doc="A night first catches up on this many missed nights.")
-    keep_going: bool = setting(False, doc="Later nights run although an earlier one failed.")
-    reuse_plan: bool = setting(True, doc="The incumbent's plan is reused if neither tables nor settings changed.")
+    poll_seconds: float = setting(60.0, low=0.01, doc="Seconds between two checks for the logs.")
+    catch_up: int = setting(0, low=0, high=366, doc="Largest number of missed nights to catch up on first.")
+    keep_going: bool = setting(False, doc="Run the later nights although an earlier one failed.")
+    reuse_plan: bool = setting(True, doc="Reuse the incumbent's plan if neither tables nor settings have changed.")
     lease_seconds: float = setting(
-        30.0, low=0.1, high=3600.0, doc="Another launcher takes over a night that shows no sign of life for this long."
+        30.0,
+        low=0.1,
+        high=3600.0,
+        doc="Another launcher takes over a night whose lease has not been renewed for this many seconds.",
     )
-    webhook: str | None = setting(None, doc="The outcome is posted to this URL as JSON; null: it is not posted.")
+    webhook: str | None = setting(None, doc="URL that the outcome is posted to as JSON; null: none.")
 
     def check(self, path: str) -> None:
         """The webhook must be a URL, the time zone must exist."""

@@ -11,45 +11,45 @@ from pipeline.config.fields import setting
 class PartitionConfig:
     """Towers of features (DMT, MLSys'24); docs/towers.md explains them."""
 
-    name: str = setting("flat", choices=("flat", "dmt"), doc="flat has no towers, dmt divides the features into them.")
-    towers: int = setting(0, low=0, doc="The number of towers; 0: one per host.")
+    name: str = setting("flat", choices=("flat", "dmt"), doc="flat: no towers. dmt: divide the features into towers.")
+    towers: int = setting(0, low=0, doc="Number of towers; 0: one per host.")
     strategy: str = setting(
         "coherent",
         choices=("strided", "coherent", "diverse"),
         doc="Which features share a tower. coherent: those that interact. diverse: those that do not. strided: every "
-        "T-th feature, without comparing any.",
+        "T-th feature, without comparing them.",
     )
     probe: str | None = setting(
         None,
-        doc="Features are compared by the embeddings of this flat model's checkpoint, named as in "
-        "`checkpoint.init_from`; null: a model is trained for that in one process.",
+        doc="Checkpoint of a flat model whose embeddings are compared, named as in `checkpoint.init_from`; null: "
+        "train such a model in one process.",
     )
-    probe_steps: int = setting(300, low=1, doc="Without `probe`, that model is trained for this many steps.")
-    probe_rows: int = setting(100_000, low=3, doc="Without `probe`, its tables have at most this many rows.")
+    probe_steps: int = setting(300, low=1, doc="Without `probe`: training steps of that model.")
+    probe_rows: int = setting(100_000, low=3, doc="Without `probe`: largest number of rows of its tables.")
     imbalance: float = setting(
         0.1,
         low=0.0,
         high=10.0,
-        doc="A tower may exceed an even share of the features, the predicted time and, where memory is short, the "
-        "bytes, by this share.",
+        doc="How far a tower may exceed an even share of the features, of the predicted time and, where memory is "
+        "short, of the bytes.",
     )
-    pins: dict[str, int] = setting(factory=dict, doc="These features go to these towers: {feature: tower}.")
-    groups: list[list[str]] = setting(factory=list, doc="The features of each of these lists stay together.")
+    pins: dict[str, int] = setting(factory=dict, doc="Towers of single features: {feature: tower}.")
+    groups: list[list[str]] = setting(factory=list, doc="Lists of features that stay together.")
     module: str = setting(
         "pass_through",
         choices=("pass_through", "dlrm", "dcn"),
-        doc="What a tower computes before its output crosses the network. pass_through: nothing, which trains the "
-        "flat model. dlrm and dcn compress.",
+        doc="What a tower computes before its output crosses the network. pass_through: nothing, so the model is the "
+        "flat one. dlrm and dcn compress.",
     )
-    c: int = setting(1, low=0, high=64, doc="Module dlrm outputs this many vectors per feature.")
-    p: int = setting(0, low=0, high=64, doc="Module dlrm outputs this many vectors for the whole tower.")
+    c: int = setting(1, low=0, high=64, doc="Vectors that module dlrm outputs per feature.")
+    p: int = setting(0, low=0, high=64, doc="Vectors that module dlrm outputs for the whole tower.")
     dim: int = setting(
-        0, low=0, high=4096, doc="Modules dlrm and dcn output vectors of this width; 0: `model.embedding_dim`."
+        0, low=0, high=4096, doc="Width of the vectors that modules dlrm and dcn output; 0: `model.embedding_dim`."
     )
-    cross_layers: int = setting(1, low=1, high=16, doc="Module dcn has this many cross layers before its projection.")
+    cross_layers: int = setting(1, low=1, high=16, doc="Cross layers of module dcn before its projection.")
     exchange: str = setting(
         "fp32",
         choices=("fp32", "fp16", "bf16", "int8"),
-        doc="Embeddings travel between ranks, with towers between hosts, in this precision. Below fp32 their "
+        doc="Precision of embeddings on the network between ranks, with towers between hosts. Below fp32, their "
         "gradients travel in bf16.",
     )

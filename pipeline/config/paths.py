@@ -14,7 +14,7 @@ from pipeline.config import Config, ModelConfig
 from pipeline.config.meant import meant_by
 from pipeline.specs import MODELS
 
-_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
 
 
 def describe(kind: Any) -> str:
-    """``kind`` in words: 'a number', 'a list [a,b] of texts'."""
+    """``kind`` in words: 'a number', 'a list [a,b] of strings'."""
     inner = strip_none(kind)
     none = " or null" if inner is not kind else ""
     if typing.get_origin(inner) is list:

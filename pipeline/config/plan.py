@@ -16,13 +16,13 @@ SHARDING_TYPES = ("data_parallel", "table_wise", "column_wise", "row_wise", "tab
 class TablePin:
     """What one table must and must not get. Where a setting is empty or null, the planner chooses."""
 
-    tier: str = setting("", choices=TIERS, doc="The table lives in this tier of memory.")
-    sharding: str = setting("", choices=SHARDING_TYPES, doc="The table is sharded by this type.")
+    tier: str = setting("", choices=TIERS, doc="Memory tier of the table.")
+    sharding: str = setting("", choices=SHARDING_TYPES, doc="Sharding type of the table.")
     cache_rows: int | None = setting(
-        None, doc="The faster memory keeps this many rows, over all ranks, of a table in hbm_cached or ssd."
+        None, doc="For hbm_cached and ssd: rows that the faster memory keeps, over all ranks."
     )
     avoid: list[str] = setting(
-        factory=list, choices=TIERS + SHARDING_TYPES, doc="The table gets none of these tiers and sharding types."
+        factory=list, choices=TIERS + SHARDING_TYPES, doc="Tiers and sharding types that the table must not get."
     )
 
 
@@ -43,16 +43,16 @@ class PlanConfig:
             "table_column_wise",
         ],
         choices=SHARDING_TYPES,
-        doc="The planner chooses among these sharding types.",
+        doc="Sharding types that the planner chooses from.",
     )
-    hbm_reserve: float = setting(0.1, low=0.0, high=0.95, doc="This share of each rank's GPU memory is kept free.")
-    ddr_reserve: float = setting(0.1, low=0.0, high=0.95, doc="This share of each rank's host memory is kept free.")
-    ssd_reserve: float = setting(0.05, low=0.0, high=0.95, doc="This share of each rank's disk space is kept free.")
-    tables: dict[str, TablePin] = setting(factory=dict, doc="Wishes for single tables, by name.")
+    hbm_reserve: float = setting(0.1, low=0.0, high=0.95, doc="Share of each rank's GPU memory to keep free.")
+    ddr_reserve: float = setting(0.1, low=0.0, high=0.95, doc="Share of each rank's host memory to keep free.")
+    ssd_reserve: float = setting(0.05, low=0.0, high=0.95, doc="Share of each rank's disk space to keep free.")
+    tables: dict[str, TablePin] = setting(factory=dict, doc="Constraints on single tables, by name.")
     former: str | None = setting(
         None,
-        doc="This plan, a path in the store, is reused if nothing it depends on changed; null: none is. A night sets "
-        "it to the serving model's plan.",
+        doc="Plan, a path in the store, to reuse if nothing that it depends on has changed; null: none. A night sets "
+        "it to the incumbent's plan.",
     )
 
     def check(self, path: str) -> None:

@@ -12,12 +12,12 @@ from pipeline.config.values import check_name
 class PublishConfig:
     """What is published."""
 
-    model: str | None = setting(None, doc="The model has this name under `<store>/models`; null: `data.name`.")
+    model: str | None = setting(None, doc="Name of the model under `<store>/models`; null: `data.name`.")
     quantise: str = setting(
-        "8", choices=("8", "4", "fp16", "fp32"), doc="Rows of tables are published with this many bits, or as a float."
+        "8", choices=("8", "4", "fp16", "fp32"), doc="Bits per weight of the published tables, or a float type."
     )
     cache_mib: float = setting(
-        1024.0, low=0.0, doc="The gate keeps rows of tables in this many MiB while it scores a version."
+        1024.0, low=0.0, doc="Memory for rows of tables while the gate scores a version, in MiB."
     )
 
     def check(self, path: str) -> None:

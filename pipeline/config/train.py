@@ -13,26 +13,24 @@ from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 class GuardConfig:
     """When training stops itself, with exit code 5. Losses that are not finite always stop it."""
 
-    window_steps: int = setting(50, low=1, doc="The guard judges this many last steps.")
-    collapse_after_steps: int = setting(200, low=0, doc="The guard starts after this many steps.")
+    window_steps: int = setting(50, low=1, doc="Number of last steps that the guard judges.")
+    collapse_after_steps: int = setting(200, low=0, doc="Steps after which the guard starts.")
     min_logit_std: float = setting(
-        1e-4, low=0.0, doc="Training stops if the logits have a smaller standard deviation: predictions are all alike."
+        1e-4, low=0.0, doc="Stop if the standard deviation of the logits is smaller: all predictions are alike."
     )
     max_window_ne: float = setting(
-        1.0, low=0.0, doc="Training stops if NE over the window is above this; 1 is always predicting the base rate."
+        1.0, low=0.0, doc="Stop if NE over the window is larger; 1 is always predicting the base rate."
     )
-    collapse: bool = setting(True, doc="The guard looks for predictions that are all alike or useless.")
+    collapse: bool = setting(True, doc="Look for predictions that are all alike or useless.")
 
 
 @dataclass(kw_only=True)
 class ClipConfig:
     """Limits of the gradients of the mean loss over a global batch; null: no limit."""
 
-    dense_norm: float | None = setting(
-        None, low=1e-12, doc="The L2 norm of all dense gradients together is clipped to this."
-    )
+    dense_norm: float | None = setting(None, low=1e-12, doc="Largest L2 norm of all dense gradients together.")
     table_value: float | None = setting(
-        None, low=1e-12, doc="Each value of the gradient that one lookup adds to its rows is clipped to this magnitude."
+        None, low=1e-12, doc="Largest magnitude of each value of the gradient that one lookup adds to its rows."
     )
 
 
@@ -44,77 +42,70 @@ class TrainConfig:
         AUTO,
         low=1,
         auto=True,
-        doc="A step trains this many samples over all ranks. auto takes at most 4,096, so that an epoch has 200 "
-        "steps or more; a training that starts from a checkpoint keeps the checkpoint's number.",
+        doc="Samples per step, over all ranks. auto takes at most 4,096, so that an epoch has 200 steps or more; a "
+        "training that starts from a checkpoint keeps the checkpoint's number.",
     )
-    epochs: int = setting(1, low=1, doc="Training reads the train rows this many times.")
-    lr: float = setting(0.002, low=0.0, doc="The dense part trains with this learning rate after the warm-up.")
-    sparse_lr: float = setting(
-        0.05, low=0.0, doc="The embedding tables train with this learning rate after the warm-up."
-    )
-    dense_optimizer: str = setting("adam", choices=DENSE_OPTIMIZERS.names, doc="This optimizer trains the dense part.")
+    epochs: int = setting(1, low=1, doc="Passes over the train rows.")
+    lr: float = setting(0.002, low=0.0, doc="Learning rate of the dense part after the warm-up.")
+    sparse_lr: float = setting(0.05, low=0.0, doc="Learning rate of the embedding tables after the warm-up.")
+    dense_optimizer: str = setting("adam", choices=DENSE_OPTIMIZERS.names, doc="Optimizer of the dense part.")
     sparse_optimizer: str = setting(
-        "rowwise_adagrad", choices=TABLE_OPTIMIZERS.names, doc="This optimizer trains the embedding tables."
+        "rowwise_adagrad", choices=TABLE_OPTIMIZERS.names, doc="Optimizer of the embedding tables."
     )
-    weight_decay: float = setting(
-        0.0, low=0.0, doc="The dense part's weights decay with this coefficient; adam decouples it (AdamW)."
-    )
+    weight_decay: float = setting(0.0, low=0.0, doc="Weight decay of the dense part; adam decouples it (AdamW).")
     embedding_l2: float = setting(
         0.0, low=0.0, quiet=True,
-        doc="The loss that is trained on has this factor times half the squared norm of each embedding looked up, as a "
-        "mean over the samples: rows that a batch looks up shrink.",
+        doc="Factor of half the squared norm of each embedding looked up, which the trained loss has on top, as a mean "
+        "over the samples: rows that a batch looks up shrink.",
     )  # fmt: skip
     label_smoothing: float = setting(
         0.0, low=0.0, high=0.5, quiet=True,
-        doc="Training takes a click as 1 minus half of this, and no click as half of it. Predicted probabilities move "
-        "towards one half with it.",
+        doc="Share of the labels' distance that training takes away: a click counts as 1 minus half of this, no click "
+        "as half of it. Predicted probabilities move towards one half with it.",
     )  # fmt: skip
     warmup_steps: int | str = setting(
         AUTO,
         low=0,
         auto=True,
-        doc="Both learning rates rise linearly from 0 over this many steps. auto takes a tenth of the planned steps, "
-        "at most 1,000.",
+        doc="Steps over which both learning rates rise linearly from 0. auto: a tenth of the planned steps, at most "
+        "1,000.",
     )
     schedule: str = setting(
-        "linear",
-        choices=("constant", "linear", "cosine"),
-        doc="After the warm-up both learning rates stay constant, or fall in this shape.",
+        "linear", choices=("constant", "linear", "cosine"), doc="Shape of both learning rates after the warm-up."
     )
     decay_ratio: float = setting(
-        0.5, low=0.01, high=1.0, doc="The learning rates fall over this last part of the steps after the warm-up."
+        0.5, low=0.01, high=1.0, doc="Share of the steps after the warm-up, the last ones, in which the rates fall."
     )
     min_lr_factor: float = setting(
-        0.0, low=0.0, high=1.0, doc="The last step uses this factor of both learning rates; 0: they fall to zero."
+        0.0, low=0.0, high=1.0, doc="Factor of both learning rates at the last step; 0: they fall to zero."
     )
     precision: str = setting(
         "auto",
         choices=("auto", "bf16", "fp32"),
-        doc="The dense part computes in this precision. auto takes bf16 where the CPU or GPU multiplies in it, else "
-        "fp32.",
+        doc="Precision of the dense part. auto: bf16 if the CPU or GPU has matrix instructions for it, else fp32.",
     )
     compile: bool = setting(
-        False, doc="The dense part is compiled by torch.compile, which pays off after a few thousand steps."
+        False, doc="Compile the dense part with torch.compile, which pays off after a few thousand steps."
     )
     pipeline: str = setting(
         "sparse_dist",
         choices=("sparse_dist", "base"),
         doc="sparse_dist sends the ids of the next batch while this one is computed; base does one after the other.",
     )
-    shuffle: bool = setting(True, doc="Every epoch has a new order of rows, the same one for any number of ranks.")
-    shuffle_window_groups: int = setting(
-        8, low=1, doc="This many row groups are mixed at a time; more mix better and take more memory."
+    shuffle: bool = setting(
+        True, doc="Shuffle the rows in every epoch. The order does not depend on the number of ranks."
     )
-    prefetch_batches: int = setting(4, low=1, doc="A background thread reads this many batches ahead.")
+    shuffle_window_groups: int = setting(
+        8, low=1, doc="Row groups that are mixed at a time; more mix better and take more memory."
+    )
+    prefetch_batches: int = setting(4, low=1, doc="Batches that a background thread reads ahead.")
     max_steps: int | None = setting(
-        None, low=1, doc="Training stops after this many steps; null: at the end of its epochs."
+        None, low=1, doc="Steps after which training stops; null: at the end of its epochs."
     )
     threads_per_rank: int | None = setting(
-        None,
-        low=1,
-        doc="A rank computes with this many CPU threads; null: the usable CPUs divided by the host's ranks.",
+        None, low=1, doc="CPU threads per rank; null: the usable CPUs divided by the ranks of the host."
     )
-    log_every_steps: int = setting(20, low=1, doc="The loss and the speed are logged after this many steps each.")
+    log_every_steps: int = setting(20, low=1, doc="Steps between two log lines with loss and speed.")
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 

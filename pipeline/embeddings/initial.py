@@ -1,4 +1,10 @@
-"""Initial values of table rows: a function of seed, table and row alone, so the same on any sharding."""
+"""Initial values of table rows: a function of seed, table and row alone, so the same on any sharding.
+
+``initial_rows`` gives consecutive rows. ``rows_at`` gives the same values for scattered rows, computed when a row is
+first used, so that a table of any size starts at once: the generator is counter-based. NumPy has no call for scattered
+counters, so Philox4x64-10 is computed here for all wanted rows at once (Salmon et al., "Parallel Random Numbers: As
+Easy as 1, 2, 3", SC'11, section 3.3).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +13,21 @@ import math
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.embeddings.tables import TableSpec
 
 INIT_BLOCK_ROWS = 8192
+U64 = NDArray[np.uint64]
+_ROUNDS = 10
+_MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
+_WEYL = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+# A block of the generator: four 64-bit numbers, two float32 of each.
+_FLOATS = 8
+# Rows computed at a time: the intermediate numbers stay in the second-level cache.
+_PIECE_FLOATS = 1 << 17
 
 
 def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
@@ -38,3 +54,55 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
 def block_key(seed: int, table: TableSpec, block: int) -> bytes:
     """The 128-bit key of the generator of a block of ``INIT_BLOCK_ROWS`` rows, little-endian."""
     return hashlib.blake2b(f"{seed}|{table.name}|{block}".encode(), digest_size=16).digest()
+
+
+def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    """What ``initial_rows`` gives the global ``rows`` [n] of ``table``: float32 [n, dim]."""
+    step = max(1, _PIECE_FLOATS // table.dim)
+    parts = [_rows_at(seed, table, rows[start : start + step]) for start in range(0, len(rows), step)]
+    return np.concatenate(parts) if parts else np.empty((0, table.dim), np.float32)
+
+
+def _rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    blocks, places = np.divmod(rows, INIT_BLOCK_ROWS)
+    unique, inverse = np.unique(blocks, return_inverse=True)
+    words = b"".join(block_key(seed, table, int(block)) for block in unique)
+    keys = np.frombuffer(words, dtype="<u8").astype(np.uint64).reshape(-1, 2)[inverse]
+    first, skip = np.divmod(places * table.dim, _FLOATS)
+    count = -(-(table.dim + int(skip.max(initial=0))) // _FLOATS)
+    # NumPy counts before it computes: its first block has counter 1.
+    counters = (first[:, None] + np.arange(1, count + 1)).astype(np.uint64)
+    flat = _floats(counters, keys).reshape(len(rows), count * _FLOATS)
+    if skip.any():
+        flat = np.take_along_axis(flat, skip[:, None] + np.arange(table.dim), axis=1)
+    bound = 1.0 / math.sqrt(table.rows)
+    flat = flat[:, : table.dim] * np.float32(2 * bound)
+    flat -= np.float32(bound)
+    return flat
+
+
+def _floats(counters: U64, keys: U64) -> NDArray[np.float32]:
+    """Uniform float32 in [0, 1) of generator blocks: ``counters`` [n, k] under ``keys`` [n, 2] -> [n, k, 8]."""
+    words = np.stack(_philox(counters, keys[:, :1], keys[:, 1:]), axis=-1)
+    halves = np.stack([words & _LOW, words >> _HALF], axis=-1).astype(np.uint32)
+    return (halves >> np.uint32(8)).astype(np.float32).reshape(*counters.shape, _FLOATS) * np.float32(2**-24)
+
+
+def _philox(counters: U64, low: U64, high: U64) -> tuple[U64, U64, U64, U64]:
+    zero = np.zeros_like(counters)
+    a, b, c, d = counters, zero, zero, zero
+    for turn in range(_ROUNDS):
+        if turn:
+            low, high = low + _WEYL[0], high + _WEYL[1]
+        (top0, low0), (top1, low1) = _product(_MULTIPLIERS[0], a), _product(_MULTIPLIERS[1], c)
+        a, b, c, d = top1 ^ b ^ low, low1, top0 ^ d ^ high, low0
+    return a, b, c, d
+
+
+def _product(factor: np.uint64, values: U64) -> tuple[U64, U64]:
+    """High and low 64 bits of the 128-bit products."""
+    f0, f1 = factor & _LOW, factor >> _HALF
+    v0, v1 = values & _LOW, values >> _HALF
+    middle = v1 * f0 + (v0 * f0 >> _HALF)
+    other = v0 * f1 + (middle & _LOW)
+    return v1 * f1 + (middle >> _HALF) + (other >> _HALF), values * factor

@@ -1,17 +1,19 @@
-"""How tables learn: their optimizer in fused kernels and over replicas, its state, and the learning rate of both."""
+"""How tables learn: their optimizer in fused kernels and over replicas, its state, learning rate and clipping."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.tables import Kernel, kernels
+from pipeline.embeddings.tables import Kernel, kernels, table_group
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
 
 
@@ -102,3 +104,22 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:
     replicas = replica_optimizer(dmp)
     if replicas is not None:
         replicas.param_groups[0]["lr"] = lr
+
+
+def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:
+    """Clamp every value of the gradient that a lookup adds to its rows to [-limit, limit].
+
+    ``limit`` is for the gradient of the mean loss over the global batch. A row that a batch looks up n times can
+    therefore move by n times the limit: FBGEMM's own ``gradient_clipping`` means the same, but it reaches fused kernels
+    only, and not the data-parallel tables, whose gradient is averaged over the ranks after the lookup.
+    """
+    ranks = dist.get_world_size(table_group(dmp))
+    for kernel in kernels(dmp):
+        # The gradient that reaches a fused kernel is the mean already; a replica has the gradient of its own rank.
+        kernel.module.register_forward_hook(partial(_clip, limit if kernel.fused else limit * ranks))
+
+
+def _clip(limit: float, module: Any, args: tuple[Any, ...], output: Tensor) -> None:
+    """The hook: clamps the gradient of a kernel's output before the kernel sees it."""
+    if output.requires_grad:
+        output.register_hook(lambda gradient: gradient.clamp(-limit, limit))

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
+from pipeline.embeddings.initial import rows_at
 from pipeline.embeddings.learning import kernel_states
 from pipeline.embeddings.shards import LocalShard, ShardStore
 from pipeline.embeddings.tables import Kernel, TableSpec, kernels, sharded_collections, table_group
 from pipeline.specs.table_optimizer import TableOptimizer
+
+_AT_ONCE = 1 << 18
 
 
 class RowAccess:
@@ -65,3 +69,22 @@ class RowAccess:
         """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
         for shard in self.local_shards():
             shard.begin(self.tables[shard.table], seed)
+
+
+@torch.no_grad()
+def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> None:
+    """Give the global ``rows`` (int64 [n], each once) of ``table`` their initial values and zero their optimizer state.
+
+    Writes the rows of this rank's shards and replicas alone: call it on every rank. ``seed``: of the training.
+    """
+    spec = access.tables[table]
+    for shard in access.local_shards():
+        if shard.table != table:
+            continue
+        own = rows[(rows >= shard.row) & (rows < shard.row + shard.rows)]
+        for start in range(0, len(own), _AT_ONCE):
+            part = own[start : start + _AT_ONCE].astype(np.int64)
+            values = rows_at(seed, spec, part)[:, shard.column : shard.column + shard.columns]
+            places = torch.from_numpy(part - shard.row).to(shard.device)
+            zeros = {name: torch.zeros(s, device=shard.device) for name, s in shard.state_shapes(len(part)).items()}
+            shard.put(places, torch.from_numpy(np.ascontiguousarray(values)).to(shard.device), zeros)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass, field
 
-import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded, coded_ids, without_hashes
@@ -83,7 +82,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
     return counted, typed
 
 
-def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
+def transformed(typed: bytes, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Pass 2 of a block: its train rows and its test rows as the dataset holds them.
 
     The test rows also have the columns of ``raw_numbers`` and of ``unseen_ids``.
@@ -91,17 +90,16 @@ def transformed(typed: bytes | bytearray, job: TransformJob) -> tuple[pl.DataFra
     frame, coded = unpacked(typed)
     rows = transform(frame, job.spec, job.state, coded)
     test = _is_test(frame, job.first_test_day)
-    held, typed_held, chosen = rows.filter(test), frame.filter(test), test.to_numpy()
-    held_ids = {name: Coded(ids.hashes, ids.codes[chosen]) for name, ids in coded.items()}
-    raw = raw_numbers(typed_held, job.spec, job.state)
-    unseen = unseen_ids(held, typed_held, job.spec, job.state, held_ids)
+    held = rows.filter(test)
+    raw = raw_numbers(frame.filter(test), job.spec, job.state)
+    unseen = unseen_ids(held, job.state, {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()})
     return rows.filter(~test), held.with_columns(*raw, *unseen)
 
 
-def train_rows(typed: bytes | bytearray, first_test_day: int) -> pl.DataFrame:
+def train_rows(typed: bytes, first_test_day: int) -> pl.DataFrame:
     """The typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
-    hashes = [ids.series().alias(f"hash:{name}") for name, ids in coded.items()]
+    hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
     return frame.with_columns(hashes).filter(~_is_test(frame, first_test_day))
 
 
@@ -115,15 +113,11 @@ def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
     The second holds the distinct hashes. Written as they are: numbers that allow it as Float32, codes as UInt16. That
     takes about the room that compression would leave, and a fraction of its time.
     """
-    codes = [pl.Series(CODE + name, _narrow(ids.codes)) for name, ids in coded.items()]
+    codes = [ids.codes_by_row().alias(CODE + name) for name, ids in coded.items()]
     rows = _narrow_numbers(frame).with_columns(codes).write_ipc(None, compression="uncompressed").getbuffer()
     hashes = pl.DataFrame([pl.Series(name, [pl.Series(ids.hashes)]) for name, ids in coded.items()])
     second = hashes.write_ipc(None, compression="uncompressed").getbuffer()
     return b"".join([len(rows).to_bytes(8, "little"), rows, second])
-
-
-def _narrow(codes: np.ndarray) -> np.ndarray:
-    return codes.astype(np.uint16) if len(codes) <= 1 << 16 or codes.max() < 1 << 16 else codes
 
 
 def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
@@ -133,11 +127,11 @@ def _narrow_numbers(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(narrow.select(name for name in names if same[name][0]))
 
 
-def unpacked(data: bytes | bytearray) -> tuple[pl.DataFrame, dict[str, Coded]]:
+def unpacked(data: bytes) -> tuple[pl.DataFrame, dict[str, Coded]]:
     """What ``packed`` made ``data`` of."""
     end = 8 + int.from_bytes(data[:8], "little")
     view = memoryview(data)
     frame, hashes = pl.read_ipc(io.BytesIO(view[8:end])), pl.read_ipc(io.BytesIO(view[end:]))
     frame = frame.with_columns(pl.col("^dense:.*$").cast(pl.Float64))
-    coded = {name: Coded(hashes[name][0].to_numpy(), frame[CODE + name].to_numpy()) for name in hashes.columns}
+    coded = {name: Coded.of_codes(hashes[name][0].to_numpy(), frame[CODE + name]) for name in hashes.columns}
     return frame, coded

@@ -1,4 +1,4 @@
-"""Ids of a block as codes into its distinct hashes: counted and mapped once for each id, not for each row."""
+"""Ids of a block as codes into its distinct hashes: counted and mapped once for each id, not for each lookup."""
 
 from __future__ import annotations
 
@@ -8,39 +8,69 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from pipeline.ingest.spec import DataSpec
+from pipeline.ingest.ids import as_lists, flat_hashes, ids_per_row
+from pipeline.ingest.spec import DataSpec, SparseSpec
 
 
 @dataclass(frozen=True)
 class Coded:
-    """``hashes``: the distinct ones, uint64; ``codes``: each row's place in them, their number where it has none."""
+    """``hashes``: the distinct ones, uint64; ``codes``: each lookup's place in them, their number where it has none.
+
+    ``lengths``: lookups of each row, int64, at least one; None where every row has one.
+    """
 
     hashes: np.ndarray
     codes: np.ndarray
+    lengths: np.ndarray | None = None
 
     @staticmethod
-    def of(hashes: pl.Series) -> Coded:
-        """The rows of ``hashes`` (UInt64), null where missing."""
-        encoded = hashes.to_arrow().dictionary_encode()
+    def of(frame: pl.DataFrame, feature: SparseSpec) -> Coded:
+        """The lookups of ``feature`` in typed rows."""
+        encoded = flat_hashes(frame, feature).to_arrow().dictionary_encode()
         distinct = encoded.dictionary.to_numpy()
         codes = encoded.indices.fill_null(len(distinct)) if encoded.null_count else encoded.indices
-        return Coded(distinct, codes.to_numpy())
+        return Coded(distinct, codes.to_numpy(), ids_per_row(frame, feature) if feature.multi else None)
 
-    def counts(self, keep: np.ndarray | None) -> tuple[np.ndarray, int]:
-        """Rows with each hash, int64, and rows without one; ``keep``: of these rows alone."""
-        codes = self.codes if keep is None else self.codes[keep]
-        counts = np.bincount(codes, minlength=len(self.hashes) + 1)
+    @staticmethod
+    def of_codes(hashes: np.ndarray, codes: pl.Series) -> Coded:
+        """As ``codes_by_row`` gives the ``codes``."""
+        if codes.dtype != pl.List:
+            return Coded(hashes, codes.to_numpy())
+        return Coded(hashes, codes.explode().to_numpy(), codes.list.len().to_numpy().astype(np.int64))
+
+    def codes_by_row(self) -> pl.Series:
+        """The codes, or lists of them, in as few bytes as they need."""
+        narrow = len(self.codes) <= 1 << 16 or self.codes.max() < 1 << 16
+        return self.by_row(pl.Series(self.codes.astype(np.uint16) if narrow else self.codes))
+
+    def by_row(self, values: pl.Series) -> pl.Series:
+        """A value of each lookup as a value, or as a list, of each row."""
+        return values if self.lengths is None else as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
+
+    def by_lookup(self, values: np.ndarray) -> np.ndarray:
+        """A value of each row for each of its lookups."""
+        return values if self.lengths is None else np.repeat(values, self.lengths)
+
+    def of_rows(self, keep: np.ndarray) -> Coded:
+        """The lookups of the rows ``keep`` (bool [rows]); all hashes."""
+        lengths = None if self.lengths is None else self.lengths[keep]
+        return Coded(self.hashes, self.codes[self.by_lookup(keep)], lengths)
+
+    def counts(self) -> tuple[np.ndarray, int]:
+        """Lookups of each hash, int64, and those of none."""
+        counts = np.bincount(self.codes, minlength=len(self.hashes) + 1)
         return counts[:-1], int(counts[-1])
 
-    def first_rows(self) -> np.ndarray:
-        """A row that has it, for each hash: the first one."""
+    def first_lookups(self) -> np.ndarray:
+        """The first lookup of each hash."""
         first = np.empty(len(self.hashes) + 1, np.int64)
         first[self.codes[::-1]] = np.arange(len(self.codes) - 1, -1, -1)
         return first[:-1]
 
-    def series(self) -> pl.Series:
-        """The hash of every row, null where missing."""
-        return pl.concat([pl.Series(self.hashes), pl.Series([None], dtype=pl.UInt64)]).gather(self.codes)
+    def hashes_by_row(self) -> pl.Series:
+        """The hash, or the list of hashes, of every row; null where missing."""
+        known = pl.concat([pl.Series(self.hashes), pl.Series([None], dtype=pl.UInt64)])
+        return self.by_row(known.gather(self.codes))
 
 
 def without_hashes(frame: pl.DataFrame, coded: Iterable[str]) -> pl.DataFrame:
@@ -50,6 +80,5 @@ def without_hashes(frame: pl.DataFrame, coded: Iterable[str]) -> pl.DataFrame:
 
 
 def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
-    """The ids of typed rows by feature, of those that have at most one in a row."""
-    names = [feature.name for feature in spec.sparse if not feature.multi and not feature.mapping.numbers]
-    return {name: Coded.of(frame[f"hash:{name}"]) for name in names}
+    """The ids of typed rows by feature, of those that are no numbers."""
+    return {feature.name: Coded.of(frame, feature) for feature in spec.sparse if not feature.mapping.numbers}

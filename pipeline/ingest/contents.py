@@ -11,6 +11,7 @@ import polars as pl
 import xxhash
 
 from pipeline.ingest.hashing import estimated_distinct, hash_rows
+from pipeline.ingest.sketch import added_up
 from pipeline.ingest.spec import DataSpec
 
 SAMPLE = 4096  # distinct contents, those with the smallest hashes
@@ -44,10 +45,8 @@ class Contents:
         self._take_in(other.hashes, other.counts)
 
     def _take_in(self, hashes: np.ndarray, counts: np.ndarray) -> None:
-        self.hashes, place = np.unique(np.concatenate([self.hashes, hashes]), return_inverse=True)
-        total = np.zeros(len(self.hashes), np.int64)
-        np.add.at(total, place, np.concatenate([self.counts, counts]))
-        self.hashes, self.counts = self.hashes[:SAMPLE], total[:SAMPLE]
+        distinct, total = added_up((self.hashes, hashes), (self.counts, counts))
+        self.hashes, self.counts = distinct[:SAMPLE], total[:SAMPLE]
 
     @property
     def distinct(self) -> int:

@@ -112,10 +112,8 @@ class BinCounts(Counts):
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
         """Shares of bins that are as even as the values let them be."""
-        bounds = self.sketch.bounds(bins)
-        shares = self.sketch.shares(bounds)
-        return {"distinct": self.distinct, "bounds": bounds.tolist(), "shares": shares.tolist()}
+        return self.sketch.distribution(bins)
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
         """Shares of the bins between ``then["bounds"]``."""
-        return self.sketch.shares(np.array(then["bounds"], np.float64))
+        return self.sketch.shares_of(then)

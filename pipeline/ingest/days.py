@@ -15,7 +15,8 @@ from datetime import UTC, date, datetime, timedelta
 import pyarrow.parquet as pq
 
 from pipeline.config import DataConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.config.data import DAY_FIELD
+from pipeline.errors import DataError
 from pipeline.ingest.partitions import missing_partitions
 from pipeline.ingest.rawfiles import Files, find_files, fingerprint
 from pipeline.ingest.sources import counted_lines, decompressed, readable
@@ -23,24 +24,6 @@ from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
 
 EPOCH = date(1970, 1, 1)
-_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
-
-
-def days_of(day: str | None) -> list[date]:
-    """The days that ``data.day`` names, in order; none if it is null. ConfigError unless it is a day or a range."""
-    if day is None:
-        return []
-    first, _, last = day.partition("..")
-    try:
-        start, end = date.fromisoformat(first), date.fromisoformat(last or first)
-        if not re.fullmatch(r"[\d-]{10}(\.\.[\d-]{10})?", day) or end < start:
-            raise ValueError
-    except ValueError:
-        raise ConfigError(
-            f"data.day is {day!r}, expected YYYY-MM-DD, or FIRST..LAST in order",
-            hint="data.day=2026-01-31 or data.day=2026-01-01..2026-01-31",
-        ) from None
-    return [start + timedelta(days=i) for i in range((end - start).days + 1)]
 
 
 def day_number(day: date) -> int:
@@ -53,14 +36,9 @@ def day_of(number: int) -> date:
     return EPOCH + timedelta(days=number)
 
 
-def has_pattern(data: DataConfig) -> bool:
-    """Whether the logs of every day lie in files of their own."""
-    return _FIELD.search(data.path or "") is not None
-
-
 def filled(pattern: str, day: date) -> str:
     """``pattern`` with {day} (YYYY-MM-DD) and {day:%Y/%m/%d} filled in."""
-    return _FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
+    return DAY_FIELD.sub(lambda match: format(day, (match[1] or ":%Y-%m-%d")[1:]), pattern)
 
 
 def path_of(data: DataConfig, day: date | None) -> str:
@@ -98,27 +76,22 @@ def day_state(data: DataConfig, day: date, now: float | None = None) -> DayState
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
     missing, limit = [], data.watermark
-    hours = ((time.time() if now is None else now) - _end(day)) / 3600
+    end = datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
+    hours = ((time.time() if now is None else now) - end.timestamp()) / 3600
     waits = limit.max_age_hours is None or hours < limit.max_age_hours
     if limit.success and waits:
-        names = [f"{folder}/{filled(limit.success, day)}" for folder in sorted(_folders(files))]
+        names = [
+            f"{folder}/{filled(limit.success, day)}"
+            for folder in sorted({path.rpartition("/")[0] for path in files.paths})
+        ]
         missing += [f"{name} does not exist yet" for name in names if not files.fs.exists(name)]
     if waits:
         missing += missing_partitions(limit, path, files, lambda name: filled(name, day))
-    if limit.min_rows > 1 and has_pattern(data):
+    if limit.min_rows > 1 and data.has_file_per_day:
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:
             missing.append(f"its files hold {rows:,} rows, expected at least {limit.min_rows:,}")
     return DayState(day, path, missing, len(files.paths), files.bytes)
-
-
-def _end(day: date) -> float:
-    midnight = datetime(day.year, day.month, day.day, tzinfo=UTC)
-    return (midnight + timedelta(days=1)).timestamp()
-
-
-def _folders(files: Files) -> set[str]:
-    return {path.rsplit("/", 1)[0] for path in files.paths}
 
 
 def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
@@ -139,7 +112,7 @@ def counted_rows(data: DataConfig, files: Files, enough: int) -> int:
 
 def require_complete(data: DataConfig, now: float | None = None) -> None:
     """Raise DataError naming what the first incomplete day of ``data.day`` lacks."""
-    for day in days_of(data.day):
+    for day in data.days:
         state = day_state(data, day, now)
         if not state.complete:
             raise incomplete(day, state.missing)
@@ -160,10 +133,10 @@ def incomplete(day: date, missing: list[str]) -> DataError:
 
 def day_fingerprint(data: DataConfig, store: Store | None) -> str:
     """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
-    if not has_pattern(data):
+    if not data.has_file_per_day:
         return fingerprint(data.path or "")
     marks = []
-    for day in days_of(data.day):
+    for day in data.days:
         marks.append(fingerprint(path_of(data, day)))
         marks += [artifact.files[name].checksum for artifact, name in late_files(data, store, day)]
     return "-".join(marks) if all(marks) else ""
@@ -178,7 +151,7 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
     """Datasets of the days around ``day`` that keep rows of it, with the file's name, in the order of their days."""
     if store is None or data.late != "own_day":
         return
-    own = {str(other) for other in days_of(data.day)}
+    own = {str(other) for other in data.days}
     for shift in range(-data.late_days, data.late_days + 1):
         other = day + timedelta(days=shift)
         if str(other) in own:

@@ -7,19 +7,19 @@ Results come in the order of the blocks, whoever finishes first, so a dataset's 
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
-from typing import Protocol, TypeVar
+from contextlib import ExitStack
+from typing import TypeVar
 
 import polars as pl
 
-from pipeline.config import IngestConfig
 from pipeline.cpus import available_cpus
 from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
 from pipeline.ingest.sources import Source
-from pipeline.ingest.spill import temporary_spill
+from pipeline.ingest.spill import Spill
 
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
 _MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
@@ -27,42 +27,41 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-class Engine(AbstractContextManager["Engine"], Protocol):
+class Engine(ExitStack, ABC):
     """One log, or one day of it: ``count``, then ``transform``. What is kept in between is gone after ``with``.
 
     Whoever counts the same sources again starts anew: the rows of the last count are transformed.
     """
 
+    @abstractmethod
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
         """Pass 1 over every block of ``sources``."""
 
+    @abstractmethod
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
         """Pass 2: the train and the test rows of every block that has any."""
 
+    @abstractmethod
+    def typed(self) -> Iterator[bytes]:
+        """The typed rows of every block that has any, as ``count`` of ``blocks`` left them."""
+
     def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
         """The typed train rows of every block, for what has to look at them again before pass 2."""
+        return (train_rows(typed, first_test_day) for typed in self.typed())
 
 
-def engine_of(config: IngestConfig) -> Engine:
-    """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
-    if config.engine == "ray":
-        from pipeline.ingest.ray_engine import RayEngine
-
-        return RayEngine(config)
-    return LocalEngine()
-
-
-class LocalEngine(ExitStack):
+class LocalEngine(Engine):
     """As many threads as there are CPUs to use: Polars, NumPy and Arrow work without the interpreter's lock."""
 
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
         self.workers = workers or available_cpus()
         _keep_freed_memory()
-        self.spill = self.enter_context(temporary_spill())
+        self.spill = Spill()
+        self.callback(self.spill.file.close)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1 over every block of ``sources``; typed rows go to a temporary file."""
+        """Pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         blocks = (block for source in sources for block in source.blocks())
         for counted, typed in in_order(lambda block: count(block, job), blocks, self.workers):
@@ -71,12 +70,12 @@ class LocalEngine(ExitStack):
             yield counted
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Pass 2: the train and the test rows of every block that has any."""
-        return in_order(lambda typed: transformed(typed, job), self.spill.read(), self.workers)
+        """Pass 2, as many blocks at a time as there are workers."""
+        return in_order(lambda typed: transformed(typed, job), self.typed(), self.workers)
 
-    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
-        """The typed train rows of every block."""
-        return (train_rows(typed, first_test_day) for typed in self.spill.read())
+    def typed(self) -> Iterator[bytes]:
+        """The blocks of the temporary file."""
+        return self.spill.read()
 
 
 def _keep_freed_memory() -> None:

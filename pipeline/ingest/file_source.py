@@ -19,7 +19,7 @@ from fsspec import AbstractFileSystem
 from pipeline.config import DataConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.ingest.rawfiles import COMPRESSED, Files
-from pipeline.ingest.sources import Block, RawBlock, TextBlock, decompressed, readable
+from pipeline.ingest.sources import Block, RawBlock, Source, TextBlock, decompressed, readable
 from pipeline.ingest.spec import CRITEO_COLUMNS, DataSpec, require_columns
 from pipeline.ingest.text import Layout, text_blocks
 from pipeline.units import MIB
@@ -43,7 +43,7 @@ _NO_TEXT = {
 
 
 @dataclass(frozen=True)
-class FileSource:
+class FileSource(Source):
     """One file on any filesystem, or its lines from byte ``start`` to ``stop``, the first of them ``first_line``.
 
     ``first_line`` is 1 until the lines before it are counted. ``place``: as of ``Files``.
@@ -61,12 +61,12 @@ class FileSource:
     place: str = ""
 
     @property
-    def is_later(self) -> bool:
+    def is_later(self) -> bool:  # type: ignore[override]
         """Whether another part comes before it."""
         return self.start > 0
 
     @property
-    def lines_before(self) -> int:
+    def lines_before(self) -> int:  # type: ignore[override]
         """The header, where there is one."""
         return int(self.data.format == "csv" and self.data.header)
 

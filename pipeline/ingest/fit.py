@@ -15,10 +15,10 @@ from pipeline.config import SplitConfig
 from pipeline.ingest.coded import Coded, without_hashes
 from pipeline.ingest.contents import Contents, row_hashes
 from pipeline.ingest.counts import BinCounts
-from pipeline.ingest.ids import flat_hashes, of_bits
+from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import Moments, measure, quantised
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DAY, DataSpec
+from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
 from pipeline.ingest.times import HOUR, test_hours_from
 from pipeline.records import LABEL
 from pipeline.specs.id_mapping import Counts, IdCounts
@@ -42,7 +42,7 @@ class Partial:
         }
 
     def add(self, frame: pl.DataFrame, coded: dict[str, Coded], keep: np.ndarray | None = None) -> None:
-        """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids of some features."""
+        """Count the typed rows of ``frame``, or those of ``keep`` (bool [rows]); ``coded``: ids that are no numbers."""
         chosen = without_hashes(frame, coded)
         if keep is not None:
             chosen = chosen.filter(pl.Series(keep))
@@ -54,24 +54,21 @@ class Partial:
             self.sketches[dense.name].add(chosen[f"dense:{dense.name}"].to_numpy(), labels)
         for feature in self.spec.sparse:
             counts = self.counts[feature.name]
-            if feature.name in coded:
-                self._add_ids(feature.name, coded[feature.name], frame[f"id:{feature.name}"], keep)
-            elif isinstance(counts, BinCounts):
+            if isinstance(counts, BinCounts):
                 self.lookups[feature.name] += chosen.height
                 self.missing[feature.name] += chosen[f"hash:{feature.name}"].null_count()
                 counts.sketch.add(of_bits(chosen[f"hash:{feature.name}"]), labels)
             else:
-                rows = frame if keep is None else frame.filter(pl.Series(keep))
-                ids = rows[f"id:{feature.name}"].explode(empty_as_null=True)
-                self._add_ids(feature.name, Coded.of(flat_hashes(rows, feature)), ids, None)
+                self._add_ids(feature, coded[feature.name], frame[f"id:{feature.name}"], keep)
 
-    def _add_ids(self, name: str, coded: Coded, ids: pl.Series, keep: np.ndarray | None) -> None:
-        counts, missing = coded.counts(keep)
-        self.missing[name] += missing
-        self.lookups[name] += int(counts.sum()) + missing
-        seen, target = counts > 0, self.counts[name]
+    def _add_ids(self, feature: SparseSpec, coded: Coded, ids: pl.Series, keep: np.ndarray | None) -> None:
+        counts, missing = (coded if keep is None else coded.of_rows(keep)).counts()
+        self.missing[feature.name] += missing
+        self.lookups[feature.name] += int(counts.sum()) + missing
+        seen, target = counts > 0, self.counts[feature.name]
         assert isinstance(target, IdCounts)
-        target.add(coded.hashes[seen], ids[coded.first_rows()[seen]], counts[seen])
+        ids = ids.explode(empty_as_null=True) if feature.multi else ids
+        target.add(coded.hashes[seen], ids[coded.first_lookups()[seen]], counts[seen])
 
     def _add_dense(self, frame: pl.DataFrame) -> None:
         raw = [pl.col(f"dense:{name}") for name in self.raw]

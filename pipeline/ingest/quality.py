@@ -17,8 +17,9 @@ from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.fit import Fit, Partial
 from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.spec import DataSpec, SparseSpec
+from pipeline.ingest.spec import DataSpec
 from pipeline.records import LABEL
+from pipeline.specs.id_mapping import Counts
 
 BINS = 10  # of a dense feature
 TOP = 100  # ids of a sparse one that are a bin each; the rest is one more
@@ -33,19 +34,11 @@ def distribution(spec: DataSpec, fit: Fit) -> dict[str, Any]:
     features: dict[str, Any] = {}
     for dense in spec.dense:
         sketch = train.sketches[dense.name]
-        bounds = sketch.bounds(BINS)
-        features[dense.name] = {
-            "missing": 1 - sketch.total / train.rows, "distinct": len(sketch.used),
-            "bounds": bounds.tolist(), "shares": sketch.shares(bounds).tolist(),
-        }  # fmt: skip
-    for sparse in spec.sparse:
-        features[sparse.name] = _sparse_distribution(sparse, train)
+        features[dense.name] = {"missing": 1 - sketch.total / train.rows, **sketch.distribution(BINS)}
+    for name, counts in train.counts.items():
+        missing = train.missing[name] / max(train.lookups[name], 1)
+        features[name] = {"mapping": counts.kind, "missing": missing, **counts.distribution(TOP, BINS)}
     return {"label_rate": train.positives / train.rows, "features": features}
-
-
-def _sparse_distribution(feature: SparseSpec, train: Partial) -> dict[str, Any]:
-    counts, missing = train.counts[feature.name], train.missing[feature.name] / max(train.lookups[feature.name], 1)
-    return {"mapping": counts.kind, "missing": missing, **counts.distribution(TOP, BINS)}
 
 
 @dataclass(frozen=True)
@@ -79,16 +72,10 @@ def drifts(before: dict[str, Any], now: dict[str, Any], fit: Fit) -> list[Drift]
         missing, distinct = (then["missing"], current["missing"]), (then["distinct"], current["distinct"])
         moved.append(Drift(name, "missing_share", *missing, abs(missing[1] - missing[0])))
         moved.append(Drift(name, "distinct", *distinct, abs(distinct[1] / max(distinct[0], 1) - 1)))
-        shares = _shares_now(name, then, fit.train)
+        counted: Counts | Sketch = fit.train.counts.get(name) or fit.train.sketches[name]
+        shares = counted.shares_of(then)
         moved.append(Drift(name, "psi", 0.0, 0.0, psi(_whole(then["shares"], then), _whole(shares, current))))
     return moved
-
-
-def _shares_now(name: str, then: dict[str, Any], train: Partial) -> np.ndarray:
-    """Shares of today's values in the bins of the day before."""
-    if name in train.counts:
-        return train.counts[name].shares_of(then)
-    return train.sketches[name].shares(np.array(then["bounds"], np.float64))
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:

@@ -85,7 +85,7 @@ def fingerprint(url: str) -> str:
 
     ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
     """
-    fs, path = fsspec.core.url_to_fs(url)
+    fs, path = opened(url)
     paths = files_at(fs, path)
     digest = hashlib.sha256()
     for name in paths:
@@ -144,6 +144,14 @@ class Files:
     bytes: int
 
 
+def opened(url: str) -> tuple[AbstractFileSystem, str]:
+    """The file system of ``url``, and the path there; DataError where there is none of that kind."""
+    try:
+        return fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        raise DataError(f"data.path={url} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
+
+
 def missing_data(path: str) -> DataError:
     """The error for a ``data.path`` that leads nowhere."""
     return DataError(
@@ -154,10 +162,7 @@ def missing_data(path: str) -> DataError:
 
 def find_files(path: str) -> Files:
     """Files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
-    try:
-        fs, root = fsspec.core.url_to_fs(path)
-    except (ValueError, ImportError) as error:
-        raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
+    fs, root = opened(path)
     paths = files_at(fs, root)
     if not paths:
         raise missing_data(path)

@@ -10,7 +10,6 @@ import io
 import logging
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,8 @@ import polars as pl
 
 from pipeline.config import IngestConfig
 from pipeline.errors import ConfigError, NightjarError
-from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, train_rows, transformed
+from pipeline.ingest.blocks import Counted, CountJob, TransformJob, count, transformed
+from pipeline.ingest.engines import Engine
 from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Source
 
@@ -26,7 +26,7 @@ CALL_SECONDS = 10
 PARTS_PER_CORE = 4  # of a wave, after which the driver hears of its rows
 
 
-class RayEngine(ExitStack):
+class RayEngine(Engine):
     """A Ray of this machine's cores, started here and stopped afterwards, or the one at ``ingest.ray.address``."""
 
     def __init__(self, config: IngestConfig) -> None:
@@ -51,7 +51,7 @@ class RayEngine(ExitStack):
         self._lines: dict[int, int] = {}  # lines of its file before a part, of parts that are counted
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1 over every block of ``sources``; typed rows stay with Ray."""
+        """Pass 1; typed rows stay with Ray."""
         parts = [
             part.numbered(self._lines.get(number, 0))
             for number, part in enumerate(part for source in sources for part in source.parts())
@@ -92,7 +92,7 @@ class RayEngine(ExitStack):
             lines[counted.file] = lines.get(counted.file, part.lines_before) + counted.rows
 
     def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Pass 2: the train and the test rows of every block that has any."""
+        """Pass 2, wherever Ray keeps the typed rows."""
         ray, shared = self._ray, self._ray.put(job)
 
         def work(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -105,12 +105,10 @@ class RayEngine(ExitStack):
             for row in wave.select_columns(["typed"]).flat_map(work).iter_rows():
                 yield pl.read_ipc(io.BytesIO(row["train"])), pl.read_ipc(io.BytesIO(row["test"]))
 
-    def train_rows(self, first_test_day: int) -> Iterator[pl.DataFrame]:
-        """The typed train rows of every block."""
+    def typed(self) -> Iterator[bytes]:
+        """The blocks in Ray's object store."""
         for wave in self._kept:
-            for row in wave.select_columns(["typed"]).iter_rows():
-                if row["typed"]:
-                    yield train_rows(row["typed"], first_test_day)
+            yield from filter(None, (row["typed"] for row in wave.select_columns(["typed"]).iter_rows()))
 
 
 def _connect(ray: Any, address: str | None) -> None:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pipeline.errors import DataError
 from pipeline.ingest.parse import parse
 from pipeline.ingest.spec import DataSpec
-from pipeline.ingest.state import TRANSFORMS, read_state, spec_of
+from pipeline.ingest.state import read_state, spec_of
 from pipeline.ingest.transform import State, transform
-from pipeline.records import LABEL
+from pipeline.records import LABEL, TRANSFORMS
 from pipeline.store import Store
 
 _HINT = "a value as it would be in the logs"

@@ -11,7 +11,6 @@ of the rows. The clustering is our own design; the paper gives none.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -30,33 +29,6 @@ RATE = 0.1
 LEAST_TRUST = 0.5
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What a short training says of ids: by feature, hash (sorted), weights [n, 1 + DIMENSIONS] and trust [n].
-
-    ``trust``: how much of what is seen of an id is its own, 0 to 1.
-    """
-
-    hashes: dict[str, np.ndarray]
-    weights: dict[str, np.ndarray]
-    trust: dict[str, np.ndarray]
-
-    def of(self, feature: str, hashes: np.ndarray) -> np.ndarray:
-        """Weights of the ids with these hashes: [n, 1 + DIMENSIONS]; zeros of those the probe has not seen."""
-        return self._values(self.weights[feature], feature, hashes)
-
-    def trust_of(self, feature: str, hashes: np.ndarray) -> np.ndarray:
-        """Trust of the ids with these hashes: [n]; 0 of those the probe has not seen."""
-        return self._values(self.trust[feature][:, None], feature, hashes)[:, 0]
-
-    def _values(self, values: np.ndarray, feature: str, hashes: np.ndarray) -> np.ndarray:
-        known = self.hashes[feature]
-        if not len(known):
-            return np.zeros((len(hashes), values.shape[1]))
-        at = np.searchsorted(known, hashes).clip(0, len(known) - 1)
-        return np.where((known[at] == hashes)[:, None], values[at], 0.0)
-
-
 def trust_in(counts: np.ndarray, positives: np.ndarray) -> np.ndarray:
     """Share of each id's observed effect on the label that is its own and not the luck of ``counts`` rows: [n].
 
@@ -70,8 +42,11 @@ def trust_in(counts: np.ndarray, positives: np.ndarray) -> np.ndarray:
     return counts / (counts + 1 / max(own * variance, 1e-12))
 
 
-def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probe: Probe) -> FittedMapping:
-    """Who shares which row of ``feature``'s table; ``counts``: hash, id and count of its ids."""
+def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFrame) -> FittedMapping:
+    """Who shares which row of ``feature``'s table; ``counts``: hash, id and count of its ids; ``probed``: of ``probe``.
+
+    An id that the probe has not seen has no weight and no trust.
+    """
     table = counts.sort(["count", "hash"], descending=[True, False])
     usable = feature.rows - RESERVED_ROWS
     spread = max(1, round(usable * UNSEEN_SHARE))
@@ -80,8 +55,8 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probe: Probe) -> F
         first = RESERVED_ROWS + table.height
         return _shared(first + spread, table, rows, first)
     private = max(min(round(usable * PRIVATE_SHARE), usable - 2), 0)
-    hashes, seen = table["hash"].to_numpy(), table["count"].to_numpy().astype(np.float64)
-    trust = probe.trust_of(feature.name, hashes)
+    learned = table.select("hash").join(probed, on="hash", how="left", maintain_order="left").fill_null(0.0)
+    trust, seen = learned["trust"].to_numpy(), table["count"].to_numpy().astype(np.float64)
     alike = np.arange(private, table.height)[trust[private:] > LEAST_TRUST]
     free = usable - private - spread
     share = seen[alike].sum() / seen[private:].sum()
@@ -89,7 +64,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probe: Probe) -> F
     rows = np.full(table.height, -1, np.int64)
     rows[:private] = np.arange(private)
     if clusters:
-        weights = probe.of(feature.name, hashes[alike]) * trust[alike, None]
+        weights = learned.drop("hash", "trust").to_numpy()[alike] * trust[alike, None]
         rows[alike] = private + cells(weights, seen[alike], clusters)
     first = private + (int(rows.max()) + 1 - private if clusters else 0)
     known = rows >= 0
@@ -123,55 +98,43 @@ def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
     return cell
 
 
-def probe(day: FittingDay) -> Probe:
-    """Train the probe on the first SAMPLE_ROWS of the typed train rows of ``day``."""
+def probe(day: FittingDay) -> dict[str, pl.DataFrame]:
+    """What a short training on the first SAMPLE_ROWS train rows of ``day`` says of ids, by feature.
+
+    Columns ``hash``, ``trust`` (how much of what is seen of an id is its own, 0 to 1) and the id's 1 + DIMENSIONS
+    weights.
+    """
     sample = _Sample(day.features, day.sample())
     model = _Machine(sample, day.seed)
     for _ in range(EPOCHS):
         for start in range(0, sample.rows, BATCH_ROWS):
             model.step(start, min(start + BATCH_ROWS, sample.rows))
-    return model.weights_of(day.features)
+    return model.probed()
 
 
 class _Sample:
     """Rows as numbers of ids: row i looks up ids[starts[i]:starts[i + 1]], over all features."""
 
     def __init__(self, features: Sequence[MappedFeature], frames: Iterable[pl.DataFrame]) -> None:
-        labels: list[np.ndarray] = []
-        self.hashes: dict[str, np.ndarray] = {}
-        hashes: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
-        lengths: dict[str, list[np.ndarray]] = {feature.name: [] for feature in features}
-        self.rows = 0
-        for frame in frames:
-            frame = frame.head(SAMPLE_ROWS - self.rows)
-            self.rows += frame.height
-            labels.append(frame[LABEL].to_numpy())
-            for feature in features:
-                hashes[feature.name].append(flat_hashes(frame, feature).fill_null(0).to_numpy())
-                lengths[feature.name].append(ids_per_row(frame, feature))
+        parts, self.rows = list[pl.DataFrame](), 0
+        for part in frames:
+            parts.append(part.select(LABEL, *(f"hash:{feature.name}" for feature in features)))
+            self.rows += part.height
             if self.rows >= SAMPLE_ROWS:
                 break
-        self.labels = np.concatenate(labels).astype(np.float64) if labels else np.zeros(0)
-        self._join(features, hashes, lengths)
-
-    def _join(
-        self,
-        features: Sequence[MappedFeature],
-        hashes: dict[str, list[np.ndarray]],
-        lengths: dict[str, list[np.ndarray]],
-    ) -> None:
-        self.first: dict[str, int] = {}
-        ids, rows, total = [], [], 0
+        frame = pl.concat(parts).head(SAMPLE_ROWS)
+        self.rows, self.size = frame.height, 0
+        self.labels = frame[LABEL].to_numpy().astype(np.float64)
+        self.hashes: dict[str, np.ndarray] = {}
+        ids, rows = [], []
         for feature in features:
-            self.hashes[feature.name], numbers = np.unique(np.concatenate(hashes[feature.name]), return_inverse=True)
-            self.first[feature.name] = total
-            ids.append(numbers + total)
-            rows.append(np.repeat(np.arange(self.rows), np.concatenate(lengths[feature.name])))
-            total += len(self.hashes[feature.name])
+            hashes, numbers = np.unique(flat_hashes(frame, feature).fill_null(0).to_numpy(), return_inverse=True)
+            ids.append(numbers + self.size)
+            rows.append(np.repeat(np.arange(self.rows), ids_per_row(frame, feature)))
+            self.hashes[feature.name], self.size = hashes, self.size + len(hashes)
         row = np.concatenate(rows)
         self.ids = np.concatenate(ids)[np.argsort(row, kind="stable")]
         self.starts = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=self.rows))])
-        self.size = total
 
 
 class _Machine:
@@ -212,18 +175,17 @@ class _Machine:
         self.table[unique, :1] -= RATE * total[:, :1] / np.sqrt(self.sums[unique, :1])
         self.table[unique, 1:] -= RATE * total[:, 1:] / np.sqrt(self.sums[unique, 1:])
 
-    def weights_of(self, features: Sequence[MappedFeature]) -> Probe:
-        """The ids' weights by feature; those of dimensions scaled to what they add to a logit."""
+    def probed(self) -> dict[str, pl.DataFrame]:
+        """See ``probe``; weights of dimensions are scaled to what they add to a logit."""
         sample, scaled = self.sample, self.table.copy()
-        if sample.rows:
-            sums = np.add.reduceat(self.table[sample.ids][:, 1:], sample.starts[:-1])
-            scaled[:, 1:] *= np.sqrt((sums**2).mean(axis=0))
+        sums = np.add.reduceat(self.table[sample.ids][:, 1:], sample.starts[:-1])
+        scaled[:, 1:] *= np.sqrt((sums**2).mean(axis=0))
         counts = np.bincount(sample.ids, minlength=sample.size)
-        labels = np.repeat(sample.labels, np.diff(sample.starts))
-        positives = np.bincount(sample.ids, labels, minlength=sample.size)
-        weights, trust = {}, {}
-        for feature in features:
-            first = sample.first[feature.name]
-            own = slice(first, first + len(sample.hashes[feature.name]))
-            weights[feature.name], trust[feature.name] = scaled[own], trust_in(counts[own], positives[own])
-        return Probe(sample.hashes, weights, trust)
+        positives = np.bincount(sample.ids, np.repeat(sample.labels, np.diff(sample.starts)), minlength=sample.size)
+        frames, first = {}, 0
+        for name, hashes in sample.hashes.items():
+            own = slice(first, first + len(hashes))
+            trust = pl.DataFrame({"hash": hashes, "trust": trust_in(counts[own], positives[own])})
+            frames[name] = trust.hstack(pl.DataFrame(scaled[own]))
+            first = own.stop
+        return frames

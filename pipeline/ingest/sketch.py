@@ -7,7 +7,9 @@ the positive class are counted too: they tell how well a value alone predicts th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -54,36 +56,20 @@ class Sketch:
             values, labels = values[keep], labels[keep]
         if not len(values):
             return
-        words = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)  # -0 counts as 0
-        keys, seen = _counted(words << np.uint32(1) | (labels > 0))
-        starts = np.flatnonzero(np.diff(keys >> 1, prepend=-1))
-        rows, clicks = np.add.reduceat(seen, starts), np.add.reduceat(seen * (keys & 1), starts)
-        bits = keys[starts] >> 1
+        bits = (values.astype(np.float32) + np.float32(0.0)).view(np.uint32) >> np.uint32(16)  # -0 counts as 0
         # Buckets rise with the value: of negative ones the larger bits come first.
-        used = np.where(bits < _HALF, bits + _HALF, BUCKETS - 1 - bits).astype(np.uint16)
-        order = np.argsort(used)
-        self._take_in(used[order], rows[order], clicks[order])
+        buckets = np.where(bits < _HALF, bits + np.uint32(_HALF), np.uint32(BUCKETS - 1) - bits)
+        keys, seen = _counted(buckets << np.uint32(1) | (labels > 0))
+        starts = np.flatnonzero(np.diff(keys >> 1, prepend=-1))
+        self._take_in((keys[starts] >> 1).astype(np.uint16), np.add.reduceat(seen, starts),
+                      np.add.reduceat(seen * (keys & 1), starts))  # fmt: skip
 
     def merge(self, other: Sketch) -> None:
         """Take in what ``other`` counted."""
-        self._take_in(other.used.copy(), other.rows.copy(), other.clicks.copy())
+        self._take_in(other.used, other.rows, other.clicks)
 
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
-        if not len(self.used):
-            self.used, self.rows, self.clicks = used, rows, clicks
-            return
-        at = np.searchsorted(self.used, used)
-        known = self.used[np.minimum(at, len(self.used) - 1)] == used
-        if not known.all():
-            self.used, order = np.unique(np.concatenate([self.used, used]), return_index=True)
-            before = len(self.rows)
-            fresh = order >= before
-            self.rows, self.clicks = (
-                np.where(fresh, 0, own[np.where(fresh, 0, order)]) for own in (self.rows, self.clicks)
-            )
-            at = np.searchsorted(self.used, used)
-        self.rows[at] += rows
-        self.clicks[at] += clicks
+        self.used, self.rows, self.clicks = added_up((self.used, used), (self.rows, rows), (self.clicks, clicks))
 
     def bounds(self, bins: int) -> np.ndarray:
         """Where to cut the values into at most ``bins`` bins of equal counts: float64, rising, none twice.
@@ -104,11 +90,26 @@ class Sketch:
         cut = cut[(cut > 0) & (cut < len(used))]
         return lower_edges()[used[cut]]
 
+    def distribution(self, bins: int) -> dict[str, Any]:
+        """Distinct values (buckets), and ``shares`` of bins between ``bounds``, as even as the values let them be."""
+        bounds = self.bounds(bins)
+        return {"distinct": len(self.used), "bounds": bounds.tolist(), "shares": self.shares(bounds).tolist()}
+
+    def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
+        """Shares of the bins of another day's ``distribution``."""
+        return self.shares(np.array(then["bounds"], np.float64))
+
     def shares(self, bounds: np.ndarray) -> np.ndarray:
         """Share of the values in each bin of ``bounds``: float64 [len(bounds) + 1]; zeros where nothing was counted."""
         bins = np.searchsorted(bounds, lower_edges()[self.used], side="right")
         counts = np.bincount(bins, self.rows, minlength=len(bounds) + 1)
         return counts / max(counts.sum(), 1.0)
+
+
+def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """The distinct ``keys`` of several parts, rising, and the sums (int64, below 2^53) of each of their ``counts``."""
+    distinct, place = np.unique(np.concatenate(keys), return_inverse=True)
+    return distinct, *(np.bincount(place, np.concatenate(each)).astype(np.int64) for each in counts)
 
 
 def _counted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

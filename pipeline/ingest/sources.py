@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import BinaryIO, Protocol, Self, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 import polars as pl
@@ -92,51 +93,27 @@ def _is_remote(url: str) -> bool:
     return "://" in url and not url.startswith("file://")
 
 
-class Source(Protocol):
-    """A part of a log, small enough to be handed to another process: it is read where ``blocks`` is called."""
+class Source(ABC):
+    """A log, or a part of one, small enough to be handed to another process: it is read where ``blocks`` is called."""
 
+    lines_before: int = 0  # lines of its file before the first row
+    is_later: bool = False  # whether another part of its file comes before it; it then numbers its lines from 1
+
+    @abstractmethod
     def blocks(self) -> Iterator[Block]:
         """The rows in order, in blocks of about ``ingest.block_mib``."""
 
-    def parts(self) -> Sequence[Part]:
-        """The source in parts that can be read by themselves."""
-
-
-class Part(Protocol):
-    """What one process reads; a later part of a file numbers its lines from 1, until it is ``numbered``."""
-
-    @property
-    def is_later(self) -> bool:
-        """Whether another part of its file comes before it."""
-
-    @property
-    def lines_before(self) -> int:
-        """Lines of its file that are no rows, before the first one."""
-
-    def numbered(self, before: int) -> Part:
-        """The same part, with ``before`` lines of its file before it."""
-
-    def blocks(self) -> Iterator[Block]:
-        """The rows in order, in blocks of about ``ingest.block_mib``."""
-
-
-class WholePart:
-    """A source that is its only part."""
-
-    is_later: bool = False
-    lines_before: int = 0
-
-    def numbered(self, before: int) -> Self:
-        """Itself: its lines are numbered from the first one."""
-        return self
-
-    def parts(self) -> list[Self]:
-        """Itself."""
+    def parts(self) -> Sequence[Source]:
+        """Sources that can be read by themselves, in order."""
         return [self]
+
+    def numbered(self, before: int) -> Source:
+        """The same part, with ``before`` lines of its file before it."""
+        return self
 
 
 @dataclass(frozen=True)
-class FrameSource(WholePart):
+class FrameSource(Source):
     """Raw rows that are there already: rows of a day that came with the files of another, ``place``."""
 
     rows: pl.DataFrame

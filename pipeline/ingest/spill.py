@@ -1,66 +1,49 @@
-"""Between the passes: typed blocks on the local disk, so that text is decoded and hashed once."""
+"""Blocks of bytes in a temporary file: typed rows between the passes, and counts that do not fit into memory."""
 
 from __future__ import annotations
 
 import errno
-import io
-import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import accumulate
-from typing import cast
 
 from pipeline.errors import ArtifactError
 
 
 class Spill:
-    """Blocks of bytes in order, one after another in an unbuffered ``file``."""
+    """Blocks in order, in a temporary file without a name: gone with this object, even if the process is killed."""
 
-    def __init__(self, file: io.FileIO, folder: str) -> None:
-        self.file = file
-        self.folder = folder
-        self.sizes: list[int] = []
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  (closed once nothing refers to it)
+        self.ends = [0]
+
+    def __len__(self) -> int:
+        return len(self.ends) - 1
 
     def write(self, block: bytes) -> None:
         """Append a block."""
-        data = memoryview(block)
         try:
-            written = 0
-            while written < data.nbytes:
-                written += self.file.write(data[written:])
+            self.file.seek(self.ends[-1])
+            self.file.write(block)
+            self.file.flush()
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             raise ArtifactError(
-                f"no space left for ingestion's temporary file in {self.folder}",
+                f"no space left for ingestion's temporary file in {tempfile.gettempdir()}",
                 hint="free space there, or TMPDIR=<a folder with room for the uncompressed logs>",
             ) from None
-        self.sizes.append(data.nbytes)
+        self.ends.append(self.ends[-1] + len(block))
 
     def clear(self) -> None:
         """Forget every block."""
-        self.file.seek(0)
-        self.file.truncate()
-        self.sizes = []
+        self.file.truncate(0)
+        self.ends = [0]
 
-    def read(self) -> Iterator[bytearray]:
+    def read(self) -> Iterator[bytes]:
         """Every block in order."""
-        return (self._at(start, size) for start, size in zip(accumulate(self.sizes, initial=0), self.sizes))  # noqa: B905
+        return map(self.block, range(len(self)))
 
-    def block(self, number: int) -> bytearray:
+    def block(self, number: int) -> bytes:
         """One block."""
-        return self._at(sum(self.sizes[:number]), self.sizes[number])
-
-    def _at(self, start: int, size: int) -> bytearray:
-        data, filled = bytearray(size), 0
-        while filled < size:
-            filled += os.preadv(self.file.fileno(), [memoryview(data)[filled:]], start + filled)
-        return data
-
-
-@contextmanager
-def temporary_spill() -> Iterator[Spill]:
-    """A spill in a temporary file without a name: gone afterwards, even if the process is killed."""
-    with tempfile.TemporaryFile(buffering=0) as file:
-        yield Spill(cast(io.FileIO, file), tempfile.gettempdir())
+        self.file.seek(self.ends[number])
+        return self.file.read(self.ends[number + 1] - self.ends[number])

@@ -21,7 +21,7 @@ from pipeline.errors import ArtifactError, DataError
 from pipeline.ingest import days, synthetic, table_specs
 from pipeline.ingest.accept import check_day, held
 from pipeline.ingest.blocks import CountJob, TransformJob
-from pipeline.ingest.engines import Engine, engine_of
+from pipeline.ingest.engines import Engine, LocalEngine
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.fit import Fit
 from pipeline.ingest.output import PartWriter, joined, write_frame
@@ -52,16 +52,12 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
         return synthetic.VERSION
     if data.format == "tables":
         return table_specs.VERSION
-    path = data.path or ""
-    try:
-        with answering(data.path, store):
-            mark = days.day_fingerprint(data, store)
-    except (ValueError, ImportError) as error:
-        raise DataError(f"data.path={path} cannot be opened: {error}", hint="data.path=<a supported URL>") from None
+    with answering(data.path, store):
+        mark = days.day_fingerprint(data, store)
     if not mark:
-        if days.has_pattern(data):
+        if data.has_file_per_day:
             days.require_complete(data)
-        raise missing_data(path)
+        raise missing_data(data.path or "")
     return mark
 
 
@@ -77,14 +73,12 @@ def ingest(data: DataConfig, settings: IngestConfig, seed: int, draft: Draft) ->
         return table_specs.write(data, draft)
     started = time.monotonic()
     spec = data_spec(data)
-    with answering(data.path, None):
-        days.require_complete(data)
-    with answering(data.path, draft.store), ExitStack() as stack:
-        run = _Run(data, settings, seed, draft, spec, stack)
-        named: list[date | None] = [*days.days_of(data.day)]
-        for day in named or [None]:
-            run.add(day)
     with answering(data.path, draft.store):
+        days.require_complete(data)
+        with ExitStack() as stack:
+            run = _Run(data, settings, seed, draft, spec, stack)
+            for day in data.days or (None,):
+                run.add(day)
         summary = run.finish()
         _check_unchanged(data, draft)
     return {**summary, "rows_per_s": round(summary["rows"] / max(time.monotonic() - started, 1e-9), 1)}
@@ -108,7 +102,7 @@ class _Run:
         self, data: DataConfig, settings: IngestConfig, seed: int, draft: Draft, spec: DataSpec, stack: ExitStack
     ) -> None:
         self.data, self.settings, self.seed, self.draft, self.spec = data, settings, seed, draft, spec
-        self.days = days.days_of(data.day)
+        self.days = data.days
         if self.days and self._is_test(self.days[0]):
             raise DataError(
                 f"all {len(self.days)} days of data.day={data.day} are test days, expected train days before",
@@ -329,9 +323,18 @@ def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> 
     """
     if day is None:
         return None
-    others = "drop" if not days.has_pattern(data) else "keep" if data.late == "own_day" else "quarantine"
+    others = "drop" if not data.has_file_per_day else "keep" if data.late == "own_day" else "quarantine"
     first = days.day_number(named[0]) if named else None
     return DayRule(day=days.day_number(day), others=others, reach=data.late_days, first=first)
+
+
+def engine_of(config: IngestConfig) -> Engine:
+    """The engine that ``ingest.engine`` names. ConfigError where it is not installed."""
+    if config.engine == "ray":
+        from pipeline.ingest.ray_engine import RayEngine
+
+        return RayEngine(config)
+    return LocalEngine()
 
 
 class _Meter:

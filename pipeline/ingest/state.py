@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,11 @@ from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
-from pipeline.records import DatasetSchema, SparseColumn
+from pipeline.records import TRANSFORMS, DatasetSchema, SparseColumn
 from pipeline.specs import ID_MAPPINGS
 from pipeline.specs.id_mapping import FittingDay
 from pipeline.store import Artifact, Draft, Store
 
-TRANSFORMS = "transforms.json"
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
 _DENSE = {name: name for name in ("column", "transform", "clip", "bins", "required")} | {"min": "low", "max": "high"}
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
@@ -150,12 +150,7 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")
     dense = {
-        f.name: DenseTransform(
-            mean=then["mean"],
-            std=then["std"],
-            missing=math.nan if then["missing"] is None else 0.0,
-            bounds=None if then.get("bounds") is None else np.array(then["bounds"], np.float64),
-        )  # fmt: skip
+        f.name: dense_transform(then)
         for f in spec.dense
         if (then := record["dense"].get(f.name)) is not None
         and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
@@ -166,6 +161,15 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
         if (then := record["sparse"].get(f.name)) is not None
     }
     return State(dense=dense, sparse=sparse)
+
+
+def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
+    """The fit behind a dense feature's ``record`` of ``transforms.json``."""
+    missing, bounds = record["missing"], record.get("bounds")
+    return DenseTransform(
+        mean=record["mean"], std=record["std"], missing=math.nan if missing is None else 0.0,
+        bounds=None if bounds is None else np.array(bounds, np.float64),
+    )  # fmt: skip
 
 
 def _frame(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | None:

@@ -21,7 +21,7 @@ import polars as pl
 
 from pipeline.config import SyntheticConfig
 from pipeline.errors import ConfigError
-from pipeline.ingest.sources import RawBlock, WholePart
+from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
 from pipeline.ingest.times import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits
@@ -162,7 +162,7 @@ def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Itera
 
 
 @dataclass(frozen=True)
-class SyntheticSource(WholePart):
+class SyntheticSource(Source):
     """The synthetic log (of ``day``) as one file, in blocks of ``block_mib``; ``hours``: with the time of each row."""
 
     config: SyntheticConfig

@@ -36,9 +36,12 @@ class Layout:
 
 
 def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator[tuple[bytes, int]]:
-    """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out."""
+    """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
+
+    ``stream``: buffered, so that only its end is read short.
+    """
     carry, line = b"", first_line
-    while data := _read_full(stream, block_bytes):
+    while data := stream.read(block_bytes):
         cut = _cut(data)
         if not cut:  # no line ends here, or only blank ones do
             data, carry = carry + data, b""
@@ -51,14 +54,6 @@ def text_blocks(stream: BinaryIO, block_bytes: int, first_line: int) -> Iterator
         carry += data[cut:]
     if carry.strip(b"\r\n"):
         yield carry + b"\n", line
-
-
-def _read_full(stream: BinaryIO, size: int) -> bytes:
-    pieces, left = [], size
-    while left and (piece := stream.read(left)):
-        pieces.append(piece)
-        left -= len(piece)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
 def _cut(block: bytes) -> int:

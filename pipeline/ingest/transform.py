@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 import polars as pl
 
 from pipeline.ingest.coded import Coded
-from pipeline.ingest.ids import as_lists, flat_hashes, ids_per_row, of_bits
+from pipeline.ingest.ids import of_bits
 from pipeline.ingest.moments import prepared
 from pipeline.ingest.sketch import bin_of
 from pipeline.ingest.spec import DAY, DataSpec, DenseSpec, SparseSpec
@@ -60,13 +60,13 @@ def transform(
     prepared_columns = frame.select(_dense(feature, state.dense[feature.name]) for feature in plain)
     columns = [frame[LABEL]]
     for feature in spec.dense:
-        bounds = state.dense[feature.name].bounds
-        columns.append(prepared_columns[feature.name] if bounds is None else _percentile(frame, feature, bounds))
-    for sparse in spec.sparse:
-        fitted = state.sparse[sparse.name]
-        columns += (
-            _coded(coded[sparse.name], sparse, fitted) if sparse.name in coded else _sparse(frame, sparse, fitted)
+        ready = feature.name in prepared_columns.columns
+        columns.append(
+            prepared_columns[feature.name] if ready else dense_column(frame, feature, state.dense[feature.name])
         )
+    for sparse in spec.sparse:
+        ids = coded.get(sparse.name) or Coded.of(frame, sparse)
+        columns += _sparse(frame, sparse, state.sparse[sparse.name], ids)
     columns += [frame[name] for name in (TRUE_PROBABILITY, DAY) if name in frame.columns]
     return pl.DataFrame(columns)
 
@@ -97,29 +97,21 @@ def with_vocabulary(state: State) -> list[str]:
     return [name for name, fitted in state.sparse.items() if fitted.lookup is not None]
 
 
-def unseen_ids(
-    rows: pl.DataFrame, typed: pl.DataFrame, spec: DataSpec, state: State, coded: Mapping[str, Coded]
-) -> list[pl.Series]:
+def unseen_ids(rows: pl.DataFrame, state: State, coded: Mapping[str, Coded]) -> list[pl.Series]:
     """Of each feature ``with_vocabulary`` the hashes of ids that it does not hold in transformed ``rows``, else 0.
 
-    ``typed``: the same rows before; ``coded``: their ids, of features with one id a row. The gate scores a model by
-    them that has rows for ids which this dataset has none for.
+    ``coded``: the ids of the same rows. The gate scores a model by them that has rows for ids which this dataset has
+    none for.
     """
-    features = {feature.name: feature for feature in spec.sparse}
     columns = []
     for name in with_vocabulary(state):
-        values = rows[name].explode() if features[name].multi else rows[name]
+        ids, row = coded[name], rows[name]
+        values = (row if ids.lengths is None else row.explode()).to_numpy()
         first, count = state.sparse[name].spread or (UNSEEN_ROW, 1)
-        unseen = (values.to_numpy() >= first) & (values.to_numpy() < first + count)
+        unseen = (values >= first) & (values < first + count)
         hashes = np.zeros(len(values), np.uint64)
-        if name in coded:
-            hashes[unseen] = coded[name].hashes[coded[name].codes[unseen]]
-        else:
-            hashes[unseen] = flat_hashes(typed, features[name]).fill_null(0).to_numpy()[unseen]
-        column = pl.Series(hashes)
-        if features[name].multi:
-            column = as_lists(column, np.concatenate([[0], np.cumsum(rows[name].list.len().to_numpy())]))
-        columns.append(column.alias(unseen_column(name)))
+        hashes[unseen] = ids.hashes[ids.codes[unseen]]
+        columns.append(ids.by_row(pl.Series(hashes)).alias(unseen_column(name)))
     return columns
 
 
@@ -128,45 +120,30 @@ def _dense(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
     return value.fill_null(fitted.missing).cast(pl.Float32).alias(feature.name)
 
 
-def _percentile(frame: pl.DataFrame, feature: DenseSpec, bounds: np.ndarray) -> pl.Series:
-    values = frame.select(prepared(feature).alias("v"))["v"].to_numpy()
-    shares = bin_of(values, bounds) / max(len(bounds), 1) - 0.5 * (len(bounds) > 0)
+def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series:
+    """Column ``feature`` (Float32) of the dataset, from ``dense:<name>`` (Float64, null: missing) of typed rows."""
+    if fitted.bounds is None:
+        return frame.select(_dense(feature, fitted)).to_series()
+    values, bins = frame.select(prepared(feature).alias("v"))["v"].to_numpy(), len(fitted.bounds)
+    shares = bin_of(values, fitted.bounds) / max(bins, 1) - 0.5 * (bins > 0)
     return pl.Series(feature.name, np.where(np.isnan(values), 0.0, shares).astype(np.float32))
 
 
-def _coded(ids: Coded, feature: SparseSpec, fitted: FittedMapping) -> list[pl.Series]:
-    """As ``_sparse``: every id is looked up once, however many rows have it."""
-    if feature.mapping.rows_per_id > 1:
-        hashes = ids.series()
-        return [_together(hashes, feature.mapping.rows(fitted, hashes)).alias(feature.name)]
-    (known,) = feature.mapping.rows(fitted, pl.Series(ids.hashes))
-    return [pl.Series(feature.name, np.append(known.to_numpy(), np.int32(MISSING_ROW))[ids.codes])]
-
-
-def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping) -> list[pl.Series]:
-    hashes = flat_hashes(frame, feature)
-    each_way = feature.mapping.rows(fitted, hashes)
-    rows = each_way[0] if len(each_way) == 1 else _together(hashes, each_way)
-    if not feature.multi:
-        return [rows.alias(feature.name)]
-    # A row without ids looks up the row of missing values, with weight 1.
-    each = ids_per_row(frame, feature)
+def _sparse(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
+    """Rows of ``ids``, each looked up once; one without an id looks up the row of missing values, with weight 1."""
+    ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
+    rows = [np.append(way.to_numpy(), np.int32(MISSING_ROW))[ids.codes] for way in ways]
     weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0) if feature.weighted else None
-    if len(each_way) > 1:
-        per_id = rows.list.len().cast(pl.Int64).to_numpy()
-        starts = np.concatenate([[0], np.cumsum(each)])[:-1]
-        each, rows = np.add.reduceat(per_id, starts) if len(starts) else each, rows.explode()
-        weights = None if weights is None else pl.Series(np.repeat(weights.to_numpy(), per_id))
-    offsets = np.concatenate([[0], np.cumsum(each)])
-    columns = [as_lists(rows, offsets).alias(feature.name)]
+    if len(ways) == 1:
+        looked_up = rows[0]
+    else:  # a lookup sums several rows, but one of the row of missing values
+        some = ids.codes < len(ids.hashes)
+        keep = np.stack([np.ones_like(some), *[some] * (len(ways) - 1)], axis=1)
+        looked_up, each = np.stack(rows, axis=1)[keep], keep.sum(axis=1)
+        weights = None if weights is None else pl.Series(np.repeat(weights.to_numpy(), each))
+        row = ids.by_lookup(np.arange(frame.height))
+        ids = replace(ids, lengths=np.bincount(np.repeat(row, each), minlength=frame.height))
+    columns = [ids.by_row(pl.Series(looked_up)).alias(feature.name)]
     if weights is not None:
-        columns.append(as_lists(weights, offsets).alias(weight_column(feature.name)))
+        columns.append(ids.by_row(weights).alias(weight_column(feature.name)))
     return columns
-
-
-def _together(hashes: pl.Series, each_way: Sequence[pl.Series]) -> pl.Series:
-    """List of the rows of each id, which a lookup sums; of the row of missing values alone, where there is no id."""
-    rows = np.stack([way.to_numpy() for way in each_way], axis=1)
-    keep = np.repeat(hashes.is_not_null().to_numpy()[:, None], len(each_way), axis=1)
-    keep[:, 0] = True
-    return as_lists(pl.Series(rows[keep]), np.concatenate([[0], np.cumsum(keep.sum(axis=1))]))

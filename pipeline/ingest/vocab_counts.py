@@ -7,11 +7,9 @@ enough to be added up by itself.
 from __future__ import annotations
 
 import io
-import tempfile
-import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -168,9 +166,7 @@ class _Partitions:
     """Counts in a temporary file, by the first bits of their hashes."""
 
     def __init__(self) -> None:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  (closed once nothing refers to this)
-        weakref.finalize(self, file.close)
-        self._spill = Spill(cast(io.FileIO, file), tempfile.gettempdir())
+        self._spill = Spill()
         self._blocks: list[list[int]] = [[] for _ in range(1 << _PARTITION_BITS)]
 
     def add(self, table: pl.DataFrame) -> None:
@@ -180,7 +176,7 @@ class _Partitions:
         cuts = [0, *np.searchsorted(ordered["hash"].to_numpy(), bounds).tolist(), ordered.height]
         for number, (start, stop) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
             if stop > start:
-                self._blocks[number].append(len(self._spill.sizes))
+                self._blocks[number].append(len(self._spill))
                 part = ordered.slice(start, stop - start).rechunk()
                 self._spill.write(part.write_ipc(None, compression="lz4").getvalue())
 

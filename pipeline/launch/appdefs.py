@@ -31,12 +31,21 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     """The AppDef of one stage of the run whose resolved configuration lies at ``config_url``.
 
     ``columns``: width of the launcher's terminal, 0 where its output is none; ``launcher``: the process whose end
-    ends the ranks, 0 for none. Single-rank stages go through torchrun too, so that all stages start alike.
+    ends the ranks, 0 for none.
     """
-    worker = ["-m", "pipeline.cli", "worker", stage, config_url, "--to-launcher", "--columns", str(columns)]
-    worker += ["--launcher", str(launcher), *level_arguments()]
-    threads = _threads(stage, config, available_cpus() // ranks_of(stage, config))
-    return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], threads)
+    worker = ["-m", "pipeline.cli", "worker", *worker_arguments(stage, config_url, columns=columns, launcher=launcher)]
+    return _app(f"{config.run}-{stage}", stage, [*_torchrun(stage, config), *worker], rank_environment(stage, config))
+
+
+def worker_arguments(stage: str, config_url: str, *, columns: int = 0, launcher: int = 0) -> list[str]:
+    """The arguments of ``nightjar worker`` for a rank on this machine; as ``stage_app``."""
+    shown = ["--to-launcher", "--columns", str(columns), "--launcher", str(launcher)]
+    return [stage, config_url, *shown, *level_arguments()]
+
+
+def rank_environment(stage: str, config: Config) -> dict[str, str]:
+    """Threads of the native libraries of a rank on this machine: its share of the cores."""
+    return _threads(stage, config, available_cpus() // ranks_of(stage, config))
 
 
 def hosts_of(stage: str, config: Config) -> int:

@@ -108,6 +108,7 @@ class Chain:
                 self._forget_result()
                 self._require_one_machine()
                 self._find_upstream()
+                self._expect()
                 for name in [step.name for step in self.selected]:
                     self._run_step(self.all[name])
                 for name, artifact in self.artifacts.items():
@@ -174,6 +175,12 @@ class Chain:
                 raise ArtifactError(problem, hint="nightjar train with the same overrides makes it again")
             self._skip(step, artifact)
             wanted.extend(n for n in step.inputs if self.store.find(self.all[n].path) is not None)
+
+    def _expect(self) -> None:
+        """Let the scheduler get ready for the steps that it will be given."""
+        launched = [step for step in self.selected if step.name not in self.config.launch.inline]
+        if ahead := [step for step in launched if self.config.force or self.store.find(step.path) is None]:
+            self._scheduler().expect(ahead)
 
     def _run_step(self, step: Step) -> None:
         with logs.about(step.name):

@@ -1,42 +1,87 @@
-"""Stages on this machine: TorchX's ``local_cwd`` behind the chain's protocol."""
+"""Stages on this machine behind the chain's protocol: forked where one CPU rank does them, else by TorchX."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.launch.appdefs import stage_app
-from pipeline.launch.logs import Tail, cause_of, collect, killed_rank
+from pipeline.launch.appdefs import rank_environment, ranks_of, stage_app, worker_arguments
+from pipeline.launch.forked import ForkedJob, ForkServer
+from pipeline.launch.logs import Tail, collect, death
+from pipeline.launch.protocol import StageJob
 from pipeline.launch.runner import LocalRunner
 from pipeline.records.step import Step
+from pipeline.specs import STAGES
 
 
 class LocalStages:
     """Children of this process, which end with it. ``columns``: the terminal's width, 0 where there is none."""
 
     outlasts = False
-    poll_seconds = 0.1
+    poll_seconds = 0.05
 
     def __init__(self, config: Config, columns: int = 0) -> None:
         self.config, self.columns = config, columns
-        self.runner = LocalRunner()
+        self._torchx: LocalRunner | None = None
+        self._server: ForkServer | None = None
+        self._logs: Path | None = None
+        self._forks = 0
 
-    def find(self, step: Step) -> LocalJob | None:
+    def expect(self, steps: Sequence[Step]) -> None:
+        """Begin to import what the first of ``steps`` needs."""
+        if steps and self._is_forked(steps[0].name):
+            self._fork_server(steps[0].name)
+
+    def find(self, step: Step) -> StageJob | None:
         """None: no child outlives its launcher."""
         return None
 
-    def submit(self, step: Step, config_url: str) -> LocalJob:
-        """Start the stage's ranks under torchrun."""
-        app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
-        return LocalJob(self.runner, self.runner.submit(app))
+    def submit(self, step: Step, config_url: str) -> StageJob:
+        """Start the stage's rank, or its ranks under torchrun."""
+        if not self._is_forked(step.name):
+            app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
+            self._torchx = self._torchx or LocalRunner()
+            return LocalJob(self._torchx, self._torchx.submit(app))
+        arguments = worker_arguments(step.name, config_url, columns=self.columns, launcher=os.getpid())
+        self._forks += 1
+        name = f"{self.config.run}-{step.name}-{self._forks}"
+        return ForkedJob(self._fork_server(step.name), arguments, self._log_directory(), name)
+
+    def _is_forked(self, stage: str) -> bool:
+        """Whether ``stage`` needs no torchrun; CUDA does not work in a process that is forked."""
+        return ranks_of(stage, self.config) == 1 and self.config.hardware.device == "cpu"
+
+    def _fork_server(self, stage: str) -> ForkServer:
+        """The server for the rank of ``stage``; another one where that needs other variables, or the former is gone."""
+        environment = rank_environment(stage, self.config)
+        if self._server is None or not self._server.lives() or self._server.environment != environment:
+            self._close_server()
+            self._server = ForkServer(STAGES.get(stage).modules, environment, self._log_directory())
+        return self._server
+
+    def _log_directory(self) -> Path:
+        self._logs = self._logs or Path(tempfile.mkdtemp(prefix="nightjar-logs-"))
+        return self._logs
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
-        self.runner.close()
+        self._close_server()
+        if self._torchx is not None:
+            self._torchx.close()
+        if self._logs is not None:
+            shutil.rmtree(self._logs, ignore_errors=True)
 
 
 class LocalJob:
-    """A stage's processes on this machine."""
+    """A stage's processes on this machine, under torchrun."""
 
     def __init__(self, runner: LocalRunner, handle: str) -> None:
         self.runner, self.name = runner, handle
@@ -56,8 +101,7 @@ class LocalJob:
 
     def death(self, logs: str) -> str:
         """The rank that a signal killed, by torchrun's account."""
-        dead = killed_rank(logs)
-        return f"rank {dead[0]} was killed by signal {dead[1]}{cause_of(dead[1])}" if dead else ""
+        return death(logs)
 
     def stop(self, seconds: float) -> None:
         """SIGTERM, and wait up to ``seconds``."""

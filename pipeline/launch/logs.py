@@ -66,6 +66,17 @@ def killed_rank(log: str) -> tuple[int, int] | None:
     return None
 
 
+def account(code: int) -> str:
+    """How rank 0, the only one, ended, in torchrun's words: ``code`` is its exit code, negative for a signal."""
+    return f"\n  rank      : 0 (local_rank: 0)\n  exitcode  : {code}\n"
+
+
+def death(log: str) -> str:
+    """The rank that a signal killed, in words; "" where the account in ``log`` names none."""
+    dead = killed_rank(log)
+    return f"rank {dead[0]} was killed by signal {dead[1]}{cause_of(dead[1])}" if dead else ""
+
+
 def never_met(log: str) -> bool:
     """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

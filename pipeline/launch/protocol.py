@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from pipeline.config import Config
@@ -44,6 +45,9 @@ class StageRunner(Protocol):
     config: Config
     outlasts: bool
     poll_seconds: float
+
+    def expect(self, steps: Sequence[Step]) -> None:
+        """These steps will be submitted, in this order: what takes long to get ready may begin."""
 
     def find(self, step: Step) -> StageJob | None:
         """The job of ``step`` that an earlier launcher submitted and that has not ended; None where there is none."""

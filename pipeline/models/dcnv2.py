@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 class DcnV2Config(RankerConfig):
     """DCN-V2: cross layers x <- x0 * f(x) + x on everything side by side, before or beside an MLP."""
 
-    name: str = setting("dcnv2", choices=("dcnv2",), doc="This model is trained.")
+    name: str = setting("dcnv2", choices=("dcnv2",), doc="Ranking model to train.")
     cross: str = setting(
         "full",
         choices=("full", "low_rank", "mixture"),
-        doc="A cross layer multiplies by a whole matrix, by one of rank `cross_rank`, or by a mixture of such experts.",
+        doc="What a cross layer multiplies by: a whole matrix, one of rank `cross_rank`, or a mixture of such experts.",
     )
-    cross_layers: int = setting(3, low=1, high=16, doc="This many cross layers follow each other.")
-    cross_rank: int = setting(64, low=1, doc="The rank of cross layers that have no whole matrix.")
-    cross_experts: int = setting(4, low=1, high=64, doc="A mixture has this many experts.")
-    structure: str = setting(
+    cross_layers: int = setting(3, low=1, high=16, doc="Number of cross layers, one after the other.")
+    cross_rank: int = setting(64, low=1, doc="Rank of cross layers that have no whole matrix.")
+    cross_experts: int = setting(4, low=1, high=64, doc="Number of experts in a mixture.")
+    cross_structure: str = setting(
         "stacked",
         choices=("stacked", "parallel"),
-        doc="Parts follow each other, or stand side by side and are joined before the last layers.",
+        doc="Whether parts follow each other, or stand side by side and are joined before the last layers.",
     )
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DeepFmConfig(VectorRankerConfig):
     """DeepFM: a factorisation machine and an MLP over the same embeddings."""
 
-    name: str = setting("deepfm", choices=("deepfm",), doc="This model is trained.")
+    name: str = setting("deepfm", choices=("deepfm",), doc="Ranking model to train.")
 
 
 class DeepFmModel:

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 class DhenConfig(VectorRankerConfig):
     """DHEN: layers that let several interaction modules look at the same vectors, and join what they give."""
 
-    name: str = setting("dhen", choices=("dhen",), doc="This model is trained.")
-    layers: int = setting(2, low=1, high=32, doc="This many layers of interactions follow each other.")
+    name: str = setting("dhen", choices=("dhen",), doc="Ranking model to train.")
+    layers: int = setting(2, low=1, high=32, doc="Number of layers of interactions, one after the other.")
     modules: list[str] = setting(
         factory=lambda: ["dot", "cross"],
         choices=("dot", "attention", "convolution", "linear", "cross"),
-        doc="Every layer has these interaction modules.",
+        doc="Interaction modules of every layer.",
     )
     ensemble: str = setting(
         "concat",
         choices=("concat", "sum", "weighted_sum"),
-        doc="The vectors that the modules give stand side by side, are added up, or are added up by learnt weights.",
+        doc="How a layer joins what its modules give: side by side, added up, or added up by learnt weights.",
     )
-    module_vectors: int = setting(16, low=1, doc="A module puts out this many vectors.")
-    cross_rank: int = setting(64, low=1, doc="The rank of cross layers that have no whole matrix.")
-    heads: int = setting(4, low=1, doc="Vectors are cut into this many heads, each with products of its own.")
-    channels: int = setting(8, low=1, doc="The convolution has this many channels.")
+    module_vectors: int = setting(16, low=1, doc="Number of vectors that a module puts out.")
+    cross_rank: int = setting(64, low=1, doc="Rank of cross layers that have no whole matrix.")
+    heads: int = setting(4, low=1, doc="Number of heads that vectors are cut into, each with products of its own.")
+    channels: int = setting(8, low=1, doc="Channels of the convolution.")
 
     def check(self, path: str) -> None:
         """Besides: there must be a module."""

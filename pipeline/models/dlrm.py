@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class DlrmConfig(VectorRankerConfig):
     """DLRM: bottom MLP on the dense features, dot products of all pairs of vectors, top MLP."""
 
-    name: str = setting("dlrm", choices=("dlrm",), doc="This model is trained.")
+    name: str = setting("dlrm", choices=("dlrm",), doc="Ranking model to train.")
 
 
 class DlrmModel:

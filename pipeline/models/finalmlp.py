@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 class FinalMlpConfig(RankerConfig):
     """FinalMLP: two MLPs, each behind a gate on its inputs, fused by a bilinear form. `top_mlp` is the first one."""
 
-    name: str = setting("finalmlp", choices=("finalmlp",), doc="This model is trained.")
+    name: str = setting("finalmlp", choices=("finalmlp",), doc="Ranking model to train.")
     second_mlp: list[int] = setting(
-        factory=lambda: [512, 256], doc="The second stream's MLP has these hidden widths; `top_mlp` is the first one's."
+        factory=lambda: [512, 256], doc="Hidden widths of the second stream's MLP; `top_mlp` has the first one's."
     )
-    gate_hidden: int = setting(64, low=1, doc="The MLP of a gate on the inputs has one hidden layer of this width.")
+    gate_hidden: int = setting(64, low=1, doc="Width of the hidden layer of a gate on the inputs.")
     first_gate: list[str] = setting(
         factory=list,
-        doc="These sparse features decide the gate of the first stream; none: it is learnt, the same for all samples.",
+        doc="Sparse features that decide the gate of the first stream; none: it is learnt, the same for all samples.",
     )
     second_gate: list[str] = setting(
         factory=list,
-        doc="These sparse features decide the gate of the second stream; none: it is learnt, the same for all samples.",
+        doc="Sparse features that decide the gate of the second stream; none: it is learnt, the same for all samples.",
     )
-    heads: int = setting(4, low=1, doc="Vectors are cut into this many heads, each with products of its own.")
+    heads: int = setting(4, low=1, doc="Number of heads that vectors are cut into, each with products of its own.")
 
     def check(self, path: str) -> None:
         """Besides: the heads must divide both streams' last widths."""

@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 class MaskNetConfig(VectorRankerConfig):
     """MaskNet: blocks that multiply by a mask which the whole sample decides, in series or side by side."""
 
-    name: str = setting("masknet", choices=("masknet",), doc="This model is trained.")
-    structure: str = setting(
+    name: str = setting("masknet", choices=("masknet",), doc="Ranking model to train.")
+    block_structure: str = setting(
         "parallel",
         choices=("serial", "parallel"),
-        doc="Parts follow each other, or stand side by side and are joined before the last layers.",
+        doc="Whether parts follow each other, or stand side by side and are joined before the last layers.",
     )
-    blocks: int = setting(3, low=1, high=64, doc="There are this many mask blocks.")
-    block_width: int = setting(128, low=1, doc="A mask block puts out this many values.")
-    mask_width: int = setting(128, low=1, doc="The MLP that computes a mask has one hidden layer of this width.")
+    blocks: int = setting(3, low=1, high=64, doc="Number of mask blocks.")
+    block_width: int = setting(128, low=1, doc="Width of what a mask block puts out.")
+    mask_width: int = setting(128, low=1, doc="Width of the hidden layer that computes a mask.")
 
 
 class MaskNetModel:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class MlpConfig(RankerConfig):
     """One MLP on the dense features and all embeddings, side by side."""
 
-    name: str = setting("mlp", choices=("mlp",), doc="This model is trained.")
+    name: str = setting("mlp", choices=("mlp",), doc="Ranking model to train.")
 
 
 class MlpModel:

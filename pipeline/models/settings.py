@@ -17,15 +17,15 @@ class RankerConfig(ModelConfig):
 
     top_mlp: list[int] = setting(
         factory=lambda: [512, 256],
-        doc="The MLP that leads to the logit has these hidden widths; a last layer of width 1 follows.",
+        doc="Hidden widths of the MLP that leads to the logit; a last layer of width 1 follows.",
     )
     dropout: float = setting(
         0.0, low=0.0, high=0.95, quiet=True,
-        doc="In training, each value of the hidden layers that lead to the logit is zero with this probability.",
+        doc="Probability with which training sets a value of the hidden layers that lead to the logit to zero.",
     )  # fmt: skip
     norm: str = setting(
         "none", choices=NORMS, quiet=True,
-        doc="The hidden layers that lead to the logit are normalised before their ReLU: batch takes mean and variance "
+        doc="Normalisation of the hidden layers that lead to the logit, before ReLU. batch takes mean and variance "
         "over the global batch, of all ranks, and running ones in evaluation; layer takes them over a sample's values.",
     )  # fmt: skip
 
@@ -47,5 +47,5 @@ class VectorRankerConfig(RankerConfig):
 
     bottom_mlp: list[int] = setting(
         factory=lambda: [512, 256],
-        doc="The MLP on the numeric features has these hidden widths; a last layer as wide as an embedding follows.",
+        doc="Hidden widths of the MLP on the numeric features; a last layer as wide as an embedding follows.",
     )

@@ -21,11 +21,11 @@ class WideDeepConfig(RankerConfig):
     Crosses of features are ids of their own: `data.sparse.<name>.cross`.
     """
 
-    name: str = setting("wide_deep", choices=("wide_deep",), doc="This model is trained.")
+    name: str = setting("wide_deep", choices=("wide_deep",), doc="Ranking model to train.")
     wide: int = setting(
         1,
         low=1,
-        doc="The sparse linear layer has this many outputs: so many first values of an embedding are its weights.",
+        doc="Outputs of the sparse linear layer: so many first values of an embedding are its weights.",
     )
 
     def check(self, path: str) -> None:

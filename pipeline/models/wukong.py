@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 class WukongConfig(VectorRankerConfig):
     """Wukong: layers of factorisation machines, whose products feed an MLP, beside linear sums of the vectors."""
 
-    name: str = setting("wukong", choices=("wukong",), doc="This model is trained.")
-    layers: int = setting(2, low=1, high=32, doc="This many layers of interactions follow each other.")
+    name: str = setting("wukong", choices=("wukong",), doc="Ranking model to train.")
+    layers: int = setting(2, low=1, high=32, doc="Number of layers of interactions, one after the other.")
     products: int = setting(
-        8, low=1, doc="The factorisation machine of a layer multiplies every vector with this many sums of all vectors."
+        8,
+        low=1,
+        doc="Number of sums of all vectors that the factorisation machine of a layer multiplies every vector with.",
     )
-    products_mlp: list[int] = setting(
-        factory=lambda: [128], doc="The MLP on the products of a layer has these hidden widths."
+    products_mlp: list[int] = setting(factory=lambda: [128], doc="Hidden widths of the MLP on the products of a layer.")
+    product_vectors: int = setting(8, low=1, doc="Number of vectors that the MLP on the products of a layer puts out.")
+    linear_vectors: int = setting(
+        8, low=1, doc="Number of linear sums of its vectors that a layer has beside the products."
     )
-    product_vectors: int = setting(8, low=1, doc="The MLP on the products of a layer puts out this many vectors.")
-    linear_vectors: int = setting(8, low=1, doc="A layer has this many linear sums of its vectors beside the products.")
 
 
 class WukongModel:

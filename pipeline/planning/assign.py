@@ -115,8 +115,8 @@ def _placed(model: Model, picks: tuple[int, ...], bound: float, weights: tuple[f
     """The picked options placed with each weight of the bytes, improved; the fastest that fits."""
     target = max(bound, 1e-9)
     states = [place(model, picks, target, weight) for weight in weights]
-    found = sorted((s for s in states if s is not None), key=lambda s: s.ms)[:2]
-    return min((improve(s, bound) for s in found), key=lambda s: s.ms, default=None)
+    fastest = sorted((s for s in states if s is not None), key=lambda s: s.ms)[:2]
+    return min((improve(s, bound) for s in fastest), key=lambda s: s.ms, default=None)
 
 
 def _exact(model: Model, best: State | None, bound: float) -> tuple[State | None, float]:

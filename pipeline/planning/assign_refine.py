@@ -49,11 +49,11 @@ def _solve_around(state: State, rng: np.random.Generator, limit: int) -> State |
     )  # fmt: skip
     as_slow = (state.load >= slowest * (1 - STEP)) & ~touched
     ceiling = np.where(as_slow, slowest, np.inf)
-    found, _, _ = solve_exact(model, NODES, 1e-3, slowest * (1 - STEP), among=among, ceiling=ceiling)
-    if found is None:
+    solved, _, _ = solve_exact(model, NODES, 1e-3, slowest * (1 - STEP), among=among, ceiling=ceiling)
+    if solved is None:
         return None
     for at, table in enumerate(tables):
-        rest.add(table, numbers[at][found.chosen[at]], found.ranks[at])
+        rest.add(table, numbers[at][solved.chosen[at]], solved.ranks[at])
     rest = rest.rebuilt()
     gained = rest.load[touched].max() < slowest * (1 - STEP / 2) and rest.ms <= slowest * (1 + 1e-9)
     return rest if gained and rest.fits() else None

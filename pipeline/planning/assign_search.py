@@ -59,14 +59,14 @@ def _place_in_order(
 
 def _cheapest(state: State, table: int, target: float, weight: float) -> tuple[int, np.ndarray] | None:
     """The option of a table that fits and leaves its slowest rank the fastest."""
-    found = []
+    fitting = []
     for number, option in enumerate(state.model.options[table]):
         ranks = state.find(option, target, weight)
         if ranks is not None:
-            found.append((state.slowest(option, ranks), option.total_ms, number, ranks))
-    if not found:
+            fitting.append((state.slowest(option, ranks), option.total_ms, number, ranks))
+    if not fitting:
         return None
-    _, _, number, ranks = min(found, key=lambda f: f[:3])
+    _, _, number, ranks = min(fitting, key=lambda each: each[:3])
     return number, ranks
 
 
@@ -173,18 +173,18 @@ def _change(state: State, rank: int, trials: int) -> tuple[bool, int]:
         state.remove(table)
         for number, option in enumerate(state.model.options[table]):
             cost += 1
-            found = state.find(option, slowest, 0.0)
-            if found is None:
+            places = state.find(option, slowest, 0.0)
+            if places is None:
                 continue
-            after = max(float(state.load[ranks].max()), state.slowest(option, found))
+            after = max(float(state.load[ranks].max()), state.slowest(option, places))
             key = (after, option.total_ms, table, number)
             if key[0] < slowest * (1 - WORTH) and (best is None or key < best[0]):
-                best = key, found
+                best = key, places
         state.add(table, was, ranks)
         state.load = before  # exactly as it was, whatever the sums rounded
     if best is None:
         return False, cost
-    (_, _, table, number), found = best
+    (_, _, table, number), places = best
     state.remove(table)
-    state.add(table, number, found)
+    state.add(table, number, places)
     return True, cost

@@ -10,12 +10,12 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig, ModelConfig, TrainConfig
+from pipeline.config import SHARDING_TYPES, DataConfig, HardwareConfig
 from pipeline.errors import ArtifactError
 from pipeline.planning.cost import FLOAT
 from pipeline.planning.hardware import tiers
 from pipeline.planning.hitrate import HitCurve
-from pipeline.records import DatasetSchema, Profile
+from pipeline.planning.inputs import PlanInputs
 from pipeline.specs import ID_MAPPINGS, TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import TableOptimizer
 
@@ -70,12 +70,10 @@ class Choice:
     pinned: bool = False
 
 
-def tables_of(
-    data: DataConfig, model: ModelConfig, train: TrainConfig, schema: DatasetSchema, profile: Profile
-) -> list[Table]:
+def tables_of(inputs: PlanInputs) -> list[Table]:
     """The tables in schema order; raises ArtifactError where ``profile.json`` lacks a feature of ``schema.json``."""
-    tables = []
-    for column in schema.sparse:
+    tables, profile = [], inputs.profile
+    for column in inputs.schema.sparse:
         if column.name not in profile.sparse:
             raise ArtifactError(
                 f"profile.json has no figures for feature {column.name!r}, expected one entry for every sparse "
@@ -86,12 +84,12 @@ def tables_of(
         table = Table(
             name=column.name,
             rows=column.rows,
-            dim=model.embedding_dim,
+            dim=inputs.model.embedding_dim,
             pooling=max(measured.pooling, 1e-3),
             curve=HitCurve.measured(profile, column.name),
-            optimizer=TABLE_OPTIMIZERS.get(train.sparse_optimizer),
+            optimizer=TABLE_OPTIMIZERS.get(inputs.train.sparse_optimizer),
             weighted=column.weighted,
-            ranked=_ranked(data, column.name),
+            ranked=_ranked(inputs.data, column.name),
         )
         tables.append(table)
     return tables

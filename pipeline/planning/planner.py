@@ -5,47 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig
 from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table
-from pipeline.planning.hardware import (
-    MEMORIES,
-    fast_memory,
-    figures,
-    memory_gib,
-)
-from pipeline.planning.placement import Placement
+from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
+from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.quiet import quiet
-from pipeline.planning.reasons import reason
-from pipeline.planning.search import Best, Space, anywhere, best
+from pipeline.planning.remedies import plan_error
+from pipeline.planning.report import reason
+from pipeline.planning.search import Best, Placement, Space, anywhere, best
 from pipeline.planning.setting import Setting, rounds, settle
-from pipeline.planning.shortfall import plan_error
-from pipeline.records import DatasetSchema, Plan, Profile, ShardPlan, TablePlan
+from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
     from pipeline.planning.engine import Engine
 
 
-def make_plan(config: Config, schema: DatasetSchema, profile: Profile, profile_key: str = "") -> Plan:
-    """Place every table of ``schema`` on ``config.hardware``'s ranks at the least predicted step time.
+def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
+    """Place every table on the ranks of the hardware at the least predicted step time. Needs no process group.
 
     ``profile_key``: the dataset's, recorded in the plan. Deterministic: equal inputs give equal plans. Raises
     ConfigError (pins, types, hardware figures), ArtifactError (profile and schema differ) and PlanError (no fit).
     """
-    setting = settle(config, schema, profile)
+    setting = settle(inputs)
     with quiet():
         for offered in rounds(setting):
             engine, space = open_space(setting, offered)
             chosen = _search(engine, space)
             if chosen is not None:
                 return _assemble(setting, space, chosen, profile_key)
-        raise plan_error(setting, space, lambda other: sketch(other, schema, profile))
+        raise plan_error(setting, space, sketch)
 
 
-def sketch(config: Config, schema: DatasetSchema, profile: Profile) -> Placement | None:
+def sketch(inputs: PlanInputs) -> Placement | None:
     """The assignment's placement alone, or None; remedies of an infeasible plan are tried with it."""
-    setting = settle(config, schema, profile)
+    setting = settle(inputs)
     for offered in rounds(setting):
         placement = anywhere(open_space(setting, offered)[1])
         if placement is not None:
@@ -59,7 +54,7 @@ def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | N
     There is no engine on one CPU rank, where every table lies whole: TorchRec has nothing to search, and loading it
     would take longer than the rest.
     """
-    hardware, train = setting.config.hardware, setting.config.train
+    hardware, train = setting.inputs.hardware, setting.inputs.train
     if _only_whole(hardware, offered):
         engine, layouts = None, {t.name: [whole_layout(train.batch, t)] for t in setting.tables}
     else:
@@ -90,24 +85,24 @@ def _search(engine: Engine | None, space: Space) -> Best | None:
 
 
 def _assemble(setting: Setting, space: Space, chosen: Best, profile_key: str) -> Plan:
-    config, placement = setting.config, chosen.placement
+    inputs, placement = setting.inputs, chosen.placement
+    hardware, fast = inputs.hardware, fast_memory(inputs.hardware)
     tables = {table.name: _table(setting, space, chosen, table) for table in setting.tables}
-    share = float(getattr(config.plan, f"{fast_memory(config.hardware)}_reserve"))
-    margin = int(memory_gib(config.hardware, fast_memory(config.hardware)) * GIB * share)
+    margin = int(memory_gib(hardware, fast) * GIB * float(getattr(inputs.plan, f"{fast}_reserve")))
     return Plan(
-        hardware=config.hardware.name,
-        device=config.hardware.device,
-        world_size=config.world_size,
-        ranks_per_host=config.hardware.ranks_per_host,
-        global_batch=config.train.batch,
+        hardware=hardware.name,
+        device=hardware.device,
+        world_size=hardware.world_size,
+        ranks_per_host=hardware.ranks_per_host,
+        global_batch=inputs.batch,
         tables=tables,
         memory=[dict(zip(MEMORIES, used, strict=True)) for used in placement.memory],
         predicted_step_ms=round(placement.step_ms, 6),
         phases=[{phase: round(ms, 6) for phase, ms in phases.items()} for phases in placement.phases],
-        reserved=[{**setting.reserved, "margin": margin} for _ in range(config.world_size)],
-        reserved_tier=fast_memory(config.hardware),
+        reserved=[{**setting.reserved, "margin": margin} for _ in range(hardware.world_size)],
+        reserved_tier=fast,
         gap=round(chosen.gap, 6),
-        figures=figures(config.hardware),
+        figures=figures(hardware),
         profile_key=profile_key,
     )
 

@@ -1,15 +1,22 @@
-"""The cost model's view of a finished plan: every rank's phases and memory. No torch."""
+"""The cost model's view of a finished plan: every rank's phases and memory, and what towers add. No torch.
+
+The plan of one group of tower hosts covers its tables, its ranks and their batch. The model's dense part is another:
+its ranking takes what all towers put out for one rank's samples, and its gradients are reduced over all hosts.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.config import Config, HardwareConfig
+from pipeline.config import HardwareConfig
+from pipeline.models.costs import model_costs
 from pipeline.planning.choices import Table, tables_of
-from pipeline.planning.cost import fixed_ms, shard_ms, step_ms
+from pipeline.planning.cost import BYTES_PER_MS, FLOAT, dense_costs, dense_ms, fixed_ms, local_batch, shard_ms, step_ms
+from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.loads import Block, asked_of
 from pipeline.planning.reservations import dense_bytes, staged_row
-from pipeline.records import BESIDE_TRAINING, DatasetSchema, Plan, Profile, TablePlan
+from pipeline.records import BESIDE_TRAINING, PHASES, Plan, TablePlan
+from pipeline.specs import ModelInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +39,23 @@ class Prediction:
         return max(own + kept for own, kept in zip(self.tables, taken, strict=True))
 
 
-def predict(plan: Plan, config: Config, schema: DatasetSchema, profile: Profile) -> Prediction:
-    """The cost model's figures of ``plan`` on ``config.hardware``, for the tables of ``schema`` and ``profile``.
+def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
+    """The cost model's figures of ``plan`` on the hardware and for the tables of ``inputs``.
 
     Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
     """
-    phases = [fixed_ms(config.model, schema, config.hardware, config.train.batch) for _ in range(plan.world_size)]
+    hardware, batch = inputs.hardware, inputs.batch
+    phases = [fixed_ms(inputs.model, inputs.schema, hardware, batch) for _ in range(plan.world_size)]
     own, staged = [0] * plan.world_size, [0] * plan.world_size
-    for table in tables_of(config.data, config.model, config.train, schema, profile):
+    for table in tables_of(inputs):
         placed = plan.tables[table.name]
-        for shard, spent in zip(
-            placed.shards, _shard_phases(config.hardware, config.train.batch, table, placed), strict=True
-        ):
+        for shard, spent in zip(placed.shards, _shard_phases(hardware, batch, table, placed), strict=True):
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             own[shard.rank] += placed.resident_bytes(shard, plan.device)
             staged[shard.rank] += shard.rows * staged_row(0 if placed.tier == "ssd" else table.row_bytes(shard.columns))
-    groups = config.model, config.hardware, config.train, config.ingest
-    reserved = [dense_bytes(*groups, schema, profile) for _ in own]
-    if config.hardware.device == "cpu":
+    reserved = [dense_bytes(inputs) for _ in own]
+    if hardware.device == "cpu":
         for kept, rows in zip(reserved, staged, strict=True):
             kept["staging"] = rows
     return Prediction(phases=phases, tables=own, reserved=reserved)
@@ -62,3 +67,43 @@ def _shard_phases(hardware: HardwareConfig, batch: int, table: Table, placed: Ta
     asked = asked_of(hardware.world_size, batch, table, placed.sharding, blocks)
     loads = asked.loads(hardware, placed.tier, placed.cache_rows)
     return [shard_ms(hardware, load, global_batch=batch) for load in loads]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossing:
+    """What one sample sends between tower hosts.
+
+    ``ids``: values to other tower hosts, a length for each feature included; ``own``: vectors of width ``dim`` that
+    this rank's tower hosts put out, out of all ``vectors`` (names); ``groups``: of tower hosts there are.
+    """
+
+    ids: float
+    own: int
+    vectors: tuple[str, ...]
+    dim: int
+    groups: int
+
+
+def beyond_tower_ms(own: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
+    """Ms a step by phase to add to the plan of one group of tower hosts, out of all hosts of ``hardware``.
+
+    ``own``: what that plan is made for: the group's hosts, and its tables beside all dense features. Vectors travel as
+    float32. Tower modules are not counted.
+    """
+    model, batch, schema = own.model, own.batch, own.schema
+    phases, samples = dict.fromkeys(PHASES, 0.0), local_batch(batch, hardware.world_size)
+    ranking = model_costs(model, ModelInputs(dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim))
+    alone = dense_ms(dense_costs(model, schema), own.hardware, batch)
+    phases["dense"] = dense_ms(ranking, hardware, batch) - alone
+    if crossing.groups == 1:
+        return phases
+    latency, rate = hardware.inter_host_latency_us / 1e3, hardware.inter_host_gb_per_s * BYTES_PER_MS
+    values = {
+        "input_exchange": crossing.ids,
+        # Own vectors of the peers' samples go out; the gradients of the other tower hosts' vectors go back.
+        "output_exchange": (crossing.groups - 1) * crossing.own * crossing.dim,
+        "gradient_exchange": (len(crossing.vectors) - crossing.own) * crossing.dim,
+    }
+    for phase, count in values.items():
+        phases[phase] = latency * (2 if phase == "input_exchange" else 1) + samples * count * FLOAT / rate
+    return phases

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from pipeline.config import TIERS
-from pipeline.planning.hardware import MEMORIES, size_text
-from pipeline.planning.text_bars import memory_lines, phase_lines
-from pipeline.records import Plan, TablePlan
+from pipeline.config import TIERS, HardwareConfig
+from pipeline.planning.candidates import Offer
+from pipeline.planning.choices import DATA_PARALLEL, TABLE_WISE, Choice, Table
+from pipeline.planning.hardware import MEMORIES, fast_memory, size_text
+from pipeline.planning.search import Space
+from pipeline.records import PHASES, Plan, TablePlan
 from pipeline.units import GIB
 
 SHOWN_TABLES = 40
 SHOWN_CACHES = 12
 SHOWN_REASONS = 8
+SHOWN_RANKS = 8
+LABEL, BAR = 16, 24  # columns
 # Heading and width of each column; the first column, the name, takes the rest of the line.
 COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))
 CACHE_COLUMNS = (("cached rows", 14), ("of the table", 12), ("hits", 7))
@@ -29,15 +33,10 @@ def plan_summary(plan: Plan) -> dict:
         "tiers": {f"{tier}_bytes": sum(rank[tier] for rank in plan.memory) for tier in MEMORIES},
         "predicted_step_ms": plan.predicted_step_ms,
         "tables": {
-            name: {"tier": table.tier, "sharding": table.sharding, "ranks": table_ranks(table)}
+            name: {"tier": table.tier, "sharding": table.sharding, "ranks": table.ranks}
             for name, table in plan.tables.items()
         },
     }
-
-
-def table_ranks(table: TablePlan) -> list[int]:
-    """The ranks that hold some of the table, ascending."""
-    return sorted({shard.rank for shard in table.shards})
 
 
 def by_size(plan: Plan) -> list[tuple[str, TablePlan]]:
@@ -83,7 +82,7 @@ def _cells(table: TablePlan) -> list[str]:
         f"{table.bytes / GIB:.3f}",
         SHORT.get(table.tier, table.tier),
         SHORT.get(table.sharding, table.sharding),
-        _ranks(table_ranks(table)),
+        _ranks(table.ranks),
         f"{table.cost_ms:.3f}",
     ]
 
@@ -169,6 +168,125 @@ def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[s
         f"{cell:<{size}}" if heading in LEFT else f"{cell:>{size}}"
         for cell, (heading, size) in zip(cells, columns, strict=True)
     )
-    room = width - len(rest) - 1
+    room = max(width - len(rest) - 1, len("hbm+cache"))  # a long last cell is cut, not the name
     short = name if len(name) <= room else name[: max(room - 2, 1)] + ".."
     return f"{short:<{room}} {rest}"
+
+
+def memory_lines(plan: Plan, width: int) -> list[str]:
+    """Predicted GiB by rank and tier against the capacity; above 8 ranks only the mean, fullest and emptiest."""
+    if not plan.memory:
+        return []
+    lines = [f"{'memory':<{LABEL}}     [# tables, = reserved, . free]", "-" * width]
+    ranks = range(len(plan.memory))
+    if len(plan.memory) <= SHOWN_RANKS:
+        return lines + [line for rank in ranks for line in _rank_lines(plan, f"rank {rank}", rank)]
+    order = sorted(ranks, key=lambda rank: (-fullness(plan, rank), rank))
+    lines += _tier_bars(plan, f"{len(plan.memory)} ranks, mean", _mean(plan.memory), _mean_reserved(plan))
+    lines += _rank_lines(plan, f"fullest {order[0]}", order[0])
+    lines += _rank_lines(plan, f"emptiest {order[-1]}", order[-1])
+    return lines
+
+
+def fullness(plan: Plan, rank: int) -> float:
+    """The used share of the rank's fullest tier; bytes where no capacity is known."""
+    used = {tier: plan.memory[rank].get(tier, 0) for tier in MEMORIES}
+    used[plan.reserved_tier] += plan.reserved_bytes(rank)
+    shares = [size / room for tier, size in used.items() if (room := plan.capacity_bytes(tier))]
+    return max(shares) if shares else float(sum(used.values()))
+
+
+def phase_lines(plan: Plan, width: int) -> list[str]:
+    """Predicted ms of each phase on the slowest rank and in the mean, with a bar of the slowest rank's share."""
+    if not plan.phases:
+        return []
+    slowest, mean = plan.slowest_rank, plan.mean_phases
+    many = len(plan.phases) > 1
+    heads = [f"rank {slowest}, ms", f"mean of {len(plan.phases)}, ms"] if many else ["ms"]
+    total = sum(plan.phases[slowest].values())
+    lines = [f"{'phase':<20}" + "".join(f"{head:>16}" for head in heads), "-" * width]
+    room = width - 20 - 16 * len(heads) - 9
+    for phase in [*PHASES, *sorted(set(plan.phases[slowest]) - set(PHASES))]:
+        spent = plan.phases[slowest].get(phase, 0.0)
+        cells = [spent, mean.get(phase, 0.0)] if many else [spent]
+        share = spent / total if total else 0.0
+        text = "".join(f"{cell:>16.3f}" for cell in cells)
+        lines.append(f"{phase.replace('_', ' '):<20}{text}  {share:>4.0%}  {'#' * round(share * room)}")
+    overlap = total - plan.predicted_step_ms
+    lines.append("-" * width)
+    sums = [total, sum(mean.values())] if many else [total]
+    hidden = f"  {overlap:.3f} ms of it overlap" if overlap > 5e-4 else ""
+    lines.append(f"{'sum':<20}" + "".join(f"{value:>16.3f}" for value in sums) + hidden)
+    return lines
+
+
+def _rank_lines(plan: Plan, label: str, rank: int) -> list[str]:
+    return _tier_bars(plan, label, plan.memory[rank], plan.reserved_bytes(rank))
+
+
+def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: float) -> list[str]:
+    """One line for every tier that exists or is used."""
+    lines: list[str] = []
+    for tier in MEMORIES:
+        tables, kept = used.get(tier, 0), reserved if tier == plan.reserved_tier else 0
+        room = plan.capacity_bytes(tier)
+        if tables or kept or (room and (tier != "hbm" or plan.device == "cuda")):
+            lines.append(f"{'' if lines else label:<{LABEL}} {tier.upper()} {_bar(tables, kept, room)}")
+    return lines or [f"{label:<{LABEL}} nothing"]
+
+
+def _bar(tables: float, kept: float, room: float) -> str:
+    text = f"{tables / GIB:.3f}" + (f" + {kept / GIB:.3f}" if kept else "")
+    if not room:
+        return f"{text} GiB"
+    cells = max(round(BAR * tables / room), int(tables > 0))
+    more = max(round(BAR * (tables + kept) / room) - cells, int(kept > 0))
+    bar = f"{'#' * cells}{'=' * more}"[:BAR]
+    return f"[{bar:.<{BAR}}] {text} of {room / GIB:,.4g} GiB, {(tables + kept) / room:.0%}"
+
+
+def _mean(ranks: list[dict[str, int]]) -> dict[str, float]:
+    names = dict.fromkeys(name for rank in ranks for name in rank)
+    return {name: sum(rank.get(name, 0) for rank in ranks) / len(ranks) for name in names}
+
+
+def _mean_reserved(plan: Plan) -> float:
+    return sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))) / len(plan.memory)
+
+
+def reason(table: Table, choice: Choice, offer: Offer, space: Space) -> str:
+    """One sentence: why ``table`` gets ``offer`` of all its offers in ``space``, and its tier if not the fastest."""
+    return _sharding_reason(table, choice, offer, space) + _tier_reason(space.hardware, table, offer)
+
+
+def _sharding_reason(table: Table, choice: Choice, offer: Offer, space: Space) -> str:
+    if choice.pinned:
+        return f"pinned by plan.tables.{table.name}"
+    if space.hardware.world_size == 1:
+        return "one rank holds every table whole"
+    if offer.sharding == DATA_PARALLEL:
+        return "so small that reducing the whole table is cheaper than exchanging its lookups"
+    if offer.sharding == TABLE_WISE:
+        return "fits one rank whole, and whole tables balance the ranks"
+    count = len(offer.layout.shards)
+    home = {"hbm": "hbm", "ssd": "ssd"}.get(offer.tier, "ddr")
+    if table.bytes > space.room.of(home):
+        return f"{size_text(table.bytes)} do not fit one rank: split over {count} shards"
+    whole = [o for o in space.offers[table.name] if o.sharding == TABLE_WISE and o.tier == offer.tier]
+    saved = max(whole[0].ms) / max(*offer.ms, 1e-9) if whole else 0.0
+    if saved >= 1.05:
+        return f"split over {count} shards: the busiest rank spends {saved:.1f}x less on it than whole"
+    return f"split over {count} shards, which evens out memory or work between the ranks"
+
+
+def _tier_reason(hardware: HardwareConfig, table: Table, offer: Offer) -> str:
+    if offer.tier == ("hbm" if hardware.device == "cuda" else "ddr"):
+        return ""
+    density = f"{table.pooling / (table.bytes / GIB):.3g} lookups a sample and GiB"
+    if offer.tier == "ddr":
+        return f"; HBM has no room for every table, so this one, with {density}, stays in DDR"
+    memory = fast_memory(hardware).upper()
+    kept = f"{offer.cache_rows:,} rows in {memory} serve {offer.hit_rate:.1%} of its lookups"
+    if offer.tier == "hbm_cached":
+        return f"; HBM has no room for every table, so this one stays in DDR behind a cache: {kept}"
+    return f"; memory has no room for every table, so this one, with {density}, is on SSD: {kept}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from pipeline.config import HardwareConfig, IngestConfig, ModelConfig, TrainConfig
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
+from pipeline.planning.inputs import PlanInputs
 from pipeline.records import DatasetSchema, Profile
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
 from pipeline.units import GIB
@@ -22,34 +22,27 @@ PER_ACTIVATION = 2.0
 BATCHES_IN_WORK = 3
 
 
-def dense_bytes(
-    model: ModelConfig,
-    hardware: HardwareConfig,
-    train: TrainConfig,
-    ingest: IngestConfig,
-    schema: DatasetSchema,
-    profile: Profile,
-) -> dict[str, int]:
+def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     """Bytes that one rank reserves in its fastest memory, by purpose; on a CPU they include ``host_bytes``.
 
     ``staging`` is a checkpoint's copy of the rank's rows, for tables spread evenly; on a CPU it takes at most half of
     the rest. The copy of rows on SSD lies on SSD, where ``candidates`` counts it.
     """
-    world = hardware.world_size
-    batch, costs = local_batch(train.batch, world), dense_costs(model, schema)
-    pooled = batch * len(schema.sparse) * model.embedding_dim * FLOAT
+    hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
+    batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema)
+    pooled = batch * len(schema.sparse) * inputs.model.embedding_dim * FLOAT
     # The most that any dense optimizer takes: a plan does not depend on train.dense_optimizer.
     per_parameter = PER_PARAMETER + max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),
-        "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, profile)),
+        "inputs": int(BATCHES_IN_WORK * batch * _row_bytes(schema, inputs.profile)),
         "communication": pooled * (4 if world > 1 else 2),
         "staging": 0,
         "runtime": RUNTIME + (RUNTIME_LINKED if world > 1 else 0),
     }
     if hardware.device == "cpu":
-        host = host_bytes(model, hardware, train, ingest, schema, profile)
+        host = host_bytes(inputs)
         reserved["inputs"] += host["inputs"]
         reserved["process"] = host["process"]
         rest = hardware.ddr_gib * GIB - sum(reserved.values())
@@ -57,23 +50,17 @@ def dense_bytes(
     return reserved
 
 
-def host_bytes(
-    model: ModelConfig,
-    hardware: HardwareConfig,
-    train: TrainConfig,
-    ingest: IngestConfig,
-    schema: DatasetSchema,
-    profile: Profile,
-) -> dict[str, int]:
+def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     """Bytes that one rank needs in host memory on any device: the process, rows read ahead, a checkpoint's copy."""
-    world = hardware.world_size
-    window = min(train.shuffle_window_groups * ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
+    schema, train, world = inputs.schema, inputs.train, inputs.world_size
+    row = _row_bytes(schema, inputs.profile)
+    window = min(train.shuffle_window_groups * inputs.ingest.rows_per_group, max(schema.rows.get("train", 0), 1))
     # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
-    windows = (2 + 1 / world) * window * _row_bytes(schema, profile)
-    batches = int(train.prefetch_batches * local_batch(train.batch, world) * _row_bytes(schema, profile))
-    dim, optimizer = model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
+    windows = (2 + 1 / world) * window * row
+    batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)
+    dim, optimizer = inputs.model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
     tables = sum(column.rows for column in schema.sparse) * staged_row(dim * FLOAT + optimizer.state_bytes(dim))
-    process = int(hardware.process_gib * GIB)  # interpreter and libraries
+    process = int(inputs.hardware.process_gib * GIB)  # interpreter and libraries
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
 
 

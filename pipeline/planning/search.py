@@ -6,16 +6,18 @@ The best plan in our model wins, among those that neither model rates worse than
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from pipeline.config import HardwareConfig
 from pipeline.planning.assign import EXACT_GAP, assign
 from pipeline.planning.assign_model import Candidate, Piece, Problem
 from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
+from pipeline.planning.cost import step_ms
 from pipeline.planning.hardware import Capacity
-from pipeline.planning.placement import Placement
+from pipeline.records import PHASES
 
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
@@ -25,6 +27,61 @@ STOCK_SLACK = 1.08
 # The assignment of a large problem may end this far above its bound: in our model, and in TorchRec's.
 TOLERANCE, STOCK_TOLERANCE = 0.01, 0.03
 ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Placement:
+    """One of ``offers`` and the ``ranks`` of its shards by table; ``fixed``: ms by phase that every rank spends."""
+
+    offers: Mapping[str, Offer]
+    ranks: Mapping[str, tuple[int, ...]]
+    world_size: int
+    fixed: Mapping[str, float]
+
+    @cached_property
+    def phases(self) -> list[dict[str, float]]:
+        """Predicted ms of every rank by phase (PHASES)."""
+        spent = [{phase: self.fixed.get(phase, 0.0) for phase in PHASES} for _ in range(self.world_size)]
+        for offer, index, rank in self._shards():
+            for phase, ms in offer.phases[index].items():
+                spent[rank][phase] += ms
+        return spent
+
+    @cached_property
+    def step_ms(self) -> float:
+        """Our model's step: the slowest rank's, overlap excluded."""
+        return max(step_ms(phases) for phases in self.phases)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the slowest rank waits for work that overlaps with its step: the exchange of ids, rows from SSD."""
+        return self.step_ms > max(sum(ms for name, ms in p.items() if name != BESIDE) for p in self.phases)
+
+    @cached_property
+    def stock_ms(self) -> float:
+        """TorchRec's own model: the largest sum of shard costs on one rank."""
+        spent = [0.0] * self.world_size
+        for offer, index, rank in self._shards():
+            spent[rank] += offer.stock_ms[index]
+        return max(spent)
+
+    @cached_property
+    def memory(self) -> list[tuple[int, int, int]]:
+        """Bytes of every rank in the order of MEMORIES."""
+        used = [[0, 0, 0] for _ in range(self.world_size)]
+        for offer, index, rank in self._shards():
+            for place, size in enumerate(offer.bytes[index]):
+                used[rank][place] += size
+        return [(hbm, ddr, ssd) for hbm, ddr, ssd in used]
+
+    def fits(self, room: tuple[int, int, int]) -> bool:
+        """Whether no rank holds more than ``room`` (bytes by memory)."""
+        return all(size <= limit for used in self.memory for size, limit in zip(used, room, strict=True))
+
+    def _shards(self) -> Iterator[tuple[Offer, int, int]]:
+        for name, offer in self.offers.items():
+            for index, rank in enumerate(self.ranks[name]):
+                yield offer, index, rank
 
 
 @dataclass(frozen=True, kw_only=True)

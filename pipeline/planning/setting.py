@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from pipeline.config import SHARDING_TYPES, Config, HardwareConfig, PlanConfig
+from pipeline.config import SHARDING_TYPES, HardwareConfig, PlanConfig
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
 from pipeline.planning.choices import (
@@ -22,9 +22,9 @@ from pipeline.planning.choices import (
 )
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
+from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.pins import check_pins, pinned
 from pipeline.planning.reservations import dense_bytes, host_bytes
-from pipeline.records import DatasetSchema, Profile
 
 # Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
@@ -37,7 +37,7 @@ SMALL_SHARE = 0.02
 class Setting:
     """What is planned: tables and their choices; on every rank reserved bytes, room and fixed ms by phase."""
 
-    config: Config
+    inputs: PlanInputs
     tables: list[Table]
     offered: dict[str, Choice]
     reserved: dict[str, int]
@@ -45,20 +45,20 @@ class Setting:
     fixed: dict[str, float]
 
 
-def settle(config: Config, schema: DatasetSchema, profile: Profile) -> Setting:
+def settle(inputs: PlanInputs) -> Setting:
     """Check the user's settings, and work out the choices of each table."""
-    check_hardware(config.hardware)
-    tables = tables_of(config.data, config.model, config.train, schema, profile)
-    heavy = HEAVY_SHARE if len(tables) * config.world_size > SEARCH_PAIRS else 0.0
-    groups = config.model, config.hardware, config.train, config.ingest
-    reserved = dense_bytes(*groups, schema, profile)
+    hardware, batch = inputs.hardware, inputs.batch
+    check_hardware(hardware)
+    tables = tables_of(inputs)
+    heavy = HEAVY_SHARE if len(tables) * hardware.world_size > SEARCH_PAIRS else 0.0
+    reserved = dense_bytes(inputs)
     return Setting(
-        config=config,
+        inputs=inputs,
         tables=tables,
-        offered=choices(config.plan, config.hardware, config.train.batch, tables, heavy),
+        offered=choices(inputs.plan, hardware, batch, tables, heavy),
         reserved=reserved,
-        room=capacity(config.hardware, config.plan, reserved, host_bytes(*groups, schema, profile)),
-        fixed=fixed_ms(config.model, schema, config.hardware, config.train.batch),
+        room=capacity(hardware, inputs.plan, reserved, host_bytes(inputs)),
+        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch),
     )
 
 
@@ -113,11 +113,11 @@ def _worthwhile(hardware: HardwareConfig, batch: int, table: Table, sharding: st
 
 def rounds(setting: Setting) -> list[dict[str, Choice]]:
     """The choices for each round of the search: the fastest memory alone first, then with slower ones."""
-    hardware, room = setting.config.hardware, setting.room
+    hardware, room = setting.inputs.hardware, setting.room
     need = sum(table.bytes for table in setting.tables)
     allowances, have = [], 0
     for memory in memories(hardware):
-        have += room.of(memory) * setting.config.world_size
+        have += room.of(memory) * setting.inputs.world_size
         last = memory == memories(hardware)[-1]
         if last or need <= have:
             allowed = tiers(hardware)[: tiers(hardware).index(memory) + 1]
@@ -131,7 +131,7 @@ def rounds(setting: Setting) -> list[dict[str, Choice]]:
 
 def _small(setting: Setting) -> set[str]:
     """The smallest tables, which together take so little of the fastest memory that a slower tier gains nothing."""
-    room = setting.room.of(fast_memory(setting.config.hardware)) * setting.config.world_size
+    room = setting.room.of(fast_memory(setting.inputs.hardware)) * setting.inputs.world_size
     small, taken = set(), 0
     for table in sorted(setting.tables, key=lambda t: t.bytes):
         taken += table.bytes

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import Config
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.hardware import MEMORIES
-from pipeline.planning.text_bars import reserved_bytes
-from pipeline.records import DatasetSchema, Plan, Profile
+from pipeline.planning.inputs import PlanInputs
+from pipeline.records import Plan
 
-Planner = Callable[[Config, DatasetSchema, Profile], Plan]
+Planner = Callable[[PlanInputs], Plan]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,9 +20,7 @@ class Case:
     """One combination: the ``settings`` that vary (key -> value as typed) and what the planner takes."""
 
     settings: dict[str, str]
-    config: Config
-    schema: DatasetSchema
-    profile: Profile
+    inputs: PlanInputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +61,10 @@ def what_if(
 def _planned(case: Case, planner: Planner) -> dict[str, Any]:
     started = time.perf_counter()
     record: dict[str, Any] = {
-        "settings": case.settings, "hardware": case.config.hardware.name, "world_size": case.config.world_size,
+        "settings": case.settings, "hardware": case.inputs.hardware.name, "world_size": case.inputs.world_size,
     }  # fmt: skip
     try:
-        record |= _outcome(planner(case.config, case.schema, case.profile))
+        record |= _outcome(planner(case.inputs))
     except (PlanError, ConfigError) as error:
         record |= _problem(error)
     return {**record, "seconds": round(time.perf_counter() - started, 3)}
@@ -90,7 +87,7 @@ def _outcome(plan: Plan) -> dict[str, Any]:
     record: dict[str, Any] = {
         "fits": True, "step_ms": plan.predicted_step_ms, "gap": plan.gap,
         "tiers": {f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in MEMORIES},
-        "reserved_bytes": sum(reserved_bytes(plan, rank) for rank in range(len(plan.memory))),
+        "reserved_bytes": sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))),
         "tables": _tables_by_tier(plan),
     }  # fmt: skip
     if plan.phases:

@@ -1,4 +1,4 @@
-"""The model card: what a version was made of, how good it was found to be, and what it is good for; JSON and text."""
+"""The model card as text: verdict, figures, data, lineage, tables and plan of a version."""
 
 from __future__ import annotations
 

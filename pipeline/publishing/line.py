@@ -1,7 +1,7 @@
-"""The line of versions that served: which of the last ones their gate records say was the best.
+"""Which of the last versions that served was the best, by their gate records.
 
-Every record holds the paired change of NE from the version before it, on rows that both scored. Added up along the
-line, these changes compare versions of different days fairly; the NE of each on its own day would compare the days.
+Each record holds the paired change of NE from the version before it, on rows that both scored. The sums of these
+changes compare versions of different days fairly; the NE of each version on its own day would compare the days.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pipeline.store import Store
 
 
 def better_by_record(store: Store, model: str, incumbent: str, count: int) -> list[str]:
-    """Of the last ``count`` versions up to ``incumbent`` those that scored better than it by their records, best first.
+    """Of the last ``count`` versions up to ``incumbent``, those that scored better than it, best first.
 
-    A version that was rolled back is none of them. The line ends at a version that a person let through in spite of
-    the gate: what it gave up was given up knowingly.
+    Versions that were rolled back are left out. The line ends at a version that was forced through the gate, because
+    that loss was accepted.
     """
     served = set(read_current(store, model).line)
     levels = dict[str, float]()
@@ -38,7 +38,7 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
 
 
 def _record(store: Store, model: str, version: str) -> GateRecord | None:
-    """The gate's record of a version; None where it is gone or damaged."""
+    """The gate's record of a version; None if it is missing or damaged."""
     try:
         return read(GateRecord, store, f"{version_path(model, version)}/{GATE}")
     except UnreachableError:

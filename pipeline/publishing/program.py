@@ -1,7 +1,7 @@
-"""The dense part of a version: a program of ``torch.export`` that takes dense features and embeddings and gives logits.
+"""The dense part of a version: a ``torch.export`` program from dense features and embeddings to logits.
 
-The archive holds JSON and raw weights. torch can also put pickled objects into one, which could run code when they are
-opened: none are written here, and an archive that holds one is refused before torch sees it.
+The archive holds JSON and raw weights. torch can also write pickled objects into one, which could run code when opened.
+This module writes none, and refuses an archive that holds one before torch reads it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.errors import ArtifactError
 from pipeline.store import Draft
 
 PROGRAM = "dense.pt2"
-_EXAMPLE_ROWS = 3  # any number but 0 and 1, which torch would take for fixed
+_EXAMPLE_ROWS = 3  # not 0 or 1, which torch would specialise on
 Program = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -40,7 +40,7 @@ def write_program(draft: Draft, module: nn.Module, dense: int, features: int, di
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's advice to whoever asks whether it is tracing; torchrec does."""
+    """Silence the advice that torch logs when torchrec asks whether it is tracing."""
     logger = logging.getLogger("torch.fx._symbolic_trace")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -51,7 +51,7 @@ def _quiet() -> Iterator[None]:
 
 
 def read_program(path: Path) -> Program:
-    """The program that ``write_program`` wrote; ArtifactError for what is none, or could run code."""
+    """Read what ``write_program`` wrote; ArtifactError if it is no program, or could run code."""
     try:
         if problem := _pickled(path):
             raise ArtifactError(f"{path} holds {problem}, which could run code when opened", hint="publish it again")
@@ -62,7 +62,7 @@ def read_program(path: Path) -> Program:
 
 
 def _pickled(path: Path) -> str:
-    """What of the archive is pickled; "" if nothing is."""
+    """The pickled part of the archive; "" if there is none."""
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             name = entry.filename.partition("/")[2]

@@ -1,8 +1,8 @@
 """Which version of a model serves: ``models/<model>/current.json``.
 
-It is replaced as a whole and only while it is still what its writer read (``store/conditional.py``), so whoever reads
-it sees the former version or the new one, and of two writers at once neither loses what the other one did. It holds the
-line of versions that served, of which the last one serves now: promoting appends, rolling back takes off.
+The file is replaced as a whole, and only if it is unchanged since its writer read it (``store/conditional.py``).
+Readers see the old version or the new one, and two writers at once lose nothing. The file holds the line of versions
+that served; the last one serves now. Promoting appends a version, rolling back removes the last one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.errors import ArtifactError, ConfigError, LaunchError, PassingError
 from pipeline.publishing.versions import model_lock, model_path, require_whole, version_path
+from pipeline.records import Promotion
 from pipeline.store import Artifact, Store
 from pipeline.store.conditional import Seen, SwappedError, look, swap
 from pipeline.store.retrying import explained, passes
@@ -23,25 +24,25 @@ from pipeline.store.retrying import explained, passes
 CURRENT = "current.json"
 FORMAT = 1
 _LOG_ENTRIES = 200
-_TRIES = 10  # of a promotion beside others that write; each of them lets one through
+_TRIES = 10  # of a promotion beside other writers, one of which succeeds at each try
 
 
 @dataclass(frozen=True, kw_only=True)
 class Current:
-    """``current.json``: ``line`` of versions that served, the last one now; ``log`` of what was done, by whom, why."""
+    """``current.json``: the ``line`` of versions that served, the serving one last, and the ``log`` of changes."""
 
     model: str
     line: tuple[str, ...] = ()
-    log: tuple[dict[str, Any], ...] = ()
+    log: tuple[Promotion, ...] = ()
 
     @property
     def version(self) -> str | None:
-        """The version that serves."""
+        """The serving version."""
         return self.line[-1] if self.line else None
 
     @property
     def previous(self) -> str | None:
-        """The one that served before it, which a rollback restores."""
+        """The version before it, which a rollback restores."""
         return self.line[-2] if len(self.line) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
@@ -49,17 +50,17 @@ class Current:
         return {
             "format": FORMAT, "model": self.model, "version": self.version, "previous": self.previous,
             "uri": version_path(self.model, self.version) if self.version else None,
-            "line": list(self.line), "log": list(self.log[-_LOG_ENTRIES:]),
+            "line": list(self.line), "log": [entry.to_json() for entry in self.log[-_LOG_ENTRIES:]],
         }  # fmt: skip
 
 
 def read_current(store: Store, model: str) -> Current:
-    """What serves; an empty line where nothing was published yet. ArtifactError for a damaged file."""
+    """What serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
     return _read(store, model)[1]
 
 
 def _read(store: Store, model: str) -> tuple[Seen, Current]:
-    """``current.json`` as it was read, for ``swap``, and what it says."""
+    """The bytes of ``current.json``, for ``swap``, and their content."""
     seen = look(store, _current_path(model))
     return seen, _parsed(store, model, seen)
 
@@ -71,8 +72,9 @@ def _parsed(store: Store, model: str, seen: Seen) -> Current:
         record = json.loads(seen.data)
         if record["format"] != FORMAT:
             raise ValueError(f"format {record['format']!r}, expected {FORMAT}")
-        return Current(model=model, line=tuple(map(str, record["line"])), log=tuple(record["log"]))
-    except (KeyError, TypeError, ValueError) as error:
+        log = tuple(Promotion.from_json(entry, "log") for entry in record["log"])
+        return Current(model=model, line=tuple(map(str, record["line"])), log=log)
+    except (KeyError, TypeError, ValueError, ArtifactError) as error:
         raise ArtifactError(
             f"{store.url_of(_current_path(model))} does not say which version serves: {error}",
             hint=f"nightjar models promote {model} <version> --reason '...' after removing that file",
@@ -84,7 +86,7 @@ def _current_path(model: str) -> str:
 
 
 def incumbent(store: Store, model: str) -> Artifact | None:
-    """The version that serves; None where there is none. ArtifactError where ``current.json`` names a missing one."""
+    """The serving version; None if there is none. ArtifactError if ``current.json`` names a missing version."""
     version = read_current(store, model).version
     if version is None:
         return None
@@ -100,11 +102,11 @@ def incumbent(store: Store, model: str) -> Artifact | None:
 def promote(
     store: Store, model: str, version: str, *, by: str, reason: str = "", check: Callable[[], None] | None = None
 ) -> Current:
-    """Let ``version`` serve from now on; nothing changes where it does already.
+    """Make ``version`` the serving version, unless it serves already.
 
-    ``by``: publish (its tables were scored just now) | promote (they are read again). ``check`` may refuse, while
-    nobody else can change what serves. ArtifactError for a version that is not there whole, ConfigError for one that
-    the gate held where no ``reason`` is given.
+    ``by``: publish (its tables were just scored) | promote (they are read again). ``check`` may raise to refuse, while
+    nobody else can change what serves. Raises ArtifactError if the version is incomplete, and ConfigError if the gate
+    held it and there is no ``reason``.
     """
     mine, whole = uuid.uuid4().hex, None
     with model_lock(store, model):
@@ -120,21 +122,21 @@ def promote(
             try:
                 return _swap(store, seen, current, (*current.line, version), _entry(mine, current, by, version, reason))
             except SwappedError:
-                continue  # somebody promoted or rolled back since: all of it holds beside that one, or not
+                continue  # another process promoted or rolled back: check everything again
         raise _changed(store, model, f"{_TRIES} times")
 
 
 def _needs_reason(model: str, version: str) -> ConfigError:
     return ConfigError(
-        f"the gate held {version} of model {model!r}: publishing it anyway needs a reason, which is recorded",
+        f"the gate held {version} of model {model!r}; to publish it anyway, give a reason, which is recorded",
         hint=f"nightjar models promote {model} {version} --reason 'why it is right'",
     )
 
 
 def roll_back(store: Store, model: str, reason: str = "") -> Current:
-    """Let the version that served before serve again. ConfigError where there is none.
+    """Make the previous version serve again. ConfigError if there is none.
 
-    LaunchError where another process changes what serves meanwhile: the version before that one is another one.
+    Raises LaunchError if another process changes what serves meanwhile, because the previous version is then another.
     """
     mine = uuid.uuid4().hex
     with model_lock(store, model):
@@ -166,15 +168,14 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             ) from error
 
 
-def _entry(mine: str, current: Current, by: str, version: str, reason: str) -> dict[str, Any]:
-    """An entry of the log; ``id`` tells its writer whether a write whose answer was lost was done."""
-    return {
-        "version": version, "instead_of": current.version, "by": by, "reason": reason, "at": time.time(), "id": mine,
-    }  # fmt: skip
+def _entry(mine: str, current: Current, by: str, version: str, reason: str) -> Promotion:
+    return Promotion(
+        version=version, instead_of=current.version, by=by, reason=reason, at=time.time(), id=mine
+    )  # fmt: skip
 
 
 def _wrote(current: Current, mine: str) -> bool:
-    return any(entry.get("id") == mine for entry in current.log)
+    return any(entry.id == mine for entry in current.log)
 
 
 def _changed(store: Store, model: str, when: str) -> LaunchError:
@@ -185,7 +186,7 @@ def _changed(store: Store, model: str, when: str) -> LaunchError:
     )
 
 
-def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: dict[str, Any]) -> Current:
+def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: Promotion) -> Current:
     after = Current(model=current.model, line=line, log=(*current.log, entry))
     data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
     swap(store, _current_path(current.model), seen, data)

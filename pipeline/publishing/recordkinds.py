@@ -1,4 +1,4 @@
-"""What a model's records refer to: what a version was made of, the run and the checkpoint that it came from."""
+"""What the manifest of a version refers to: its inputs, its run and its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ def _version(record: Record) -> References:
 
 
 RECORDS = (
-    RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),  # another program's
+    RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),  # written by other programs
     RecordKind(name="version", pattern=f"models/*/*/{MANIFEST}", refers=_version, pins=True),
 )

@@ -1,8 +1,7 @@
-"""Rows of a table file: hot ones in memory, cold ones read from the disk (Software-Defined Memory, arXiv 2110.11489).
+"""Rows of a table file: hot ones in memory, cold ones on the disk (Software-Defined Memory, arXiv 2110.11489).
 
-A row takes 128 to 512 bytes of a page of 4 KiB, so pages are a poor cache for it. Here single records are kept. Rows
-are numbered by falling frequency where their mapping allows it; the place of a row in the cache is its number modulo
-the places, so at first the hottest rows have places of their own.
+The cache keeps single records, because a row takes only 128 to 512 bytes of a 4 KiB page. The place of a row is its
+number modulo the number of places. Most mappings number rows by falling frequency, so the hottest rows do not collide.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ class RowCache:
         self.hits = self.misses = 0
 
     def read(self, rows: NDArray[np.int64], fetch: Callable[[NDArray[np.int64]], Records]) -> Records:
-        """Records of ``rows`` (unique, [n]); ``fetch`` brings those that are not here."""
+        """Records of ``rows`` (unique, [n]); ``fetch`` reads those that are not cached."""
         places = rows % len(self._rows)
         records = np.empty((len(rows), self._records.shape[1]), np.uint8)
         with self._lock:
@@ -57,7 +56,7 @@ class RowCache:
         return records
 
     def _copy_hits(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> NDArray[np.int64]:
-        """Copy the records that are here into ``records``; the positions of the other rows. Holds the lock."""
+        """Copy cached records into ``records``; returns the positions of the other rows. The caller holds the lock."""
         hit = self._rows[places] == rows
         records[hit] = self._records[places[hit]]
         self._credit[places[hit]] = np.minimum(self._credit[places[hit]] + 1, _MOST_CREDIT)
@@ -67,10 +66,10 @@ class RowCache:
         return missing
 
     def _admit(self, rows: NDArray[np.int64], places: NDArray[np.int64], records: Records) -> None:
-        """Give rows the places that are free for them. Holds the lock."""
+        """Put rows into free places. The caller holds the lock."""
         free = self._credit[places] == 0
         self._credit[places[~free]] -= 1
-        # Of several rows for one place one stays; all three arrays are indexed alike, so it is the same one.
+        # One of several rows for a place stays: the same one in all three arrays.
         chosen, first = np.unique(places[free], return_index=True)
         self._rows[chosen] = rows[free][first]
         self._records[chosen] = records[free][first]
@@ -78,9 +77,9 @@ class RowCache:
 
 
 class TableReader:
-    """Looks rows up in the file of ``layout`` at ``path`` with at most ``memory`` bytes of them in memory.
+    """Looks up rows in the file at ``path``, with at most ``memory`` bytes of it in memory.
 
-    A file that fits is read whole. ArtifactError where the file's size is not the layout's.
+    A file that fits is read as a whole. Raises ArtifactError if its size does not match ``layout``.
     """
 
     def __init__(self, path: Path, layout: TableLayout, memory: int) -> None:
@@ -97,7 +96,7 @@ class TableReader:
         if size <= memory:
             self._records = np.array(self._records)
             return
-        # Without this advice every fault would read 128 KiB for a row of a hundred bytes.
+        # Without this advice, every page fault would read 128 KiB for a row of a hundred bytes.
         self._records._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         places = int(memory) // (layout.record_bytes + _TAG_BYTES)
         self.cache = RowCache(min(places, layout.rows), layout.record_bytes) if places else None
@@ -105,11 +104,11 @@ class TableReader:
 
     @property
     def on_disk(self) -> bool:
-        """Whether rows are read from the file as they are asked for."""
+        """Whether rows are read from the file on demand."""
         return self._pool is not None
 
     def lookup(self, rows: NDArray[np.integer]) -> Tensor:
-        """float32 [n, dim] of ``rows`` [n], any order, repeats allowed."""
+        """float32 [n, dim] of ``rows`` [n], in any order, with repeats."""
         numbers = rows.astype(np.int64)
         if self._pool is None:
             return decoded(self.layout, self._records[numbers], numbers)
@@ -118,14 +117,14 @@ class TableReader:
         return decoded(self.layout, records, unique)[inverse]
 
     def _fetch(self, rows: NDArray[np.int64]) -> Records:
-        """Records from the mapped file, several at a time."""
+        """Read records from the mapped file in parallel."""
         assert self._pool is not None
         pieces = [rows[start : start + _PIECE] for start in range(0, len(rows), _PIECE)]
         return np.concatenate(list(self._pool.map(lambda piece: np.take(self._records, piece, axis=0), pieces)))
 
 
 def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
-    """Bytes of ``memory`` for each table: those that take less than an even share whole, the others by size."""
+    """Bytes of ``memory`` for each table: all of those below an even share, the rest divided by size."""
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}

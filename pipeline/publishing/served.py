@@ -1,4 +1,4 @@
-"""A version, opened to score rows: tables read in place, the exported program on top. NumPy and torch alone."""
+"""A version that scores rows: tables read in place, and the exported program. Needs only NumPy and torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Ids = Mapping[str, NDArray[np.integer] | Lists]  # by feature: [b], or of severa
 
 
 def read_description(path: Path) -> Description:
-    """The description at ``path``; ArtifactError where it is none, or of another format."""
+    """Read ``serving.json`` at ``path``; ArtifactError if it is damaged or has another format."""
     try:
         record = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -46,7 +46,7 @@ def read_description(path: Path) -> Description:
 
 
 class ServedModel:
-    """The version in ``directory``, with at most ``memory`` bytes for rows of its tables."""
+    """The version in ``directory``, with at most ``memory`` bytes for table rows."""
 
     def __init__(self, directory: Path, memory: int) -> None:
         self.description = read_description(directory / SERVING)
@@ -59,7 +59,7 @@ class ServedModel:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
-        """Logits [b] of rows with ``dense`` features [b, n] and ``ids`` of every sparse one."""
+        """Logits [b] for ``dense`` features [b, n] and the ``ids`` of every sparse feature."""
         parts = []
         for start in range(0, len(dense), SCORE_ROWS):
             stop = min(start + SCORE_ROWS, len(dense))
@@ -68,7 +68,7 @@ class ServedModel:
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
-        """The feature's embedding of rows [start, stop): of several ids the sum, by their weights."""
+        """The embeddings of samples [start, stop): for several ids, the weighted sum."""
         if not self.description.sparse[name]:
             return self.tables[name].lookup(ids[start:stop])
         low, high = int(ids.offsets[start]), int(ids.offsets[stop])
@@ -79,11 +79,11 @@ class ServedModel:
         return functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
 
     def files_in_memory(self) -> list[str]:
-        """Tables that were read whole, by their file's name in the version."""
+        """The table files that are wholly in memory."""
         return [table.layout.file for table in self.tables.values() if not table.on_disk]
 
     def cache_figures(self) -> dict[str, float]:
-        """``hits`` and ``misses`` of the row caches, a row asked for once a batch; ``tables_on_disk``."""
+        """``hits`` and ``misses`` of the row caches (a row counts once per batch), and ``tables_on_disk``."""
         caches = [table.cache for table in self.tables.values() if table.cache is not None]
         return {
             "tables_on_disk": sum(table.on_disk for table in self.tables.values()),
@@ -94,7 +94,7 @@ class ServedModel:
 
 @contextmanager
 def local_version(store: Store, path: str) -> Iterator[Path]:
-    """The files of a version as a folder of this machine; from an object store they are fetched for the while."""
+    """The files of a version in a local folder; from an object store, they are fetched into a temporary one."""
     if store.is_local:
         yield Path(store.full(path))
         return

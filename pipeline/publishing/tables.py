@@ -1,8 +1,8 @@
-"""Tables of a published version: a file a table, a record a row, read in place by row number.
+"""Tables of a published version: one file per table, one record per row, read in place by row number.
 
-A record holds everything of its row, so that one read of a few dozen bytes brings it: the codes, then low and span of
-the row's range as float16 (coding 8 and 4), or the values themselves (fp16, fp32). Low and span are relative to a power
-of two for each block of rows, which the version's description keeps.
+One read of a few dozen bytes brings a whole row. In coding 8 and 4, a record holds the codes, then low and span of the
+row's range as float16, relative to a power of two for each block of rows (``TableLayout.units``). In fp16 and fp32, it
+holds the values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RANGE_BYTES = 4
 
 
 def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.int64]) -> Tensor:
-    """The float32 values [n, dim] of ``records`` [n, record_bytes], which are those of ``rows`` [n]."""
+    """The float32 values [n, dim] of ``records`` [n, record_bytes] with row numbers ``rows`` [n]."""
     codes_and_range = torch.from_numpy(records)
     if not len(rows):
         return torch.zeros(0, layout.dim)
@@ -34,5 +34,5 @@ def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.in
 
 
 def record_bytes(dim: int, coding: str) -> int:
-    """Bytes of one row."""
+    """Bytes of one record."""
     return dim * FLOATS[coding].itemsize if coding in FLOATS else packed_bytes(dim, int(coding)) + _RANGE_BYTES

@@ -1,4 +1,4 @@
-"""Versions of a model: ``models/<model>/<version>/``, their names, and whether a version is complete."""
+"""Versions of a model, ``models/<model>/<version>/``: their names, and whether a version is complete."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _TABLES = "tables/"  # begins the names of a version's large files
 
 
 def model_path(model: str) -> str:
-    """Where a model's versions lie, relative to the store."""
+    """The folder of a model's versions, relative to the store."""
     return f"models/{model}"
 
 
 def version_path(model: str, version: str) -> str:
-    """Where a version lies, relative to the store."""
+    """The folder of a version, relative to the store."""
     return f"{model_path(model)}/{version}"
 
 
 def new_version(store: Store, model: str, key: str) -> str:
-    """A name for the version made by key ``key``: numbers rise, the key keeps two writers apart."""
+    """A name for a new version: the next number, and the start of its ``key``, which keeps two writers apart."""
     numbers = [int(match[1]) for name in store.names(model_path(model)) if (match := NAME.fullmatch(name))]
     return f"v{max(numbers, default=0) + 1:05d}-{key[:8]}"
 
 
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
-    """The newest committed version with artifact key ``key``, if there is one."""
+    """The newest committed version with artifact key ``key``; None if there is none."""
     for name in reversed(store.names(model_path(model))):
         if NAME.fullmatch(name) and name.endswith(key[:8]):
             artifact = store.find(version_path(model, name))
@@ -42,7 +42,7 @@ def made_by(store: Store, model: str, key: str) -> Artifact | None:
 
 
 def find_version(store: Store, model: str, version: str) -> Artifact:
-    """The committed ``version`` of ``model``; ArtifactError naming the known ones if there is none."""
+    """The committed ``version`` of ``model``; ArtifactError names the existing ones if there is none."""
     artifact = store.find(version_path(model, version)) if NAME.fullmatch(version) else None
     if artifact is None:
         known = ", ".join(name for name in store.names(model_path(model)) if NAME.fullmatch(name)) or "none"
@@ -54,12 +54,12 @@ def find_version(store: Store, model: str, version: str) -> Artifact:
 
 
 def small_files(artifact: Artifact) -> list[str]:
-    """The files of a version but its tables."""
+    """The files of a version except its tables."""
     return [name for name in artifact.files if not name.startswith(_TABLES)]
 
 
 def require_intact(store: Store, model: str, artifact: Artifact, names: Iterable[str]) -> None:
-    """Read the files ``names`` of a version; ArtifactError naming the first that is not what was written."""
+    """Read the files ``names`` of a version; ArtifactError names the first that differs from what was written."""
     try:
         for name in names:
             store.verify(artifact, name)
@@ -76,7 +76,7 @@ def _other(model: str) -> str:
 def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Artifact:
     """The version; ArtifactError unless it is committed and its files are as written.
 
-    Of tables only the sizes are looked at where not ``tables``: a rollback takes no longer for larger ones.
+    Without ``tables``, only the sizes of tables are checked, so that a rollback is fast for large ones too.
     """
     artifact, path = find_version(store, model, version), version_path(model, version)
     for name, entry in artifact.files.items():
@@ -90,10 +90,10 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
 
 
 def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
-    """One writer of ``current.json`` at a time on this file system; object stores have no locks (``swap`` decides)."""
+    """Lock ``current.json`` against other writers of this file system. On an object store, ``swap`` decides."""
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
-        return nullcontext()  # no such model: whoever asks says so
+        return nullcontext()  # there is no such model; the caller says so
     busy = taken(
         f"model {model!r} is already being changed", "another process", path, "run the same command again in a moment"
     )
@@ -101,5 +101,5 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
 
 
 def models(store: Store) -> list[str]:
-    """Names of the models in the store."""
+    """The names of the models in the store."""
     return store.names("models")

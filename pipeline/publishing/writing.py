@@ -1,7 +1,8 @@
-"""Writing a version's tables from a checkpoint, window by window, and what is noticed of their rows on the way."""
+"""Writes the tables of a version from a checkpoint, window by window."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.quantise import Coding, choose_coding, encode
-from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader, Window
+from pipeline.checkpoint.rows import WINDOW_BYTES, ChainReader
 from pipeline.publishing.tables import FLOATS, record_bytes
 from pipeline.records import TableLayout
 from pipeline.store import Draft
@@ -21,9 +22,9 @@ SAMPLE_ROWS = 2048
 
 @dataclass(frozen=True)
 class WrittenTable:
-    """What writing a table told: its layout, values that were not finite, and which rows [rows] training has moved.
+    """The layout of a written table, its number of values that were not finite, and which rows [rows] were trained.
 
-    ``trained`` is None where the optimizer kept no state to tell it by.
+    ``trained`` is None if the optimizer has no state that shows it.
     """
 
     layout: TableLayout
@@ -34,9 +35,9 @@ class WrittenTable:
 def write_table(
     draft: Draft, reader: ChainReader, table: str, coding: str, window_bytes: int = WINDOW_BYTES
 ) -> WrittenTable:
-    """Write ``table`` of a checkpoint as ``tables/<table>.rows``; ``window_bytes``: float32 bytes held at a time.
+    """Write ``table`` of a checkpoint as ``tables/<table>.rows``. ``window_bytes``: float32 bytes in memory at a time.
 
-    Values that are not finite are written as 0 and counted: the gate holds such a version.
+    Values that are not finite are written as 0 and counted; the gate holds such a version.
     """
     rows, dim = reader.tables[table].rows, reader.tables[table].dim
     name, size = f"tables/{quote(table, safe='')}.rows", record_bytes(dim, coding)
@@ -57,7 +58,7 @@ def write_table(
                 block_rows = len(weight) if not units else block_rows
                 units.append(unit)
             if trained is not None:
-                trained[window.first : window.first + len(weight)] = _moved(window)
+                trained[window.row : window.row + len(weight)] = _moved(window.state)
             sink.write(records.numpy().data)
     layout = TableLayout(
         file=name, rows=rows, dim=dim, coding=coding, record_bytes=size, block_rows=block_rows, units=units
@@ -66,18 +67,18 @@ def write_table(
 
 
 def _coded(weight: Tensor, quantiser: Coding) -> tuple[Tensor, float]:
-    """Records [n, bytes] and the unit of a block of rows."""
+    """The records [n, bytes] of a block of rows, and its unit."""
     coded = encode(weight, quantiser)
     ends = torch.stack([coded.low, coded.span], dim=1).view(torch.uint8)
     return torch.cat([coded.codes, ends], dim=1), coded.unit
 
 
 def _sample(weight: Tensor) -> Tensor:
-    """Rows spread over a block, to choose the quantiser's search by."""
+    """Rows spread over a block, for choosing the quantiser's search."""
     return weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
 
 
-def _moved(window: Window) -> NDArray[np.bool_]:
-    """Rows [n] whose optimizer state is not all zero: those that training has moved."""
-    states = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in window.state.values()]
-    return np.asarray(np.logical_or.reduce(states))
+def _moved(states: Mapping[str, Tensor]) -> NDArray[np.bool_]:
+    """Which rows [n] were trained: their optimizer state is not all zero."""
+    moved = [(state.numpy() != 0).reshape(len(state), -1).any(axis=1) for state in states.values()]
+    return np.asarray(np.logical_or.reduce(moved))

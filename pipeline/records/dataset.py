@@ -19,6 +19,7 @@ RAW = "raw"
 # As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
 # another one may have a row for them.
 UNSEEN = "unseen"
+TRANSFORMS = "transforms.json"  # what was fitted: of a dataset, and of the versions that are trained on it
 
 
 def dataset_path(name: str, key: str, day: str | None = None) -> str:

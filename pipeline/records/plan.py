@@ -58,6 +58,11 @@ class TablePlan(Record):
         """One copy of the table: fp32 weights and optimizer state."""
         return self.rows * self.row_bytes(self.dim)
 
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that hold some of the table, ascending."""
+        return sorted({shard.rank for shard in self.shards})
+
     def row_bytes(self, columns: int) -> int:
         """``columns`` fp32 weights of a row with their optimizer state."""
         return columns * (4 + self.value_state_bytes) + self.state_bytes
@@ -141,6 +146,10 @@ class Plan(Record):
     def capacity_bytes(self, tier: str) -> float:
         """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
         return self.figures.get(f"{tier}_gib", 0.0) * GIB
+
+    def reserved_bytes(self, rank: int) -> int:
+        """Bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
+        return sum(self.reserved[rank].values()) if rank < len(self.reserved) else 0
 
     def resident_bytes(self, rank: int) -> int | None:
         """What training is predicted to take of ``rank`` in the device's own memory; None where nothing is reserved.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from pipeline.records.card import ModelCard
 from pipeline.records.record import Record, absent
@@ -10,9 +11,9 @@ from pipeline.records.record import Record, absent
 
 @dataclass(frozen=True, kw_only=True)
 class Promotion(Record):
-    """An entry in the log of ``current.json``: what was done, by whom and why; ``at``: seconds since 1970.
+    """An entry in the log of ``current.json``: what happened, why, and when (``at``: seconds since 1970).
 
-    ``by``: publish | promote | rollback. ``id`` tells its writer whether a write whose answer was lost was done.
+    ``by``: publish | promote | rollback. ``id`` tells the writer whether a write succeeded whose answer was lost.
     """
 
     version: str
@@ -24,8 +25,35 @@ class Promotion(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ListedVersion(Record):
+    """A version in ``nightjar models ls``. ``previous``: a rollback restores it. ``summary``: of its manifest.
+
+    ``problem``: why the version cannot be used, or "". It is ``damaged`` unless it may still be in the making.
+    """
+
+    version: str
+    serves: bool
+    previous: bool
+    created: float | None = None
+    bytes: int | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    problem: str = ""
+    damaged: bool = False
+    age_seconds: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedModel(Record):
+    """The versions of a model, oldest first, and the one that serves."""
+
+    model: str
+    serving: str | None
+    versions: tuple[ListedVersion, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class ShownVersion(Record):
-    """A version: its card, bytes by file, and what was done with it."""
+    """A version: its card, bytes by file, and its entries in the log."""
 
     path: str
     serves: bool

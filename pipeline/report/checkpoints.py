@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pipeline import units
+from pipeline.config.recorded import leaves
 from pipeline.records import CheckpointDiff, Compacted, Exported, ListedCheckpoint, ShownCheckpoint, TableSize, Verified
 from pipeline.report.text_table import text_table
 
@@ -70,16 +71,8 @@ def details(record: ShownCheckpoint) -> str:
     ]  # fmt: skip
     head = ("table", "rows*", "dim*", "rows stored*", "share*", "size*", "coding")
     shown: dict[str, Any] = {name: config[name] for name in ("seed", "model", "train", "checkpoint") if name in config}
-    settings = "\n".join(f"  {path}: {value}" for path, value in _leaves(shown))
+    settings = "\n".join(f"  {path}: {value}" for path, value in leaves(shown).items())
     return f"{_pairs(facts)}\n\n{text_table(head, rows)}\n\nsettings (all: --json)\n{settings}"
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def verified(result: Verified) -> str:
@@ -149,3 +142,10 @@ def exported(result: Exported) -> str:
     """``nightjar ckpt export``."""
     rows = [[f.table, units.count(f.rows), units.count(f.dim), units.size(f.bytes), f.file] for f in result.files]
     return f"{result.checkpoint}\n{text_table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"
+
+
+# By the name of the action.
+TEXTS: Mapping[str, Callable[[Any], str]] = {
+    "ls": listing, "show": details, "verify": verified, "diff": difference, "compact": compacted, "gc": collected,
+    "export": exported,
+}  # fmt: skip

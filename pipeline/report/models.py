@@ -7,35 +7,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
-from pipeline.records import ShownVersion
+from pipeline.records import ListedModel, ListedVersion, RemovedVersions, ShownVersion
 
 
-def listing(models: Sequence[Mapping[str, Any]]) -> str:
-    """Every model's versions, oldest first; ``>`` marks the one that serves, ``<`` what a rollback restores."""
+def listing(models: Sequence[ListedModel]) -> str:
+    """The versions of every model, oldest first. ``>`` marks the serving one, ``<`` the one a rollback restores."""
     if not models:
         return "no models in this store"
     lines = []
     for model in models:
-        lines += [f"{model['model']}: {model['serving'] or 'nothing'} serves"]
+        lines += [f"{model.model}: {model.serving or 'nothing'} serves"]
         lines += [f"  {'version':<18} {'age':>12} {'size':>9} {'gate':<6} {'NE':>8} {'calibration':>11}"]
-        lines += [_version(each) for each in model["versions"]]
+        lines += [_version(each) for each in model.versions]
     return "\n".join(lines)
 
 
-def _version(each: Mapping[str, Any]) -> str:
-    mark = ">" if each["serves"] else "<" if each["previous"] else " "
-    if each["problem"]:
-        return f"{mark} {each['version']:<18} {each['problem']}"
-    summary = each["summary"]
+def _version(each: ListedVersion) -> str:
+    mark = ">" if each.serves else "<" if each.previous else " "
+    if each.problem:
+        return f"{mark} {each.version:<18} {each.problem}"
+    summary = each.summary
     gate = "forced" if summary.get("forced") else str(summary.get("verdict", units.ABSENT))
     return (
-        f"{mark} {each['version']:<18} {units.duration(each['age_seconds']):>12} {units.size(each['bytes']):>9} "
+        f"{mark} {each.version:<18} {units.duration(each.age_seconds):>12} {units.size(each.bytes):>9} "
         f"{gate:<6} {units.decimal(summary.get('ne'), 5):>8} {units.decimal(summary.get('calibration')):>11}"
     )
 
 
 def details(shown: ShownVersion) -> str:
-    """A version: its verdict, figures, data, lineage and files."""
+    """A version: verdict, figures, data, lineage, tables and log."""
     card = shown.card
     lines = [f"{card.model} {card.version}" + (" (serves)" if shown.serves else ""), f"  at {shown.path}"]
     lines.append(f"  made {_when(card.created)}")
@@ -68,22 +68,21 @@ def _when(seconds: float) -> str:
 
 def serving(current: Mapping[str, Any]) -> str:
     """What serves now, and what a rollback would restore."""
-    before = f"; before it {current['previous']}" if current["previous"] else "; it is the first one"
-    return f"{current['model']}: {current['version']} serves now{before}"
+    before = f"the previous version is {current['previous']}" if current["previous"] else "it is the first one"
+    return f"{current['model']}: {current['version']} serves now; {before}"
 
 
-def collected(result: Mapping[str, Any]) -> str:
+def collected(result: RemovedVersions) -> str:
     """What ``gc`` removed."""
-    gone = result["removed"]
-    verb = "would remove" if result["dry_run"] else "removed"
-    if not gone:
-        return f"{result['model']}: nothing to remove"
-    lines = [f"  {each['version']}  {units.size(each['bytes'])}  {each['reason']}" for each in gone]
-    return "\n".join([f"{result['model']}: {verb} {units.plural(len(gone), 'version')}", *lines])
+    if not result.removed:
+        return f"{result.model}: nothing to remove"
+    verb = "would remove" if result.dry_run else "removed"
+    lines = [f"  {each.version}  {units.size(each.bytes)}  {each.reason}" for each in result.removed]
+    return "\n".join([f"{result.model}: {verb} {units.plural(len(lines), 'version')}", *lines])
 
 
 def predicted(done: Mapping[str, Any]) -> str:
-    """How many rows were scored, and how good the scores were where labels tell."""
+    """How many rows were scored, and how good the scores are if the rows have labels."""
     cache = done["cache"]
     lines = [
         f"{done['model']} {done['version']}: {units.count(done['rows'])} rows scored in "

@@ -1,4 +1,4 @@
-"""Several nights in the order of their dates: a backfill, and the nights that were missed before this one."""
+"""Several nights in the order of their dates: a backfill, or missed nights before tonight's."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def run_nights(
     wait_last: float = 0.0,
     catching_up: bool = False,
 ) -> int:
-    """The nights of ``days``, one after the other; the exit code: of the first that failed, else 6 if one was held.
+    """Run the nights of ``days`` in order; returns the exit code of the first that failed, else 6 if one was held.
 
-    A night that failed stops the later ones unless ``keep_going``; a held one does not: what served goes on serving,
-    and the next night starts from it. A signal always stops. ``wait_last``: minutes that the last one waits for its
-    logs; those of earlier days are there or not. ``catching_up``: the last one is tonight's, and one before it whose
-    logs are missing or wrong is skipped, for they may never come: tonight's record says so, its exit code counts.
+    A failed night stops the later ones unless ``keep_going``. A held night does not stop them: they start from the
+    version that keeps serving. A signal always stops. ``wait_last``: minutes that the last night waits for its logs;
+    the others do not wait. ``catching_up``: the last night is tonight's. An earlier one whose logs are missing or wrong
+    is then skipped and named in tonight's record, because its logs may never come.
     """
     failed = held = 0
     skipped: list[str] = []
@@ -55,7 +55,7 @@ def run_nights(
             failed = failed or code
             if not last and not keep_going:
                 log.warning(
-                    "%d later nights are skipped, %s to %s; nightly.keep_going=true runs them anyway",
+                    "the %d later nights, %s to %s, are skipped; nightly.keep_going=true runs them anyway",
                     len(days) - place, days[place], days[-1],
                 )  # fmt: skip
                 break
@@ -63,10 +63,10 @@ def run_nights(
 
 
 def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
-    """The days before ``day`` without a verdict since the last night that had one, oldest first, ``most`` at most.
+    """The newest ``most`` days between the last night with a verdict and ``day``, oldest first.
 
-    None where there was no night yet, nor where that of ``day`` is published; nights run forward in time.
-    Those that are skipped are logged.
+    Empty if there was no night yet, or if the night of ``day`` is published, because nights run forward in time. Logs
+    which days are skipped.
     """
     tonight = read_record(store, model, day)
     if tonight is not None and tonight.outcome == PUBLISHED:
@@ -78,7 +78,7 @@ def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
     if len(missed) > most:
         left = missed[: len(missed) - most]
         log.warning(
-            "catch-up   %d nights were missed, nightly.catch_up=%d: %s to %s are skipped; to include them, "
+            "catch-up   %d nights were missed, but nightly.catch_up=%d: %s to %s are skipped; to include them, "
             "run nightjar backfill from=%s to=%s before this night",
             len(missed), most, left[0], left[-1], left[0], left[-1],
         )  # fmt: skip
@@ -86,7 +86,7 @@ def missed_nights(store: Store, model: str, day: date, most: int) -> list[date]:
 
 
 def last_night(store: Store, model: str, day: date) -> date | None:
-    """The newest day before ``day`` whose night has its verdict; None where there is none in a year."""
+    """The newest day before ``day`` whose night has a verdict; None if there is none within a year."""
     known = set(store.names("runs"))
     for back in range(1, LOOK_BACK_DAYS + 1):
         other = day - timedelta(days=back)

@@ -1,4 +1,4 @@
-"""What a night starts from: the model that served before it, with its checkpoint, id mappings and plan."""
+"""What a night starts from: the serving version, with its checkpoint, id mappings and plan."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from pipeline.store import Artifact, Store
 
 
 def run_name(model: str, day: date) -> str:
-    """The run of the night of ``day``."""
+    """The name of the run of a night."""
     return f"{model}-{day}"
 
 
 def find_base(store: Store, model: str, day: date, before: Base | None = None) -> Base | None:
-    """What the night of ``day`` starts from; None where nothing was published before.
+    """What the night of ``day`` starts from; None if nothing was published before.
 
-    The version that serves; the one before it where that one is of this very night. ``before``: what this night began
-    with the last time, which counts where ``models gc`` has removed the versions under its own. ConfigError where the
-    version is of a later day; nights run forward in time. ArtifactError where the one that serves is not there.
+    This is the serving version, or the one before it if this night made the serving one. ``before``: what this night
+    started from the last time; it is used if ``models gc`` has removed the earlier versions. Raises ConfigError if the
+    version learnt from a later day, and ArtifactError if the serving version is missing.
     """
     incumbent(store, model)
     for version in reversed(read_current(store, model).line):
@@ -38,9 +38,9 @@ def find_base(store: Store, model: str, day: date, before: Base | None = None) -
             continue
         if base.day and base.day >= str(day):
             raise ConfigError(
-                f"the serving model, {version} of {model!r}, has learnt from {base.day}, "
+                f"the serving version {version} of model {model!r} was trained on {base.day}, "
                 f"which is not before date={day}; nights run forward in time",
-                hint=f"nightjar rollback {model} goes back to the version before, or a later date",
+                hint=f"nightjar rollback {model} restores the previous version; or choose a later date",
             )
         return base
     return None
@@ -60,9 +60,9 @@ def _base(artifact: Artifact) -> Base:
 
 
 def night_config(config: Config, day: date, base: Base | None) -> Config:
-    """The configuration of the run of ``day``: all stages, from ``base`` on.
+    """The configuration of the run of ``day``: all stages, starting from ``base``.
 
-    Where, when and for whom nights run is no part of it: no webhook gets into the store.
+    It omits the groups ``nightly`` and ``schedule``, so that no webhook gets into the store.
     """
     data = dataclasses.replace(config.data, day=str(day))
     checkpoint, plan = config.checkpoint, config.plan

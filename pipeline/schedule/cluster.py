@@ -1,10 +1,9 @@
-"""The schedule in a cluster: put there, looked at, suspended, removed."""
+"""The schedule on a cluster: apply, status, suspend, delete."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import Api, RefusedError
@@ -20,19 +19,20 @@ PLURALS = {
 
 
 def collection(item: Object) -> str:
-    """Path of the collection that ``item`` belongs to."""
+    """The API path of the collection that ``item`` belongs to."""
     version = item["apiVersion"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     return f"{root}/namespaces/{item['metadata']['namespace']}/{PLURALS[item['kind']]}"
 
 
 def apply(api: Api, objects: Sequence[Object]) -> list[str]:
-    """Create ``objects``, or replace them where they are; a line for each.
+    """Create or replace ``objects``; returns a line for each.
 
-    LaunchError as the server refuses one; it is asked about all of them first, so that none is left without the others.
+    Raises LaunchError if the server refuses one. A dry run asks about all of them first, so that either all are created
+    or none.
     """
     for item in objects:
-        if item["kind"] != "RoleBinding":  # without its role, which is not there yet, only some may try that
+        if item["kind"] != "RoleBinding":  # its role does not exist yet, which only administrators may try
             _try_out(api, item)
     lines = []
     for item in objects:
@@ -50,7 +50,7 @@ def apply(api: Api, objects: Sequence[Object]) -> list[str]:
 
 
 def _try_out(api: Api, item: Object) -> None:
-    """RefusedError where the server would not create ``item``; one of that name is none of its reasons."""
+    """RefusedError if the server would not create ``item``, unless only because it exists."""
     try:
         api.create(collection(item), item, dryRun="All")
     except RefusedError as error:
@@ -59,25 +59,25 @@ def _try_out(api: Api, item: Object) -> None:
 
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:
-    """Delete ``objects``, the last first; a line for each. Launchers that run end with their CronJob, stages go on."""
+    """Delete ``objects``, last first; returns a line for each. Launchers end with their CronJob, stages go on."""
     lines = []
     for item in reversed(objects):
         name, path = item["metadata"]["name"], collection(item)
         present = api.find(f"{path}/{name}") is not None
         api.delete(f"{path}/{name}")
-        lines.append(f"{item['kind'].lower()} {name} {'deleted' if present else 'is not there'}")
+        lines.append(f"{item['kind'].lower()} {name} {'deleted' if present else 'does not exist'}")
     return lines
 
 
 def suspend(api: Api, cron: Object, suspended: bool) -> None:
-    """Suspend or resume the CronJob; LaunchError where there is none. A night that runs is not touched."""
+    """Suspend or resume the CronJob; LaunchError if there is none. A night in progress continues."""
     _live(api, cron)
     api.merge(f"{collection(cron)}/{cron['metadata']['name']}", {"spec": {"suspend": suspended}})
 
 
 @dataclass(frozen=True)
 class Night:
-    """One job of the CronJob. ``state``: running | succeeded | failed; ``exit_code``: of its last launcher, if any."""
+    """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: of its last launcher, if any."""
 
     job: str
     started: str
@@ -87,7 +87,7 @@ class Night:
 
 @dataclass(frozen=True)
 class Status:
-    """What the cluster knows of the schedule; ``last``: when it last started a launcher."""
+    """What the cluster knows of the schedule. ``last``: when it last started a launcher."""
 
     schedule: str
     suspended: bool
@@ -95,7 +95,7 @@ class Status:
     nights: list[Night]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """The text of ``nightjar schedule status``."""
         state = "suspended" if self.suspended else "on"
         lines = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
         for night in self.nights:
@@ -105,7 +105,7 @@ class Status:
 
 
 def status(api: Api, cron: Object) -> Status:
-    """The state of the CronJob and of its nights, the newest first; LaunchError where there is none."""
+    """The state of the CronJob and of its nights, newest first; LaunchError if there is no CronJob."""
     live = _live(api, cron)
     namespace = cron["metadata"]["namespace"]
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
@@ -113,12 +113,9 @@ def status(api: Api, cron: Object) -> Status:
     owned = [job for job in jobs if any(o["uid"] == uid for o in job["metadata"].get("ownerReferences", []))]
     pods = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="job-name").get("items", [])
     owned.sort(key=lambda job: job["metadata"]["creationTimestamp"], reverse=True)
-    return Status(
-        live["spec"]["schedule"],
-        bool(live["spec"].get("suspend")),
-        live.get("status", {}).get("lastScheduleTime"),
-        [_night(job, pods) for job in owned],
-    )
+    last = live.get("status", {}).get("lastScheduleTime")
+    nights = [_night(job, pods) for job in owned]
+    return Status(live["spec"]["schedule"], bool(live["spec"].get("suspend")), last, nights)
 
 
 def _night(job: Object, pods: Sequence[Object]) -> Night:
@@ -130,11 +127,9 @@ def _night(job: Object, pods: Sequence[Object]) -> Night:
 
 
 def _exit_code(pod: Object) -> int | None:
-    for container in pod.get("status", {}).get("containerStatuses") or []:
-        ended: dict[str, Any] = container.get("state", {}).get("terminated") or {}
-        code = ended.get("exitCode")
-        return None if code is None else int(code)
-    return None
+    containers = pod.get("status", {}).get("containerStatuses") or [{}]
+    code = (containers[0].get("state", {}).get("terminated") or {}).get("exitCode")
+    return None if code is None else int(code)
 
 
 def _live(api: Api, cron: Object) -> Object:

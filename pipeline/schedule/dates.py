@@ -1,4 +1,4 @@
-"""Which night: dates as they are typed."""
+"""The dates of nights, as you type them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from zoneinfo import ZoneInfo
 
 from pipeline.errors import ConfigError
 
-ANY_DAY = date(2000, 1, 1)  # where a configuration is composed before its day is known: a path may hold {day}
+ANY_DAY = date(2000, 1, 1)  # to compose a configuration before its day is known: a path may hold {day}
 WORDS = {"today": 0, "yesterday": 1}
-# Overrides that a night decides itself, and what to type instead.
+# Overrides that a night sets itself: why, and what to type instead.
 DECIDED = {
     "data.day": ("a night takes it from its date", "{date}={value}"),
     "run": ("a night's run is called <model>-<date>", "publish.model={value}"),
-    "stages": ("a night runs all six stages", "nightjar run data.day=<date> stages={value}"),
+    "stages": ("a night runs all stages", "nightjar run data.day=<date> stages={value}"),
     "data.mapping_from": ("a night continues the serving version's mappings", "nightjar run data.mapping_from={value}"),
     "plan.former": ("a night reuses the serving version's plan", "nightly.reuse_plan=true"),
 }
 
 
 def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """{name: value} of the arguments ``name=value`` among ``names``, and the other ones.
+    """Split ``arguments`` into {name: value} for the ``names``, and the others.
 
-    ConfigError for one given twice, and for an override that a night decides itself.
+    Raises ConfigError for a name given twice, and for an override that a night sets itself.
     """
     given: dict[str, str] = {}
     rest = []
@@ -43,9 +43,9 @@ def taken(arguments: Sequence[str], names: Sequence[str]) -> tuple[dict[str, str
 
 
 def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> date:
-    """The day that ``name=text`` means: YYYY-MM-DD, or today or yesterday in time zone ``zone``; ConfigError.
+    """The day that ``name=text`` means: YYYY-MM-DD, or today or yesterday in time zone ``zone``; else ConfigError.
 
-    ``now``: aware; the present where it is not given.
+    ``now``: a time with its zone; by default the present.
     """
     if text in WORDS:
         here = now.astimezone(ZoneInfo(zone)) if now is not None else datetime.now(ZoneInfo(zone))
@@ -61,7 +61,7 @@ def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> 
 
 
 def span(first: date, last: date) -> list[date]:
-    """The days from ``first`` to ``last``, both included; ConfigError where they fall."""
+    """The days from ``first`` to ``last``, both included; ConfigError if ``last`` is earlier."""
     if last < first:
-        raise ConfigError(f"from={first} lies after to={last}, expected it before", hint=f"from={last} to={first}")
+        raise ConfigError(f"from={first} is after to={last}, expected an earlier day", hint=f"from={last} to={first}")
     return [first + timedelta(days=i) for i in range((last - first).days + 1)]

@@ -1,4 +1,4 @@
-"""One night of a model at a time: a lease in the store, ``nightly/<model>/lease.json``."""
+"""One launcher per model: a lease in the store, ``nightly/<model>/lease.json``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pipeline.store.leasefile import LeaseFile
 
 
 def lease_path(model: str) -> str:
-    """Where the lease of ``model`` lies, relative to the store."""
+    """The path of the lease of ``model``, relative to the store."""
     return f"nightly/{model}/lease.json"
 
 
 def model_lease(store: Store, model: str, seconds: float, doing: str) -> Lease:
-    """The lease of ``model``; others see ``doing`` as what its holder works on."""
+    """The lease of ``model``. Others see ``doing`` as the work of its holder."""
     place = LeaseFile(
         store, lease_path(model), name=f"the lock of model {model!r}",
         taken=f"model {model!r} is already being worked on",
@@ -26,9 +26,9 @@ def model_lease(store: Store, model: str, seconds: float, doing: str) -> Lease:
 
 
 def night_lock(store: Store, model: str, seconds: float, doing: str) -> AbstractContextManager[None]:
-    """Hold the lease of ``model`` while ``doing`` something; LaunchError, naming the holder, if another process has it.
+    """Hold the lease of ``model``; LaunchError names another process that holds it.
 
-    A dead holder's lease is taken over ``seconds`` (its own) after the first look at it. A launcher that loses its
-    lease ends; the next call goes on with what it began.
+    The lease of a dead process is taken over after the seconds that its record promises. A launcher that loses its
+    lease ends, and the next call continues its work.
     """
     return model_lease(store, model, seconds, doing).held()

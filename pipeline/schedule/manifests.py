@@ -1,4 +1,4 @@
-"""What a cluster needs to start a launcher every night: accounts, their rights, and the CronJob."""
+"""The objects that start a launcher every night: accounts, their rights, and the CronJob."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from pipeline.launch.kubernetes.rights import rules
 from pipeline.schedule.dates import ANY_DAY, taken
 
 NIGHT = "date=yesterday"  # the last whole day, in schedule.time_zone
-# Exit codes that the same command would end with again: settings, data, plan, guard, gate, artifact.
+# Exit codes that the same command would return again: settings, data, plan, guard, gate, artifact.
 FINAL_CODES = [2, 3, 4, 5, 6, 7]
 LAUNCHER_GRACE_SECONDS = 30
 RBAC = "rbac.authorization.k8s.io"
 
 
 def schedule_config(overrides: Sequence[str]) -> Config:
-    """The configuration of nights with ``overrides``, as `nightjar nightly` composes it; ConfigError as it would be.
-
-    Its day stands for any: a path may hold {day}.
-    """
+    """The configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it."""
     given, overrides = taken(overrides, ("date",))
     if given:
         raise ConfigError(
@@ -34,12 +31,12 @@ def schedule_config(overrides: Sequence[str]) -> Config:
 
 
 def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
-    """Accounts, role, binding and CronJob of ``launch`` and ``schedule``; the night runs with ``overrides``."""
+    """Accounts, role, binding and CronJob. The nights run with ``overrides``."""
     return [*accounts(config), *access(config), cron_job(config, overrides)]
 
 
 def accounts(config: Config) -> list[Object]:
-    """The launcher's service account, and that of the stages, which gets no rights and no token."""
+    """The launcher's service account, and the stages' account, which has no rights and no token."""
     pods = config.launch.pods
     return [
         _object("v1", "ServiceAccount", config, pods.launcher_account, automountServiceAccountToken=False),
@@ -59,7 +56,7 @@ def access(config: Config) -> list[Object]:
 
 
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
-    """The CronJob: one launcher at a time, which goes on where a former one stopped."""
+    """The CronJob: one launcher at a time, which continues where the last one stopped."""
     schedule = config.schedule
     command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, *(text.replace("$", "$$") for text in overrides)]
     labels = {**_labels(), "nightjar/schedule": schedule.name}
@@ -70,7 +67,7 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
         "podFailurePolicy": {
             "rules": [
                 {"action": "FailJob", "onExitCodes": {"operator": "In", "values": FINAL_CODES}},
-                # A drained node is no fault of the launcher's: the next one attaches to the running stage.
+                # A drained node is not the launcher's fault: the next launcher attaches to the running stage.
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
@@ -80,7 +77,7 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
         "schedule": schedule.cron,
         "timeZone": schedule.time_zone,
         "concurrencyPolicy": "Forbid",
-        # Without it a night left out while a long one ran would start right after that one.
+        # Otherwise a night skipped during a long one would start right after it.
         "startingDeadlineSeconds": 60 * schedule.start_within_minutes,
         "suspend": schedule.suspended,
         "successfulJobsHistoryLimit": schedule.keep,

@@ -1,7 +1,7 @@
 """One night: from the day's logs to a verdict, once per date.
 
-``runs/<model>-<date>/nightly.json`` is its record. It is written before anything runs and says what the night starts
-from; a night that was killed goes on from the same model when it is called again, whatever serves by then.
+Its record, ``runs/<model>-<date>/nightly.json``, is written before anything runs and names the base. A night that was
+killed continues from that base when it is called again, whatever version serves by then.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from pipeline.schedule.webhook import deliver
 from pipeline.store import Store, artifact_key
 from pipeline.store.retrying import explained
 
-INTERRUPTED = SIGNALLED  # exit codes above it: a signal ended the launcher
+INTERRUPTED = SIGNALLED  # an exit code above it: a signal ended the launcher
 Run = Callable[[Config], int]  # a whole run; returns its exit code
 log = logging.getLogger(__name__)
 
 
 def record_path(model: str, day: date) -> str:
-    """Where the record of a night lies, relative to the store."""
+    """The path of a night's record, relative to the store."""
     return f"{run_directory(run_name(model, day))}/{NIGHT}"
 
 
 def read_record(store: Store, model: str, day: date) -> NightRecord | None:
-    """The record of the night of ``day``; None where it never began. ArtifactError for one of another release."""
+    """The record of a night; None if it never began. ArtifactError if another release wrote it."""
     path = record_path(model, day)
     return read(NightRecord, store, path) if store.exists(path) else None
 
@@ -48,16 +48,15 @@ def read_record(store: Store, model: str, day: date) -> NightRecord | None:
 def run_night(
     config: Config, store: Store, day: date, run: Run, wait_minutes: float, skipped: Sequence[str] = ()
 ) -> NightRecord:
-    """Do the night of ``day``, unless it has its verdict; returns its record.
+    """Run the night of ``day``, unless it has a verdict; returns its record.
 
-    ``config``: composed for that day. ``skipped``: missed days that it goes on without, and why. Failures become
-    outcomes, logged as a verdict is. Above 128 the exit code of a signal: the night goes on where it stopped when it is
-    called again.
+    ``config``: composed for that day. ``skipped``: missed days that it does not learn from, and why. A failure becomes
+    an outcome, and is logged like a verdict. An exit code above 128 is a signal's: the next call continues the night.
     """
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
-            again = "its logs have changed since: " if record.logs != _logs(config, day) else "nothing to do: "
+            again = "its logs have changed: " if record.logs != _logs(config, day) else "nothing to do: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
@@ -89,9 +88,9 @@ def _complain(text: str) -> None:
 
 
 def _of_family(problem: Exception) -> NightjarError:
-    """``problem`` as one that can be recorded and told, with its traceback where nobody expected it.
+    """``problem`` as an error that can be recorded; prints the traceback of an unexpected one.
 
-    BrokenPipeError goes on: nobody listens to this launcher any more.
+    BrokenPipeError is raised again, because nobody reads this launcher's output any more.
     """
     if isinstance(problem, BrokenPipeError):
         raise problem
@@ -106,11 +105,11 @@ def _of_family(problem: Exception) -> NightjarError:
 
 
 def _written(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
-    """``record`` filled in and with its page in the store; where that fails it says why, and the outcome stays."""
+    """Complete ``record``, and write it and its page. If that fails, its message says so and the outcome stays."""
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
-        _save(store, record)  # whatever its page meets, the night is not left as running
+        _save(store, record)  # so that it does not stay "running", whatever happens to its page
         record = finished_record(store, record, error)
         _save(store, record)
         write_summary(store, record)
@@ -123,7 +122,7 @@ def _written(store: Store, record: NightRecord, error: NightjarError | None) -> 
 
 
 def _refused(config: Config, day: date, problem: NightjarError) -> NightRecord:
-    """The record of a night that could not begin. It is told, not written: the date may have its verdict already."""
+    """The record of a night that could not begin. It is not written: the date may already have a verdict."""
     _complain(str(problem))
     record = NightRecord(
         model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED,
@@ -139,26 +138,26 @@ def _tell(config: Config, record: NightRecord) -> None:
 
 
 def _settings(config: Config) -> str:
-    """Hash of what decides the verdict, the logs apart."""
+    """Hash of everything but the logs that decides the verdict."""
     return artifact_key("nightly", {"gate": asdict(config.gate), "publish": asdict(config.publish)}, {
         "run": config_hash(config)
     })  # fmt: skip
 
 
 def _logs(config: Config, day: date) -> str:
-    """Fingerprint of the day's raw logs, "" where there are none."""
+    """Fingerprint of the day's raw logs; "" if there are none."""
     return "" if config.data.format == "synthetic" else fingerprint(path_of(config.data, day))
 
 
 def _decided(record: NightRecord, config: Config, day: date) -> bool:
-    """Whether the night has its verdict; a held one loses it with other settings or logs, a published one never."""
+    """Whether the night has a verdict. Other settings or logs void the verdict of a held night."""
     if record.outcome != HELD:
         return record.outcome == PUBLISHED
     return record.settings == _settings(config) and record.logs == _logs(config, day)
 
 
 def _begun(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
-    """The record of a night that begins, or goes on from the model it began with where it was killed."""
+    """The record of a night that begins, or that was killed and continues from the same base."""
     model = config.model_name
     base = find_base(store, model, day, None if former is None else former.base)
     if former is not None and former.outcome == RUNNING and not config.force:
@@ -180,7 +179,7 @@ def _from(base: Base | None) -> str:
 
 
 def _posted(record: NightRecord) -> dict[str, Any]:
-    """What the webhook is posted."""
+    """What is posted to the webhook."""
     names = (
         "model", "date", "run", "outcome", "exit_code", "verdict", "reasons", "message", "hint", "version",
         "incumbent", "ne", "incumbent_ne", "rows", "seconds", "summary", "skipped",

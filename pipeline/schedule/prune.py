@@ -1,6 +1,6 @@
-"""``nightjar store gc``: datasets, runs, plans and towers that no version, no newest night and no young run needs.
+"""``nightjar store gc``: removes datasets, runs, plans and towers that no version, recent night or young run needs.
 
-``may_go`` decides, on what ``take_stock`` and ``needs_of`` found, without touching the store; ``remove`` does it.
+``may_go`` decides from what ``take_stock`` and ``needs_of`` found, without a store; ``remove`` carries it out.
 """
 
 from __future__ import annotations
@@ -8,43 +8,46 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pipeline.publishing import promotion, versions
-from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, Night, take_stock
+from pipeline.records import NightRecord, Removed, RemovedFromStore
+from pipeline.schedule.inventory import DATASET, RUN, Folder, Inventory, take_stock
 from pipeline.schedule.removal import alone, locked_runs, remove
 from pipeline.store import MANIFEST, Store, reachable
 from pipeline.store.references import References, of_run, of_versions
 from pipeline.store.removal import Removal
 
-REMAINS = "remains"
+LEFTOVER = "remains"  # the kind, as --json has it
 DAY, HOUR = 86_400.0, 3600.0
 LOCKED_RUN = "a launcher works on it"
 NAMED_BY_VERSION = "a version refers to it"
 NEWEST_NIGHT = "the newest night of its model"
-BASE = "a kept run began from it"
+BASE = "a kept run started from it"
 NAMED_BY_RUN = "a kept run refers to it"
-LATE = "keeps rows of days that are still to be ingested"
-YOUNG, GRACE = "young", "may still be being written"
+LATE = "keeps rows of days that are not ingested yet"
+YOUNG, GRACE = "young", "may still be in the making"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Seconds that runs and artifacts are kept by their age, and remains; ``now``: seconds since 1970."""
+    """Seconds to keep things because of their age: ``keep`` for artifacts and runs, ``grace`` for leftovers.
+
+    ``now``: seconds since 1970.
+    """
 
     keep: float
     grace: float
     now: float
 
     def is_young(self, when: float) -> bool:
-        """Whether something of that time stays by its age alone; never less than ``grace``: it may be in use."""
+        """Whether something of that time stays because of its age. ``grace`` applies too: it may be in use."""
         return self.now - when < max(self.keep, self.grace)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Why runs and keys stay, by name. ``meant``: keys that a kept run names, made or not."""
+    """Why runs and keys stay, by name. ``meant``: keys that a kept run names, whether or not they exist."""
 
     runs: Mapping[str, str]
     keys: Mapping[str, str]
@@ -52,79 +55,75 @@ class Needs:
 
 
 def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -> dict[str, str]:
-    """Runs that stay whatever others refer to: {run: why}.
+    """Runs that stay by themselves: {run: why}.
 
-    Locked ones, the newest night of every model (with a verdict, and without), young ones, those that ``named``, what
-    versions refer to, has.
+    These are locked runs, the newest nights of every model, young runs, and runs that versions refer to (``named``).
     """
-    stay = {name: NAMED_BY_VERSION for names in named.values() for name in sorted(names.runs)}
+    stay = {name: NAMED_BY_VERSION for names in named.values() for name in names.runs}
     stay |= {run.name: YOUNG for run in stock.runs if rules.is_young(run.since)}
     stay |= dict.fromkeys(_newest_nights(stock.nights), NEWEST_NIGHT)
     stay |= dict.fromkeys(stock.locked, LOCKED_RUN)
     return {run.name: stay[run.name] for run in stock.runs if run.name in stay}
 
 
-def _newest_nights(nights: tuple[Night, ...]) -> set[str]:
-    """The newest night of every model, and the newest that has its verdict: ``nightly.catch_up`` counts from that."""
+def _newest_nights(nights: tuple[NightRecord, ...]) -> set[str]:
+    """For every model, the newest night and the newest with a verdict, from which ``nightly.catch_up`` counts."""
     newest: dict[tuple[str, bool], str] = {}
     for night in sorted(nights, key=lambda night: night.date):
-        for decided in {False, night.decided}:  # False: whether it is decided or not
+        for decided in {False, night.decided}:  # False: with or without a verdict
             newest[night.model, decided] = night.run
     return set(newest.values())
 
 
 def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], rules: Rules) -> Needs:
-    """What stays because something refers to it. ArtifactError where a record of a kept run cannot be read.
+    """What stays because something refers to it. Raises ArtifactError if a record of a kept run cannot be read.
 
-    A run that may be called again (it is not kept for a version alone) keeps what it began from, too: one night's base
-    is kept, not the base's own.
+    A run that may be called again also keeps its base. The base's own base is not kept, nor is that of a run that only
+    a version keeps.
     """
     runs, known = kept_runs(stock, named, rules), {run.name for run in stock.runs}
     keys = {key: NAMED_BY_VERSION for names in named.values() for key in names.keys}
     meant: dict[str, str] = {}
-    again = {run for run, why in runs.items() if why != NAMED_BY_VERSION}
+
+    def add(run: str, *, starts: bool) -> References:
+        names = of_run(store, run, starts=starts)
+        for key in names.keys:
+            keys.setdefault(key, NAMED_BY_RUN)
+        meant.update(dict.fromkeys(names.meant, NAMED_BY_RUN))
+        return names
+
     bases: set[str] = set()
-    for run in runs:
-        names = of_run(store, run, starts=run in again)
-        bases |= names.runs & known - runs.keys()
-        _add(names, keys, meant)
+    for run, why in list(runs.items()):
+        bases |= add(run, starts=why != NAMED_BY_VERSION).runs & known - runs.keys()
     for run in bases:
         runs[run] = BASE
-        _add(of_run(store, run, starts=False), keys, meant)
+        add(run, starts=False)
     return Needs(runs=runs, keys=keys, meant=meant)
 
 
-def _add(names: References, keys: dict[str, str], meant: dict[str, str]) -> None:
-    for key in names.keys:
-        keys.setdefault(key, NAMED_BY_RUN)
-    for key in names.meant:
-        meant.setdefault(key, NAMED_BY_RUN)
-
-
 def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
-    """What may go, runs first, and what stays, each with the reason. Touches nothing."""
+    """What may go, runs first, and what stays, each with its reason. Reads no store."""
     newest = _newest_days(stock)
     going, staying = [], []
     for folder in sorted(stock.folders, key=lambda folder: (folder.kind != RUN, folder.path)):
-        why = _why_it_stays(folder, needs, newest, rules)
-        if why:
+        entry = Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason="never finished")
+        if why := _why_it_stays(folder, needs, newest, rules):
             noticed = why == LOCKED_RUN or bool(folder.problem) or not folder.whole and folder.name in needs.keys
-            staying.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=why, noticed=noticed))
+            staying.append(replace(entry, reason=why, noticed=noticed))
         elif folder.whole:
             days = (rules.now - folder.since) / DAY
-            reason = f"nothing kept refers to it, {days:,.0f} days old"
-            going.append(Removal(path=folder.path, kind=folder.kind, bytes=folder.bytes, reason=reason))
+            going.append(replace(entry, reason=f"nothing kept refers to it, {days:,.0f} days old"))
         else:
-            going.append(Removal(path=folder.path, kind=REMAINS, bytes=folder.bytes, reason="never finished"))
+            going.append(replace(entry, kind=LEFTOVER))
     gone = tuple(f"{each.path}/" for each in going)
-    for file in stock.remains:
+    for file in stock.leftovers:
         if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
-            going.append(Removal(path=file.path, kind=REMAINS, bytes=file.bytes, reason="left by a killed writer"))
+            going.append(Removal(path=file.path, kind=LEFTOVER, bytes=file.bytes, reason="left by a killed writer"))
     return going, staying
 
 
 def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules: Rules) -> str:
-    """Why ``folder`` stays; "" where it may go."""
+    """Why ``folder`` stays; "" if it may go."""
     if folder.kind == RUN:
         return needs.runs.get(folder.name, "")
     named = needs.keys.get(folder.name, "")
@@ -138,12 +137,12 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
         return named
     if rules.is_young(folder.since):
         return YOUNG
-    last = newest.get(_dataset_name(folder), "")
+    last = newest.get(folder.path.split("/")[1], "") if folder.kind == DATASET else ""
     return LATE if last and any(day > last for day in folder.late) else ""
 
 
 def _newest_days(stock: Inventory) -> dict[str, str]:
-    """The newest day that was ingested, by the name of its datasets: later ones are still to come."""
+    """The newest ingested day of each dataset name. Days after it are still to come."""
     newest: dict[str, str] = {}
     for folder in stock.folders:
         parts = folder.path.split("/")
@@ -152,15 +151,11 @@ def _newest_days(stock: Inventory) -> dict[str, str]:
     return newest
 
 
-def _dataset_name(folder: Folder) -> str:
-    return folder.path.split("/")[1] if folder.kind == DATASET else ""
+def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> RemovedFromStore:
+    """Do ``nightjar store gc``.
 
-
-def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> dict[str, Any]:
-    """``nightjar store gc`` as plain data.
-
-    LaunchError while a night works on the store (``dry_run`` only looks, so it does not mind), ArtifactError where it
-    is not known what something kept refers to: nothing is removed then.
+    Raises LaunchError while a night works on the store, unless ``dry_run``. Raises ArtifactError, with nothing removed,
+    if a record of something kept cannot be read.
     """
     with ExitStack() as stack:
         if not dry_run:
@@ -168,7 +163,7 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
         rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=time.time())
         with reachable(store.url):
             for model in versions.models(store):
-                promotion.incumbent(store, model)  # what it needs is not known where it is not there
+                promotion.incumbent(store, model)  # raises if it is missing, because its needs are then unknown
             named = of_versions(store)
             stock = take_stock(store, locked_runs(store))
             needs = needs_of(store, stock, named, rules)
@@ -176,10 +171,12 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
         if not dry_run:
             going, left = remove(store, going, rules.now)
             staying += left
-    shown = ("path", "kind", "bytes", "reason")
-    return {
-        "store": store.url, "dry_run": dry_run, "keep_days": keep_days, "grace_hours": grace_hours,
-        "bytes": sum(each.bytes or 0 for each in going), "versions": len(named),
-        "removed": [each.to_json(*shown) for each in going], "kept": [each.to_json(*shown) for each in staying],
-        "noticed": [each.path for each in staying if each.noticed],
-    }  # fmt: skip
+    return RemovedFromStore(
+        store=store.url, dry_run=dry_run, keep_days=keep_days, grace_hours=grace_hours,
+        bytes=sum(each.bytes or 0 for each in going), versions=len(named), removed=tuple(map(_shown, going)),
+        kept=tuple(map(_shown, staying)), noticed=tuple(each.path for each in staying if each.noticed),
+    )  # fmt: skip
+
+
+def _shown(each: Removal) -> Removed:
+    return Removed(path=each.path, kind=each.kind, bytes=each.bytes, reason=each.reason)

@@ -1,4 +1,4 @@
-"""Every kind of record in a store that names something else in it: those of models, of runs and of nights."""
+"""Every kind of record that names something else in the store: records of models, runs and nights."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.store.references import Record, RecordKind, References, key_of, of
 
 
 def _steps(record: Record) -> References:
-    shared = {stage.name for stage in STAGES if stage.shared}  # whose artifacts lie outside their run
+    shared = {stage.name for stage in STAGES if stage.shared}  # their artifacts are outside the run
     return References(meant=frozenset(str(step["key"]) for step in record.get("steps", ()) if step["name"] in shared))
 
 
@@ -26,7 +26,7 @@ def _night(record: Record) -> References:
 
 
 def _config(record: Record) -> References:
-    """The settings that name something in the store."""
+    """What the settings of a run name."""
     part = {name: record.get(name) or {} for name in ("data", "plan", "checkpoint", "partition")}
     return References(
         keys=key_of(part["data"].get("mapping_from")) | key_of(part["plan"].get("former")),
@@ -35,7 +35,7 @@ def _config(record: Record) -> References:
 
 
 def _made_by(stage: Stage) -> RecordKind:
-    """The artifacts of a stage that lie in their run's folder."""
+    """The artifacts of a stage that are inside the run's folder."""
     pattern = f"runs/*/{stage.name}/*/{MANIFEST}"
     return RecordKind(name=f"{stage.name} artifact", pattern=pattern, refers=of_manifest, pins=stage.trains)
 

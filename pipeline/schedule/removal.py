@@ -1,4 +1,4 @@
-"""Removing what may go from a store, alone on its models; and which runs a launcher has locked."""
+"""Removing from a store while no night works on it, and which runs a launcher has locked."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pipeline.schedule.inventory import RUN
 from pipeline.schedule.lock import night_lock
 from pipeline.store import Store, removal
 from pipeline.store.references import of_run
-from pipeline.store.removal import Removal, age
+from pipeline.store.removal import Removal, written
 
 LEASE_SECONDS = 30.0
-LOOK_SECONDS = 5.0  # an object store is asked so often which runs were begun meanwhile
+LOOK_SECONDS = 5.0  # between two checks of an object store for new runs
 
 
 def locked_runs(store: Store) -> set[str]:
-    """Runs that a launcher on this file system works on right now; object stores have no locks."""
+    """Runs that a launcher on this file system works on. On an object store, a run in progress counts as young."""
     return {run for run in store.names("runs") if _is_locked(store, run)} if store.is_local else set()
 
 
@@ -41,10 +41,11 @@ def _is_locked(store: Store, run: str) -> bool:
 def remove(
     store: Store, going: list[Removal], since: float, on_point: OnPoint = ignore
 ) -> tuple[list[Removal], list[Removal]]:
-    """Remove what ``may_go`` found; what went, and what stays after all, for somebody uses it by now.
+    """Remove what ``may_go`` allows; returns what was removed, and what stays because it is in use by now.
 
-    ``since``: when the store was looked at, seconds since 1970. Of every artifact the manifest goes first, ``on_point``
-    is told, then its folder: half of one never looks whole. ArtifactError where the store refuses it.
+    ``since``: when the store was listed, seconds since 1970. Of each artifact the manifest goes first, then
+    ``on_point`` is called, then its folder goes, so half of one never looks whole. Raises ArtifactError if the store
+    refuses.
     """
     gone, left, used, looked = [], [], set[str](), -math.inf
     for entry in sorted(going, key=lambda entry: entry.kind != RUN):
@@ -60,24 +61,19 @@ def remove(
 
 
 def _used(store: Store, since: float) -> set[str]:
-    """Runs that were begun ``since`` then, and the keys that they name.
+    """Runs that began after ``since``, and the keys that they name.
 
-    A launcher writes its run's steps before it looks which of them are committed: what it found, it will read.
+    A launcher writes the steps of its run before it checks which of them are committed, and then reads what it found.
     """
     store.fs.invalidate_cache()
-    runs = {run for run in store.names("runs") if _begun(store, run) > since}
+    steps = {run: f"{run_directory(run)}/steps.json" for run in store.names("runs")}
+    runs = {run for run, path in steps.items() if store.exists(path) and written(store, store.full(path)) > since}
     named = [of_run(store, run, starts=True) for run in runs]
     return runs.union(*(each.keys | each.meant for each in named))
 
 
-def _begun(store: Store, run: str) -> float:
-    """When the steps of ``run`` were written, seconds since 1970; 0 where there are none."""
-    path = f"{run_directory(run)}/steps.json"
-    return time.time() - age(store, store.full(path)) if store.exists(path) else 0.0
-
-
 def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> None:
-    """Remove one; LaunchError where it is ``used``, or another process holds it."""
+    """Remove ``entry``; LaunchError if it is in ``used`` or another process holds it."""
     busy = LaunchError(f"{entry.path} is in use", hint="run the same command again")
     if entry.path.rpartition("/")[2] in used:
         raise busy
@@ -88,16 +84,15 @@ def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> 
         removal.remove(store, entry.path, lambda: on_point(FaultPoint.PRUNE), nested=True)
     parent = entry.path.rpartition("/")[0]
     if store.is_local and parent.count("/") == 2 and not store.names(parent):  # the folder of a dataset's day
-        with suppress(OSError):  # somebody writes there by now
+        with suppress(OSError):  # another process writes there
             store.fs.rmdir(store.full(parent))
 
 
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
-    """No night works on any model of the store, and none begins; LaunchError, naming it, where one does."""
-    models = sorted({*versions.models(store), *store.names("nightly")})
+    """Hold the lock of every model, so that no night works on the store; LaunchError names a night that does."""
     with ExitStack() as stack:
-        for model in models:
+        for model in sorted({*versions.models(store), *store.names("nightly")}):
             try:
                 stack.enter_context(night_lock(store, model, LEASE_SECONDS, "store gc"))
             except LaunchError as error:

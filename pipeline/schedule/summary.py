@@ -1,11 +1,11 @@
-"""What a night came to: its record filled in from the run's artifacts, and the page for people."""
+"""The outcome of a night: its record, completed from the run's artifacts, and its page."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from pipeline.checkpoint.settings import config_changes
+from pipeline.config.recorded import config_changes
 from pipeline.errors import ArtifactError, NightjarError
 from pipeline.records import GATE, HELD, Base, GateRecord, IngestPart, NightRecord, Plan, Result, read
 from pipeline.records.step import run_directory
@@ -14,16 +14,16 @@ from pipeline.report.summary import shrunk_lines
 from pipeline.store import Store
 from pipeline.units import decimal, plural
 
-# Settings that differ from night to night by themselves, or say where and how things run.
+# Settings that differ from night to night anyway, or only say where and how things run.
 _EXPECTED = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "data.day", "data.mapping_from",
              "checkpoint.init_from", "plan.former", "gate.force")  # fmt: skip
 MOST_SETTINGS = 12
 
 
 def finished_record(store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
-    """``record`` with what the run's result and artifacts say: verdict, figures, rows, seconds, what changed.
+    """``record`` with the verdict, figures, rows, seconds and changes from the run's result and artifacts.
 
-    ``error``: what ended the night before there was a run; None where there was one.
+    ``error``: what ended the night before its run began; None if there was a run.
     """
     run = run_directory(record.run)
     record = replace(record, summary=f"{run}/{NIGHT_PAGE}")
@@ -45,7 +45,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:
-    """``record`` with NE of candidate and incumbent on the same rows, with their intervals, as the gate found them."""
+    """``record`` with the gate's NE of candidate and incumbent on the same rows, with their intervals."""
     path = f"{published}/{GATE}"
     if not published or not store.exists(path):
         return record
@@ -60,11 +60,11 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
 
 
 def _changes(store: Store, record: NightRecord, result: Result) -> list[str]:
-    """What is not as it was when the model this night started from was trained, in words."""
+    """What changed since the base of this night was trained, in sentences."""
     base, smaller = record.base, shrunk_lines(result.shrunk)
     if base is None:
-        return ["the first model, trained from scratch with new id mappings", *smaller]
-    lines = [f"started from {base.version}, which learnt from {base.day or base.run}"]
+        return ["the first version, trained from scratch with new id mappings", *smaller]
+    lines = [f"started from {base.version}, which was trained on {base.day or base.run}"]
     lines += _rows(store, base.dataset, result.artifact("ingest"))
     lines += _plan(store, base.plan, result.artifact("plan"))
     return lines + smaller + _settings(store, base, record.run)
@@ -78,9 +78,9 @@ def _rows(store: Store, before: str, now: str | None) -> list[str]:
     rows, former = new.summary["rows"], then.summary["rows"]
     lines = [f"{plural(rows, 'row')}, {rows / former - 1:+.1%} on {then.summary.get('day') or 'the previous dataset'}"]
     for name, what in (
-        ("rows_late", "rows of other days kept for those"),
-        ("rows_freed", "rows of tables freed"),
-        ("rows_replaced", "of them went to ids that are looked up more"),
+        ("rows_late", "rows of other days were kept for those days"),
+        ("rows_freed", "table rows were freed"),
+        ("rows_replaced", "of them went to ids that are looked up more often"),
     ):
         if count := sum(new.summary.get(name, {}).values()):
             lines.append(f"{count:,} {what}")
@@ -95,7 +95,7 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
         return []
     lines = []
     if "why" in plan.summary:
-        again = "is reused from the previous night" if plan.summary["reused"] else "was rebuilt"
+        again = "was reused from the previous night" if plan.summary["reused"] else "was rebuilt"
         lines.append(f"the plan {again}: {plan.summary['why']}")
     try:
         then, new = (read(Plan, store, f"{path}/plan.json").tables for path in (before, plan.path))
@@ -115,7 +115,7 @@ def _plan(store: Store, before: str, now: str | None) -> list[str]:
 
 
 def _settings(store: Store, base: Base, run: str) -> list[str]:
-    """Settings that differ from those the base was trained with."""
+    """Settings that differ from those of the base."""
     sides = []
     for each in (base.run, run):
         path = f"{run_directory(each)}/config.yaml"
@@ -134,7 +134,7 @@ def _settings(store: Store, base: Base, run: str) -> list[str]:
 
 
 def _batch_of(store: Store, checkpoint: str) -> int | str:
-    """The batch size that auto stood for in the training of ``checkpoint``: nights carry it on. auto if not known."""
+    """The batch size that auto meant in the training of ``checkpoint``, which nights keep; auto if unknown."""
     try:
         artifact = store.find(checkpoint)
     except ArtifactError:
@@ -152,7 +152,7 @@ def _read_yaml(store: Store, path: str) -> dict[str, Any]:
 
 
 def write_summary(store: Store, record: NightRecord) -> None:
-    """``nightly.html`` and ``nightly.md`` beside the record."""
+    """Write ``nightly.html`` and ``nightly.md`` beside the record."""
     run = run_directory(record.run)
     store.write_bytes(f"{run}/{NIGHT_PAGE}", night_page(record).encode())
     store.write_bytes(f"{run}/{NIGHT_TEXT}", night_markdown(record).encode())
@@ -160,12 +160,12 @@ def write_summary(store: Store, record: NightRecord) -> None:
 
 def line_of(record: NightRecord) -> str:
     """The outcome in one line."""
-    said = f"{record.date} of model {record.model}: {record.outcome.upper()}"
+    line = f"{record.date} of model {record.model}: {record.outcome.upper()}"
     if record.version:
-        said += f" {record.version}"
+        line += f" {record.version}"
     if record.ne is not None:
-        said += f", NE {decimal(record.ne)}"
+        line += f", NE {decimal(record.ne)}"
     if record.incumbent_ne is not None:
-        said += f" (incumbent {decimal(record.incumbent_ne)})"
+        line += f" (incumbent {decimal(record.incumbent_ne)})"
     why = record.reasons if record.outcome == HELD else (record.message,)
-    return said + "".join(f"; {reason}" for reason in (why or ())[:1] if reason)
+    return line + "".join(f"; {reason}" for reason in (why or ())[:1] if reason)

@@ -14,10 +14,10 @@ log = logging.getLogger(__name__)
 
 
 def wait_for(config: Config, day: date, minutes: float) -> float:
-    """Return, once the logs of ``day`` are complete by ``data.watermark``, how many seconds that took.
+    """Wait until the logs of ``day`` are complete (``data.watermark``); returns the seconds that it took.
 
-    Looks every ``nightly.poll_seconds`` and logs what is missing whenever that changes. DataError naming it where they
-    are not complete after ``minutes``.
+    Checks every ``nightly.poll_seconds``, and logs what is missing when that changes. Raises DataError, with what is
+    missing, after ``minutes``.
     """
     started, logged = time.monotonic(), ""
     while True:
@@ -33,7 +33,7 @@ def wait_for(config: Config, day: date, minutes: float) -> float:
             after = f" after {minutes:g} minutes (nightly.wait_minutes)" if minutes else ""
             raise DataError(
                 f"{day} is not complete{after}: {missing}",
-                hint=f"nightjar nightly date={day} with the same overrides once it is delivered",
+                hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
             )
         if missing != logged:
             log.info(

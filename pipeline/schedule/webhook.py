@@ -1,4 +1,4 @@
-"""The verdict to whoever wants to know: one POST of JSON, tried three times. It never changes the outcome."""
+"""Posts the verdict as JSON, with three tries. The webhook never changes the outcome of a night."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ log = logging.getLogger(__name__)
 
 
 def deliver(
-    url: str,
-    verdict: Mapping[str, Any],
-    *,
-    timeout: float = TIMEOUT_SECONDS,
-    pause: float = PAUSE_SECONDS,
+    url: str, verdict: Mapping[str, Any], *, timeout: float = TIMEOUT_SECONDS, pause: float = PAUSE_SECONDS
 ) -> bool:
-    """POST ``verdict`` to ``url``; whether it was taken. A failure is logged, without the URL's secret part.
+    """POST ``verdict`` to ``url``; returns whether it was accepted. Logs a failure, without the secret part of the URL.
 
-    A redirection is a failure: what it leads to would be asked without the verdict. ``timeout`` and ``pause`` (between
-    tries, twice as long after each) in seconds.
+    A redirection is a failure, because the verdict would not be sent along. ``timeout`` and ``pause`` are in seconds;
+    the pause doubles after each try.
     """
     opener, problem = urllib.request.build_opener(_NoRedirection), ""
     for attempt in range(TRIES):
@@ -42,8 +38,8 @@ def deliver(
             with opener.open(request, timeout=timeout):
                 return True
         except urllib.error.HTTPError as error:
-            problem = f"it answers {error.code} {error.reason}"
-        except (ValueError, http.client.InvalidURL):  # their words quote the URL
+            problem = f"it answered {error.code} {error.reason}"
+        except (ValueError, http.client.InvalidURL):  # their messages quote the URL
             log.warning("the verdict was not delivered to nightly.webhook%s: its URL is not valid", _host(url))
             return False
         except (OSError, http.client.HTTPException) as error:
@@ -53,7 +49,7 @@ def deliver(
 
 
 def _host(url: str) -> str:
-    """Where the webhook is, for people; "" where the URL does not say."""
+    """`` at <host>`` for messages; "" if the URL names none."""
     try:
         host = urlsplit(url).hostname
     except ValueError:
@@ -63,4 +59,4 @@ def _host(url: str) -> str:
 
 class _NoRedirection(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
-        """None: the answer is an error like any other."""
+        """Treat a redirection as an error."""

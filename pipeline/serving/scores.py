@@ -15,8 +15,8 @@ from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm
 from pipeline.publishing.served import ServedModel
-from pipeline.publishing.translate import Translation
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
+from pipeline.serving.translate import Translation
 from pipeline.specs import ModelInputs
 from pipeline.towers import layout_of
 from pipeline.towers.modules import build_tower, joined

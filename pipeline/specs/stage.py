@@ -111,7 +111,8 @@ class Stage(ABC):
     unless ``launch.inline`` says otherwise. ``needs_rows``: it cannot run on a list of tables. ``shared``: its
     artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it runs on all ranks
     of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in time, and it
-    commits a checkpoint before it ends.
+    commits a checkpoint before it ends. ``modules``: what ``run`` imports that takes long; ranks are forked from a
+    process that has done so.
     """
 
     name: str
@@ -124,6 +125,7 @@ class Stage(ABC):
     shared = False
     distributed = False
     trains = False
+    modules: tuple[str, ...] = ()
 
     def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
         """ConfigError where ``config`` names the stage, which cannot run with its other settings."""

@@ -13,7 +13,7 @@ from pipeline.store import Artifact, Store
 from pipeline.units import GIB
 
 if TYPE_CHECKING:
-    from pipeline.planning.tower_hosts import Crossing
+    from pipeline.planning.predict import Crossing
     from pipeline.towers import Layout, TowerHosts
 
 STRIDED = "strided"
@@ -65,20 +65,22 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
     ``key``: the dataset's.
     """
-    from pipeline.planning import make_plan
+    from pipeline.planning import PlanInputs, make_plan
     from pipeline.planning.cost import step_ms
-    from pipeline.planning.tower_hosts import beyond_tower_ms
-    from pipeline.towers import layout_of, tower_hosts_config, united_plan
+    from pipeline.planning.predict import beyond_tower_ms
+    from pipeline.towers import layout_of, tower_hosts_settings, united_plan
 
     features = [column.name for column in schema.sparse]
     layout = layout_of(towers, features, config.hardware.hosts, config.hardware.ranks_per_host)
     plans = []
     for group in layout.tower_hosts:
         columns = tuple(column for column in schema.sparse if column.name in group.features)
-        own, alone = dataclasses.replace(schema, sparse=columns), tower_hosts_config(config, group)
-        plan = make_plan(alone, own, profile, key)
+        own = dataclasses.replace(schema, sparse=columns)
+        settings, hardware = tower_hosts_settings(config.plan, config.hardware, group)
+        inputs = dataclasses.replace(PlanInputs.of(config, own, profile), plan=settings, hardware=hardware)
+        plan = make_plan(inputs, key)
         crossing = _crossing(config.model.embedding_dim, layout, group, profile)
-        more = beyond_tower_ms(config.model, config.train.batch, config.hardware, alone.hardware, own, crossing)
+        more = beyond_tower_ms(inputs, config.hardware, crossing)
         phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, features)
@@ -86,7 +88,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
 def _crossing(dim: int, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
     """What a sample sends between these tower hosts and the others; ``dim``: width of an embedding."""
-    from pipeline.planning.tower_hosts import Crossing
+    from pipeline.planning.predict import Crossing
 
     module, towers = layout.towers.module, layout.towers.towers
     away = [name for name in layout.features if name not in group.features]
@@ -121,7 +123,7 @@ def kept_towers(config: Config, store: Store, checkpoints: Sequence[Artifact], t
 
 
 def _checkpoint(config: Config, store: Store) -> Artifact | None:
-    from pipeline.checkpoint import find_checkpoint
+    from pipeline.checkpoint.naming import find_checkpoint
 
     wanted = config.partition.probe
     return find_checkpoint(store, wanted, option="partition.probe=") if wanted is not None else None

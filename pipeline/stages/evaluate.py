@@ -22,6 +22,7 @@ class Evaluate(Stage):
     inputs = ("ingest", "plan", "partition", "train")
     needs_rows = True
     distributed = True
+    modules = ("pipeline.training.predict",)
     settings = (use("evaluate", "global_batch"),)
 
     def check(self, config: Config) -> None:
@@ -96,7 +97,7 @@ class Evaluate(Stage):
 
 def _readable(store: Store, checkpoint: str) -> list[Artifact]:
     """The checkpoint at that path, if it can be read; what is wrong with it is for those to say who need it."""
-    from pipeline.checkpoint import committed
+    from pipeline.checkpoint.index import committed
 
     return [each for each in committed(store, checkpoint.rpartition("/")[0]) if each.path == checkpoint]
 

@@ -74,7 +74,7 @@ class Ingest(Stage):
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """The fingerprint of the raw logs; DataError where there are none."""
-        from pipeline.ingest import raw_fingerprint
+        from pipeline.ingest.stage import raw_fingerprint
 
         return {"raw": raw_fingerprint(config.data, store)}
 
@@ -84,7 +84,8 @@ class Ingest(Stage):
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """The dataset: Parquet files, schema, profile, id mappings, transforms."""
-        from pipeline.ingest import answering, ingest
+        from pipeline.ingest.sources import answering
+        from pipeline.ingest.stage import ingest
 
         artifact: Artifact
         with answering(config.data.path, store), self.draft(store, step) as draft:

@@ -68,7 +68,8 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
     covered = step.config.get("init")
     if not isinstance(covered, dict):
         return None
-    from pipeline.checkpoint import committed, find_checkpoint
+    from pipeline.checkpoint.index import committed
+    from pipeline.checkpoint.naming import find_checkpoint
 
     try:
         place, key, step_number = str(config.checkpoint.init_from), covered["key"], covered["step"]

@@ -82,7 +82,7 @@ class _Opened:
 def _opened(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_Opened]:
     """Candidate, incumbent and the best of the versions before it, opened to score rows."""
     from pipeline.publishing.served import ServedModel, local_version
-    from pipeline.publishing.translate import NotComparableError, translation
+    from pipeline.serving.translate import NotComparableError, translation
 
     memory, model = int(config.publish.cache_mib * MIB), config.model_name
     with contextlib.ExitStack() as stack:
@@ -110,7 +110,7 @@ def _best(config: Config, store: Store, incumbent: str, opened: Callable[[str], 
 
     One that is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
     """
-    from pipeline.publishing.translate import NotComparableError
+    from pipeline.serving.translate import NotComparableError
 
     notes = list[str]()
     for version in better_by_record(store, config.model_name, incumbent, config.gate.best_of_last):

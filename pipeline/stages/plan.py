@@ -44,7 +44,7 @@ class PlanStage(Stage):
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
-        from pipeline.planning import make_plan, plan_summary, render_plan
+        from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
         from pipeline.planning.reuse import reused_plan
         from pipeline.report import PLAN_PAGE, plan_page
         from pipeline.stages.read import read_dataset
@@ -55,7 +55,7 @@ class PlanStage(Stage):
             plan, why = reused_plan(store, config.plan.former, covered, *dataset, inputs["ingest"].key)
             about = {"former": config.plan.former, "reused": plan is not None, "why": why}
             log.info("plan       %s %s: %s", config.plan.former, "is used again" if plan else "is not used again", why)
-        plan = plan or make_plan(config, *dataset, inputs["ingest"].key)
+        plan = plan or make_plan(PlanInputs.of(config, *dataset), inputs["ingest"].key)
         artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("plan.json", plan.to_json())

@@ -14,11 +14,11 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.errors import LaunchError
 from pipeline.publishing import promotion, versions
-from pipeline.publishing.translate import TRANSFORMS
 from pipeline.records import (
     CARD,
     GATE,
     PASS,
+    TRANSFORMS,
     CardPlan,
     Evaluation,
     GateRecord,

@@ -21,6 +21,7 @@ class Publish(Stage):
     inputs = ("ingest", "plan", "partition", "train", "evaluate")
     by_default = False
     needs_rows = True
+    modules = ("pipeline.serving.scores", "pipeline.publishing.program")
     settings = (
         use("gate", "*"),
         use("publish", "model", named=True),

@@ -94,6 +94,7 @@ class Train(Stage):
     needs_rows = True
     distributed = True
     trains = True
+    modules = ("pipeline.training.loop",)
     settings = (*CONTINUATION, *END)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
@@ -128,7 +129,7 @@ class Train(Stage):
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
     ) -> Artifact | None:
         """Train on this rank, from the newest checkpoint on; ``train.json`` has the figures."""
-        from pipeline.checkpoint import committed
+        from pipeline.checkpoint.index import committed
         from pipeline.stages.init import init_artifact
         from pipeline.stages.read import is_first_rank, read_towers
         from pipeline.store.retrying import retried

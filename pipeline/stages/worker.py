@@ -1,13 +1,12 @@
-"""``nightjar worker``: one stage on one rank, started by torchrun, from the run's resolved configuration.
+"""``nightjar worker``: one stage on one rank, from the run's resolved configuration.
 
 Whatever goes wrong is reported to the launcher through ``launch/status.py``. Ranks never outlive
-their launcher: they die with torchrun (a parent-death signal), and end themselves when the launcher goes.
+their launcher: they die with their parent (a parent-death signal), and end themselves when the launcher goes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import errno
 import logging
@@ -23,6 +22,7 @@ from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
 from pipeline.launch import Report, read_steps, write_report
+from pipeline.launch.forkserver import end_with_parent
 from pipeline.launch.memory import hold, is_held, plan_of
 from pipeline.records.step import run_directory
 from pipeline.specs import STAGES
@@ -31,7 +31,6 @@ from pipeline.stages.run import run_stage
 from pipeline.store import Store
 from pipeline.store.retrying import explained
 
-PR_SET_PDEATHSIG = 1
 CHECK_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
@@ -142,9 +141,8 @@ def _fail(store: Store, run: str, stage: str, report: Report) -> None:
 
 
 def end_with_parents(launcher: int) -> None:
-    """End this process when torchrun or the ``launcher`` process (0: none) has ended, however it ended."""
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    """End this process when its parent or the ``launcher`` process (0: none) has ended, however it ended."""
+    end_with_parent()
     if launcher:
         threading.Thread(target=_end_with, args=(launcher,), name="watch-launcher", daemon=True).start()
 

@@ -5,10 +5,8 @@ The names here import no torch. ``transform`` has the sharded embeddings, ``modu
 
 from __future__ import annotations
 
-from pipeline.towers.assignment import check_partition, flat_towers, tower_count, tower_hosts, towers_of
-from pipeline.towers.layout import Layout, TowerHosts, layout_of
-from pipeline.towers.plans import tower_hosts_config, united_plan
-from pipeline.towers.strided import strided
+from pipeline.towers.assignment import check_partition, flat_towers, strided, tower_count, tower_hosts, towers_of
+from pipeline.towers.layout import Layout, TowerHosts, layout_of, tower_hosts_settings, united_plan
 
 __all__ = [
     "Layout",
@@ -16,7 +14,7 @@ __all__ = [
     "check_partition",
     "flat_towers",
     "layout_of",
-    "tower_hosts_config",
+    "tower_hosts_settings",
     "strided",
     "tower_count",
     "tower_hosts",

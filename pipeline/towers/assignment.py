@@ -1,4 +1,4 @@
-"""From ``partition.*`` to towers: how many, on which hosts, and checks. No torch here.
+"""From ``partition.*`` to towers: how many, on which hosts, the strided assignment, and checks. No torch here.
 
 ``check_partition`` runs before anything else, so that a bad setting costs no ingestion.
 """
@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pipeline.config import PartitionConfig, PlanConfig
 from pipeline.errors import ConfigError
 from pipeline.records import Tower, TowerModuleSpec, Towers
-from pipeline.towers.layout import check_towers
-from pipeline.towers.plans import WHOLE_WORLD
+from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
 
 def tower_count(partition: PartitionConfig, hosts: int) -> int:
@@ -156,3 +155,26 @@ def _check_enough(partition: PartitionConfig, features: Sequence[str], count: in
             f"(groups stay together, and each tower needs a feature)",
             hint=f"partition.towers={fewer}, or fewer partition.pins and partition.groups",
         )
+
+
+def strided(
+    features: Sequence[str],
+    count: int,
+    pins: Mapping[str, int] | None = None,
+    groups: Sequence[Sequence[str]] = (),
+) -> list[list[str]]:
+    """Features by tower, in their own order. A group counts as one feature, at the place of its first.
+
+    ``pins``: {feature: its tower}; the feature's group goes with it. The others are dealt out in turn, the last of them
+    to towers that would otherwise stay empty.
+    """
+    pins = pins or {}
+    group_of = {name: tuple(group) for group in groups for name in group}
+    units = list(dict.fromkeys(group_of.get(name, (name,)) for name in features))
+    home = {name: pins[member] for unit in units for member in unit if member in pins for name in unit}
+    free = [unit for unit in units if unit[0] not in home]
+    for turn, unit in enumerate(free):
+        empty = sorted(set(range(count)) - set(home.values()))
+        tower = empty[0] if len(free) - turn <= len(empty) else turn % count
+        home |= dict.fromkeys(unit, tower)
+    return [[name for name in features if home[name] == tower] for tower in range(count)]

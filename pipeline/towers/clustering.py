@@ -1,23 +1,33 @@
 """Features into towers of bounded load: k-means whose assignment step is an integer program, then exchanges.
 
+Items are features that stay together. Loads are figures by feature (their number, predicted ms, bytes): of each a tower
+may hold ``1 + imbalance`` times an even share, or more for the largest single item, or up to the given room.
+
 Where no assignment keeps the bounds, the result exceeds them a little.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
-from pipeline.towers.distances import Matrix
-from pipeline.towers.exchange import Exchange
-from pipeline.towers.placement import between
-from pipeline.towers.problem import Floats, Ints, Problem
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.towers.placement import Matrix, between
 
 STARTS = 8
 ROUNDS = 8
 LLOYD_ROUNDS = 50
-EXCESS_PRICE = 10.0  # of twice the capacity, for every item; the costs of one are at most 1
+EXCESS_COST = 10.0  # of twice the capacity, for every item; the costs of one are at most 1
 MOST_EXACT = 2_000  # pairs of item and tower
 _OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}  # nodes, not seconds: the same towers on every machine
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+MOST_PASSES = 50
+TOLERANCE = 1e-9
+EXCESS_PRICE = 1e6  # of a load over its capacity by the capacity; distances are at most 1 and features fewer
 
 
 def cluster(problem: Problem, positions: Floats, distances: Matrix, seed: int) -> Ints:
@@ -98,7 +108,7 @@ def _bounded(problem: Problem, cost: Floats) -> Ints:
         fixed[item, tower] = 1.0
     scale = max(float(cost.max(initial=0.0)), 1e-12)  # HiGHS' tolerances are absolute
     done = milp(
-        np.append(cost.ravel() / scale, EXCESS_PRICE * items),
+        np.append(cost.ravel() / scale, EXCESS_COST * items),
         integrality=np.append(np.full(items * towers, items * towers <= MOST_EXACT, dtype=int), 0),
         bounds=Bounds(np.append(fixed.ravel(), 0.0), np.append(np.ones(items * towers), np.inf)),
         constraints=LinearConstraint(hstack([csr_array(body), excess]), lower, upper),
@@ -107,3 +117,131 @@ def _bounded(problem: Problem, cost: Floats) -> Ints:
     if done.x is None:  # HiGHS met its node limit before it found an assignment
         return _nearest(problem, cost)
     return np.asarray(done.x[:-1].reshape(items, towers).argmax(1), dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """The items to divide among ``towers`` (each one or more features, by index) and their bounds.
+
+    ``loads``: [L, items]; ``capacity``: [L], of a tower; ``pinned``: {item: tower}.
+    """
+
+    towers: int
+    items: Sequence[Sequence[int]]
+    loads: Floats
+    capacity: Floats
+    pinned: Mapping[int, int]
+
+    @cached_property
+    def membership(self) -> Floats:
+        """1 where the item has the feature: [items, F]."""
+        member = np.zeros((len(self.items), sum(map(len, self.items))))
+        for index, item in enumerate(self.items):
+            member[index, list(item)] = 1.0
+        return member
+
+    def used(self, assigned: Ints) -> Floats:
+        """The loads of every tower: [L, T]."""
+        return np.stack([np.bincount(assigned, weights=load, minlength=self.towers) for load in self.loads])
+
+
+def make_problem(
+    items: Sequence[Sequence[int]],
+    towers: int,
+    loads: Mapping[str, Floats],
+    pinned: Mapping[int, int],
+    imbalance: float,
+    room: Mapping[str, float] | None = None,
+) -> Problem:
+    """The problem for ``items``; ``loads``: by name, [F] each, in any unit; a load of zeros is left out.
+
+    ``room``: by name, the share of a load that any tower may hold.
+    """
+    rows, capacity = [], []
+    for name, load in loads.items():
+        shares = np.array([load[list(item)].sum() for item in items]) / max(load.sum(), 1e-300)
+        if shares.sum() > 0:
+            # Equal loads come in whole numbers: 26 features in 4 towers are 7 in the largest at best.
+            least = -(-len(load) // towers) / len(load) if np.ptp(load) == 0 else 0.0
+            rows.append(shares)
+            capacity.append(max((1 + imbalance) / towers, least, shares.max(), (room or {}).get(name, 0.0)))
+    return Problem(towers=towers, items=items, loads=np.array(rows), capacity=np.array(capacity), pinned=pinned)
+
+
+class Exchange:
+    """A descent from ``assigned`` [items].
+
+    ``_pair`` [items, items] is the sum of the distances between two items' features, divided by the number of all
+    features; ``_near`` [items, T] is the same between an item and a tower.
+    """
+
+    def __init__(self, problem: Problem, assigned: Ints, distances: Matrix) -> None:
+        self.problem, self.assigned = problem, assigned.copy()
+        self._pair = problem.membership @ distances @ problem.membership.T / len(distances)
+        self._own = np.diag(self._pair).copy()
+        self._loads = problem.loads / problem.capacity[:, None]
+        self._free = np.array([i for i in range(len(problem.items)) if i not in problem.pinned], dtype=np.int64)
+        self._count()
+        for tower in np.flatnonzero(self._items == 0):  # rounding may leave a tower empty
+            self._fill(int(tower))
+
+    def _fill(self, tower: int) -> None:
+        """Give an empty tower the free item that is farthest from the others of its own tower."""
+        spare = self._free[self._items[self.assigned[self._free]] > 1]
+        self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = tower
+        self._count()
+
+    def run(self) -> tuple[Ints, float]:
+        """Change until no move or swap helps; returns (towers [items], their cost)."""
+        for _ in range(MOST_PASSES):
+            changed = [self._improve(int(item)) for item in self._free]
+            if not any(changed):
+                break
+        inside = float(self._near[np.arange(len(self.assigned)), self.assigned].sum())
+        return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
+
+    def _count(self) -> None:
+        """Compute what depends on ``assigned``."""
+        towers = np.eye(self.problem.towers)[self.assigned]
+        self._near = self._pair @ towers
+        self._items = towers.sum(0)
+        self._used = self._loads @ towers
+
+    def _over(self, used: Floats) -> Floats:
+        """The shares by which loads [L, ...] exceed their capacities, summed over the loads."""
+        return np.maximum(used - 1.0 - TOLERANCE, 0.0).sum(0)
+
+    def _improve(self, item: int) -> bool:
+        """Make the best move or swap of ``item`` if it helps; whether it did."""
+        gains = np.concatenate([self._moves(item), self._swaps(item)])
+        best = int(gains.argmin()) if len(gains) else 0
+        if not len(gains) or gains[best] > -TOLERANCE:
+            return False
+        if best < self.problem.towers:
+            self.assigned[item] = best
+        else:
+            other = self._free[best - self.problem.towers]
+            self.assigned[[item, other]] = self.assigned[[other, item]]
+        self._count()
+        return True
+
+    def _moves(self, item: int) -> Floats:
+        """Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed."""
+        own, load = self.assigned[item], self._loads[:, item, None]
+        cost = 2 * (self._near[item] - self._near[item, own] + self._own[item])
+        now = self._over(self._used)
+        excess = self._over(self._used + load) - now + self._over(self._used[:, own, None] - load) - now[own]
+        bad = (np.arange(self.problem.towers) == own) | (self._items[own] <= 1)
+        return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
+
+    def _swaps(self, item: int) -> Floats:
+        """Change of cost by swapping ``item`` with each free item; infinite within its own tower."""
+        others, own = self._free, self.assigned[item]
+        there = self.assigned[others]
+        near = self._near
+        cost = near[others, own] - near[item, own] + near[item, there] - near[others, there]
+        cost = 2 * (cost - 2 * self._pair[item, others] + self._own[item] + self._own[others])
+        extra, now = self._loads[:, others] - self._loads[:, item, None], self._over(self._used)
+        excess = self._over(self._used[:, own, None] + extra) - now[own]
+        excess += self._over(self._used[:, there] - extra) - now[there]
+        return np.where(there == own, np.inf, cost + EXCESS_PRICE * excess)

@@ -1,4 +1,4 @@
-"""Which ranks hold which towers: groups of tower hosts, and the peers that exchange ids and vectors (DMT, 3.1).
+"""Which ranks hold which towers, the peers that exchange ids and vectors (DMT, 3.1), and the plans of tower hosts.
 
 A group of tower hosts shares its towers. Rank j of a group looks up the group's features for the samples of its peers,
 the ranks j of all groups. The paper (MLSys'24) prints the order of the peers as (g mod T, g div T), which is wrong
@@ -8,13 +8,17 @@ where ranks per host and hosts differ; here the peers come in the order of the g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from pipeline.config import HardwareConfig, PlanConfig
 from pipeline.errors import ConfigError
-from pipeline.records import Tower, Towers
+from pipeline.records import Plan, TablePlan, Tower, Towers
 
 _AGAIN = "nightjar partition force=true rebuilds towers.json"
+# TorchRec runs these over the hosts of all ranks, never within a process group.
+WHOLE_WORLD = ("table_row_wise", "table_column_wise")
 
 
 @dataclass(frozen=True)
@@ -124,3 +128,48 @@ def _check_hosts(towers: Sequence[Tower], hosts: int) -> None:
             f"share all hosts or none, and hosts 0 to {hosts - 1} all used; got {shown}",
             hint=_AGAIN,
         )
+
+
+def tower_hosts_settings(
+    plan: PlanConfig, hardware: HardwareConfig, group: TowerHosts
+) -> tuple[PlanConfig, HardwareConfig]:
+    """The settings with which the planner places the tables of one group of tower hosts.
+
+    The global batch stays: every rank of the group looks up the samples of all its peers.
+    """
+    types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
+    pins = {table: kind for table, kind in plan.tables.items() if table in group.features}
+    return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
+
+
+def united_plan(layout: Layout, plans: Sequence[Plan], features: Sequence[str]) -> Plan:
+    """The ``plans`` of all tower hosts as one plan of all ranks, tables in the order ``features``."""
+    tables: dict[str, TablePlan] = {}
+    for group, plan in enumerate(plans):
+        ranks = layout.tower_ranks(group)
+        for name, table in plan.tables.items():
+            shards = tuple(replace(shard, rank=ranks[shard.rank]) for shard in table.shards)
+            tables[name] = replace(table, shards=shards)
+    return replace(
+        plans[0],
+        world_size=layout.hosts * layout.ranks_per_host,
+        ranks_per_host=layout.ranks_per_host,
+        tables={name: tables[name] for name in features},
+        memory=_by_rank(layout, [plan.memory for plan in plans]),
+        phases=_by_rank(layout, [plan.phases for plan in plans]),
+        reserved=_by_rank(layout, [plan.reserved for plan in plans]),
+        predicted_step_ms=max(plan.predicted_step_ms for plan in plans),
+        gap=max(plan.gap for plan in plans),
+    )
+
+
+def _by_rank(layout: Layout, figures: Sequence[Sequence[Any]]) -> list[Any]:
+    """Figures of the ranks of all tower hosts in the order of the global ranks; [] where a plan has none."""
+    if not all(figures):
+        return []
+    placed = {
+        rank: figure
+        for group, ranks in enumerate(figures)
+        for rank, figure in zip(layout.tower_ranks(group), ranks, strict=True)
+    }
+    return [placed[rank] for rank in sorted(placed)]

@@ -11,10 +11,8 @@ import numpy as np
 
 from pipeline.config import PartitionConfig
 from pipeline.records import TowerEvidence
-from pipeline.towers.clustering import cluster
-from pipeline.towers.distances import Matrix, distances, mean_between
-from pipeline.towers.placement import place
-from pipeline.towers.problem import Ints, Problem, make_problem
+from pipeline.towers.clustering import Ints, Problem, cluster, make_problem
+from pipeline.towers.placement import Matrix, distances, mean_between, place
 
 COUNT = "features"
 DIGITS = 4  # of similarities and positions in towers.json

@@ -11,12 +11,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.checkpoint import Checkpointer, Model, OnPoint, Target, TrainState, ignore, warm_start
 from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.ranks import together
+from pipeline.checkpoint.reader import Target
+from pipeline.checkpoint.state import TrainState
+from pipeline.checkpoint.warm import warm_start
 from pipeline.config import PartitionConfig
 from pipeline.embeddings.learning import set_table_steps
-from pipeline.embeddings.reset import reset_rows
+from pipeline.embeddings.rows import reset_rows
 from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path

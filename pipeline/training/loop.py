@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import FaultPoint, OnPoint, ignore
+from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.config import TrainConfig
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds

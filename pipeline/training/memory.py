@@ -15,6 +15,7 @@ class MemoryMeter:
     """Largest bytes that this process has taken since the meter was made.
 
     On CUDA those of PyTorch's allocator; on a CPU resident memory beyond that of the start (interpreter, libraries).
+    Memory that an earlier training in this process freed does not count as there at the start: this one may reuse it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -22,6 +23,7 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
+        give_back_freed()
         with contextlib.suppress(OSError):  # else the peak is that of the process since its start
             Path("/proc/self/clear_refs").write_text("5")
         self._start = status_bytes("VmRSS") or peak_rss()

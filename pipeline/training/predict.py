@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import Target, restore
+from pipeline.checkpoint.reader import Target, restore
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.records import LABEL, Plan, Towers
 from pipeline.store import Artifact, Store

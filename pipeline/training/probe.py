@@ -15,13 +15,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import Target, warm_start
 from pipeline.checkpoint.changes import check_changes
+from pipeline.checkpoint.reader import Target
+from pipeline.checkpoint.warm import warm_start
 from pipeline.errors import GuardError
 from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.store import Artifact, Store
-from pipeline.towers.distances import Matrix
 from pipeline.towers.interaction import Interaction
+from pipeline.towers.placement import Matrix
 from pipeline.training.data import Batch, BatchReader, Order
 from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader

@@ -5,8 +5,7 @@ from __future__ import annotations
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config import TrainConfig
-from pipeline.embeddings.clipping import clip_table_gradients
-from pipeline.embeddings.learning import replica_optimizer, set_sparse_lr
+from pipeline.embeddings.learning import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.towers.transform import TowerEmbeddings

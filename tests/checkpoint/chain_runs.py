@@ -6,7 +6,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.checkpoint import Checkpointer, FaultPoint, Model, TrainState, ignore
+from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.fault_points import FaultPoint, ignore
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.touched import TouchedRows

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from pipeline.checkpoint import FaultPoint
+from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config import CheckpointConfig, Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
 from pipeline.records import SparseColumn

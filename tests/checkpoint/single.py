@@ -4,12 +4,13 @@ from types import SimpleNamespace
 
 import torch
 
-from pipeline.checkpoint import Target, TrainState, ignore, restore
 from pipeline.checkpoint.chunks import TableCoding
+from pipeline.checkpoint.fault_points import ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.job import Job, write_checkpoint
+from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.snapshot import HostBuffers, take_snapshot
-from pipeline.checkpoint.state import flatten_optimizer
+from pipeline.checkpoint.state import TrainState, flatten_optimizer
 from pipeline.embeddings.shards import LocalShard
 from pipeline.embeddings.tables import TableSpec
 from pipeline.specs import TABLE_OPTIMIZERS

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.checkpoint import committed
+from pipeline.checkpoint.index import committed
 from pipeline.store import Store
 from tests.checkpoint.chain_runs import compact_behind, resume, skip_while_busy, write
 from tests.embeddings.cases import DIM, ROWS

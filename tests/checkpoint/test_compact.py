@@ -141,7 +141,7 @@ def test_rows_are_read_in_order_in_windows_of_any_size(tmp_path):
         first = 0
         for window in reader.windows(name, 500):
             count = len(window.weight)
-            assert window.first == first
+            assert window.row == first
             assert (window.weight == weight[first : first + count]).all()
             assert (window.state["adagrad_sum"] == sums[first : first + count]).all()
             first += count

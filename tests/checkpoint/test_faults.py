@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint import Target, restore_newest
+from pipeline.checkpoint.reader import Target, restore_newest
 from pipeline.errors import ArtifactError
 from pipeline.store import MANIFEST, Store
 from pipeline.store.manifest import sealed, unsealed

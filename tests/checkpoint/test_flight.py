@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
-from pipeline.checkpoint import FaultPoint, TrainState, committed
+from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.flight import Limits
+from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import pinned_names
+from pipeline.checkpoint.state import TrainState
 from pipeline.errors import DamagedError
 from pipeline.store import Store
 from tests.checkpoint.chain_runs import checkpointer, resume

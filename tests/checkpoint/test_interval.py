@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.checkpoint import committed
+from pipeline.checkpoint.index import committed
 from pipeline.store import Store
 from tests.checkpoint.killing import DIRECTORY, STEPS, attempt, make_dataset
 

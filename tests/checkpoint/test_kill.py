@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.checkpoint import FaultPoint
+from pipeline.checkpoint.fault_points import FaultPoint
 from tests.checkpoint.killing import DIRECTORY, EPOCHS, ROWS, STEPS, Kill, attempt, ledger, make_dataset
 
 # Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones deltas. A baseline has several

@@ -10,13 +10,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, committed, reader, restore_newest
+from pipeline.checkpoint import reader
 from pipeline.checkpoint.aside import listed, set_aside
+from pipeline.checkpoint.checkpointer import Checkpointer, Model
 from pipeline.checkpoint.commands import gc, list_checkpoints
 from pipeline.checkpoint.container import require_memory
+from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.prune import sweep
-from pipeline.checkpoint.reader import OTHER_MODEL
+from pipeline.checkpoint.reader import OTHER_MODEL, Target, restore_newest
 from pipeline.checkpoint.retention import clear
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.errors import ArtifactError, DamagedError, PassingError, UnreachableError
 from pipeline.store import Store
@@ -168,13 +171,13 @@ def test_what_is_set_aside_is_listed_and_goes_by_gc_once_nothing_names_it(tmp_pa
     set_aside(store, place, {"step-00000002": "a file is gone"})
     assert [(each.name, each.type) for each in list_checkpoints(store)] == [
         ("step-00000001", "baseline"), ("step-00000002.1", "set aside")]  # fmt: skip
-    told = gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=0)
+    told = gc(store, None, None, None, 0.0, dry_run=False)
     assert told["removed"] == []
     assert "models/m/v1/manifest.json names" in told["kept"][-1]["reason"]
     put(store, f"{place}/step-00000002", rows, dense)
-    told = gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=60)
+    told = gc(store, None, None, None, 3600.0, dry_run=False)
     assert (told["removed"], told["kept"][-1]["reason"]) == ([], "set aside only now")
-    told = gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=0)
+    told = gc(store, None, None, None, 0.0, dry_run=False)
     (removed,) = told["removed"]
     assert removed["path"] == f"{place}/aside/step-00000002.1"
     assert removed["bytes"] > 0 and "a file is gone" in removed["reason"]
@@ -193,13 +196,13 @@ def test_on_an_object_store_files_stay_until_their_place_is_needed():
     assert sweep(store, place, aside=["step-00000002"]) == []
     there = set(store.fs.find(store.full(f"{place}/step-00000002")))
     assert {name.replace("former-manifest.json", "manifest.json") for name in there} == before
-    told = gc(store, None, dry_run=True, keep_last=None, keep_every=None, min_age=0)
+    told = gc(store, None, None, None, 0.0, dry_run=True)
     assert [each["path"] for each in told["removed"]] == [f"{place}/aside/step-00000002.1"]
     put(store, f"{place}/step-00000002", rows, dense)
     moved = {name.rpartition("step-00000002.1/")[2] for name in store.fs.find(store.full(f"{place}/aside"))}
     assert moved == {name.rpartition("step-00000002/")[2] for name in there} | {"set-aside.json"}
     store.verify(store.get(f"{place}/step-00000002", "train"))
-    gc(store, None, dry_run=False, keep_last=None, keep_every=None, min_age=0)
+    gc(store, None, None, None, 0.0, dry_run=False)
     assert store.names(f"{place}/aside") == []
     store.verify(store.get(f"{place}/step-00000002", "train"))
 

@@ -5,7 +5,9 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.checkpoint import Checkpointer, Model, Target, TrainState, latest, restore
+from pipeline.checkpoint.checkpointer import Checkpointer, Model, latest
+from pipeline.checkpoint.reader import Target, restore
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.tables import dense_parameters
 from pipeline.embeddings.touched import TouchedRows

@@ -81,10 +81,10 @@ MISTAKES = [
     ("seed=1.5", "seed is '1.5', expected a whole number", "seed="),
     (
         "partition.groups=[C1,C2]",
-        "partition.groups is '[C1,C2]', expected a list of lists [[a,b],[c]] of texts",
+        "partition.groups is '[C1,C2]', expected a list of lists [[a,b],[c]] of strings",
         "partition.groups=[[C1,C2]]",
     ),
-    ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] of texts", "launch.inline=[train]"),
+    ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] of strings", "launch.inline=[train]"),
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.schedule=cosin", "train.schedule is 'cosin', expected one of: constant, linear, cosine", "train.schedule="),
     (

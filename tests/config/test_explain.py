@@ -95,7 +95,7 @@ def test_the_help_of_run_has_the_sentences(capsys: pytest.CaptureFixture[str]) -
     lines = capsys.readouterr().out.splitlines()
     (line,) = [line for line in lines if line.startswith("  lr: ")]
     assert line.split("#")[0].strip() == "lr: 0.002"
-    assert line.endswith("# The dense part trains with this learning rate after the warm-up.")
+    assert line.endswith("# Learning rate of the dense part after the warm-up.")
 
 
 def test_explaining_loads_no_heavy_package() -> None:

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from pipeline.checkpoint import changes
-from pipeline.checkpoint.settings import config_changes
 from pipeline.compose import compose, config_hash, from_yaml, to_yaml
 from pipeline.config.paths import field_type
+from pipeline.config.recorded import config_changes
 from pipeline.config.renamed import RENAMED, with_first_names, with_new_names
 from pipeline.errors import ConfigError
 from pipeline.stages.worker import load

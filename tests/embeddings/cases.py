@@ -8,9 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings.clipping import clip_table_gradients
 from pipeline.embeddings.collection import build_collection, pooled_stack
-from pipeline.embeddings.learning import replica_optimizer, set_sparse_lr
+from pipeline.embeddings.learning import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.tables import dense_parameters

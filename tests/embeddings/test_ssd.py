@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
-from pipeline.embeddings.initial import initial_rows
-from pipeline.embeddings.scattered import rows_at
+from pipeline.embeddings.initial import initial_rows, rows_at
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.ssd.fetch import Fetcher

@@ -9,7 +9,10 @@ from types import SimpleNamespace
 import torch
 
 from pipeline import cli, compose
-from pipeline.checkpoint import Checkpointer, FaultPoint, Model, Target, TrainState, restore_newest
+from pipeline.checkpoint.checkpointer import Checkpointer, Model
+from pipeline.checkpoint.fault_points import FaultPoint
+from pipeline.checkpoint.reader import Target, restore_newest
+from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.publishing import promotion

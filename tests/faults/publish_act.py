@@ -87,13 +87,13 @@ class Publishing:
         whole(self.store, "models")
         served = promotion.incumbent(self.store, "m")
         require(served is not None, "what served is gone")
-        for each in commands.listing(self.store, "m"):
+        for each in commands.list_versions(self.store, "m").versions:
             require(not each.damaged, f"{each.version} is damaged: {each.problem}")
         if self.store.find(RUN) is None:
             require(ended != WENT_ON, "done, but not committed")
             with contextlib.suppress(StopIteration):
                 self.do(lambda phase: None)
         current = promotion.read_current(self.store, "m")
-        require([entry["by"] for entry in current.log] == ["publish"] * 2, f"the log is {current.log}")
+        require([entry.by for entry in current.log] == ["publish"] * 2, f"the log is {current.log}")
         require(current.previous == self.former, f"the line is {current.line}")
         whole(self.store, "models")

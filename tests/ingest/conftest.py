@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import Config, DataConfig, DenseFeature, HardwareConfig, LabelConfig, SparseFeature
 from pipeline.config.checks import check
-from pipeline.ingest import ingest
+from pipeline.ingest.stage import ingest
 from pipeline.records import DatasetSchema
 from pipeline.store import Store
 from tests.logged import listen

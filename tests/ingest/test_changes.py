@@ -10,8 +10,9 @@ import pytest
 
 from pipeline.config import IngestConfig
 from pipeline.errors import ArtifactError, DataError, LaunchError
-from pipeline.ingest import raw_fingerprint, stage
+from pipeline.ingest import stage
 from pipeline.ingest.output import PartWriter
+from pipeline.ingest.stage import raw_fingerprint
 from pipeline.store import Store
 
 from .conftest import csv_config, write_rows

@@ -93,13 +93,13 @@ def test_ray_splits_by_row_as_threads_do(run_ingest, tmp_path, monkeypatch):
     one_feature(tmp_path / "logs/a.csv")
     one_feature(tmp_path / "logs/b.csv", rows=700)
     monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", 700)
-    found = []
+    datasets = []
     for engine in ("local", "ray"):
         config = config_for(tmp_path / "logs")
         config.ingest = IngestConfig(block_mib=1, engine=engine)
-        found.append(run_ingest(config))
-    assert found[0].summary["split_by_place"] == ["all"]
-    assert found[0].checksums == found[1].checksums
+        datasets.append(run_ingest(config))
+    assert datasets[0].summary["split_by_place"] == ["all"]
+    assert datasets[0].checksums == datasets[1].checksums
 
 
 def test_a_log_that_was_delivered_twice_is_split_by_content(run_ingest, tmp_path):
@@ -163,11 +163,11 @@ def test_the_sample_of_many_rows_is_that_of_sorting_them_all(distinct, rows):
     hashes = pool[rng.integers(0, distinct, rows)]
     made, merged = contents_of(hashes), contents_of(*np.array_split(hashes, 7))
     exact, counts = np.unique(hashes, return_counts=True)
-    for found in (made, merged):
-        assert (found.hashes == exact[:SAMPLE]).all()
-        assert (found.counts == counts[:SAMPLE]).all()
-        assert found.distinct == pytest.approx(len(exact), rel=0.08)
-        assert found.repeats == (counts[counts >= OFTEN].sum() > rows / 2)
+    for sample in (made, merged):
+        assert (sample.hashes == exact[:SAMPLE]).all()
+        assert (sample.counts == counts[:SAMPLE]).all()
+        assert sample.distinct == pytest.approx(len(exact), rel=0.08)
+        assert sample.repeats == (counts[counts >= OFTEN].sum() > rows / 2)
 
 
 def test_a_place_is_its_file_and_its_number():

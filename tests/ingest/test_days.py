@@ -9,7 +9,8 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.config.checks import check
 from pipeline.errors import ArtifactError, ConfigError, DataError
-from pipeline.ingest import day_dataset, day_state, ingest, previous_dataset, raw_fingerprint
+from pipeline.ingest.days import day_dataset, day_state, previous_dataset
+from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.records import dataset_path
 from pipeline.store import Store, artifact_key
 from tests.keys import key_config
@@ -205,8 +206,8 @@ def test_a_day_without_one_of_its_hours_is_not_complete(tmp_path, hours, end):
         wanted = WatermarkConfig(success="_SUCCESS", **changes)
         config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}{end}", watermark=wanted)
         check(config)
-        (found,) = day_state(config.data, day).missing
-        assert found.endswith(message.format(f"{tmp_path}/{day}{end}"))
+        (reason,) = day_state(config.data, day).missing
+        assert reason.endswith(message.format(f"{tmp_path}/{day}{end}"))
     (tmp_path / str(day) / gone).mkdir()
     (tmp_path / str(day) / gone / "_SUCCESS").write_text("")
     config.data.watermark = WatermarkConfig(success="_SUCCESS", partitions=["hour={00..23}"])
@@ -257,8 +258,8 @@ def test_partitions_are_found_at_any_depth_and_name_no_wildcards(tmp_path):
     deliver_hours(tmp_path, range(1), name="region=us/hour={:02}")
     wanted = WatermarkConfig(partitions=["hour={00..01}", "region=eu/hour=01", "region=us/hour=01"])
     config = config_of(tmp_path, str(day), path=f"{tmp_path}/{{day}}/*/*/*.csv", watermark=wanted)
-    (found,) = day_state(config.data, day).missing
-    assert found.startswith("region=us/hour=01 below ")
+    (reason,) = day_state(config.data, day).missing
+    assert reason.startswith("region=us/hour=01 below ")
     for name in ("hour=*", "../x", "/"):
         config.data.watermark.partitions = [name]
         with pytest.raises(ConfigError, match="expected names of folders below data.path") as caught:

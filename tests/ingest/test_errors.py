@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import DenseFeature, LabelConfig, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest import raw_fingerprint
+from pipeline.ingest.stage import raw_fingerprint
 
 from .conftest import csv_config, write_rows
 

@@ -69,10 +69,10 @@ def test_a_constant_has_no_deviation_however_its_square_rounds(far, count):
 def test_the_deviation_is_that_of_exact_arithmetic(far, spread, units):
     values = [far + spread * unit for unit in units]
     exact = float(statistics.pvariance([Fraction(value) for value in values])) ** 0.5
-    found = measure(pl.DataFrame({"v": values}), [pl.col("v")])[0].std
+    std = measure(pl.DataFrame({"v": values}), [pl.col("v")])[0].std
     noise = 2.0**-48 * max(map(abs, values))
-    assert found == (pytest.approx(exact, rel=1e-12) if found else 0.0)
-    assert (found == 0.0) == (exact <= noise) or exact == pytest.approx(noise, rel=1e-9)
+    assert std == (pytest.approx(exact, rel=1e-12) if std else 0.0)
+    assert (std == 0.0) == (exact <= noise) or exact == pytest.approx(noise, rel=1e-9)
 
 
 def test_values_that_differ_by_rounding_alone_are_a_constant():
@@ -121,8 +121,8 @@ def test_counts_beyond_memory_are_exact_and_what_is_asked_for_is_kept(monkeypatc
     ranked = sorted(true, key=lambda h: (-true[h], h))
     counts.settle(pl.Series(ranked[-5:], dtype=pl.UInt64))
     assert (counts.distinct, counts.total) == (len(true), 20_000)
-    found = {h: (name, count) for h, name, count in counts.table().rows()}
-    assert found == {h: (f"id{h}", true[h]) for h in [*ranked[:100], *ranked[-5:]]}
+    counted = {h: (name, count) for h, name, count in counts.table().rows()}
+    assert counted == {h: (f"id{h}", true[h]) for h in [*ranked[:100], *ranked[-5:]]}
 
 
 def test_counts_on_disk_merge_like_those_in_memory(monkeypatch):

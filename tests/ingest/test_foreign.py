@@ -12,9 +12,9 @@ import zstandard
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import DataError
-from pipeline.ingest import RecordTransform
 from pipeline.ingest.days import counted_rows
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.record_transform import RecordTransform
 
 from .conftest import csv_config, write_rows
 from .test_errors import refused
@@ -157,9 +157,9 @@ def test_a_bad_record_costs_its_own_result_alone(run_ingest, tmp_path):
            "c holds Struct": {"c": {"a": 1}, "x": 1.0}, "c holds Object": {"c": object(), "x": 1.0},
            "c cannot be read": {"c": "\ud800", "x": 1.0}, "is a NoneType, expected a mapping": None}  # fmt: skip
     for words, record in bad.items():
-        found = serve.each([good[0], record, good[1], record, good[2]])
-        assert found.inputs.equals(expected) and found.records.tolist() == [0, 2, 4], words
-        assert list(found.rejected) == [1, 3] and all(words in reason for reason in found.rejected.values()), found
+        result = serve.each([good[0], record, good[1], record, good[2]])
+        assert result.inputs.equals(expected) and result.records.tolist() == [0, 2, 4], words
+        assert list(result.rejected) == [1, 3] and all(words in reason for reason in result.rejected.values()), result
         with pytest.raises(DataError, match="record 1: "):
             serve([good[0], record])
     every = serve.each([good[0], *bad.values(), good[1]])

@@ -12,8 +12,8 @@ import zstandard
 from omegaconf import OmegaConf
 
 from pipeline.config import Config, DenseFeature, LabelConfig, SparseDefaults, SparseFeature, SplitConfig
-from pipeline.ingest import raw_fingerprint
 from pipeline.ingest.spec import CRITEO_COLUMNS
+from pipeline.ingest.stage import raw_fingerprint
 from pipeline.records import Profile
 
 from .conftest import csv_config, write_rows

@@ -5,7 +5,7 @@ import pytest
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError
-from pipeline.ingest import RecordTransform
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.sharing import cells, trust_in
 
 from .conftest import csv_config
@@ -15,10 +15,10 @@ from .test_days import Nights, config_of, write_day
 def test_cells_hold_even_weights_of_neighbours():
     rng = np.random.default_rng(0)
     points, weights = rng.normal(size=(5000, 2)), rng.integers(1, 10, 5000).astype(float)
-    found = cells(points, weights, 37)
-    assert set(found) == set(range(37))
-    assert np.bincount(found, weights) == pytest.approx(np.full(37, weights.sum() / 37), rel=0.1)
-    within = np.mean([points[found == cell].var(axis=0).sum() for cell in range(37)])
+    cell_of = cells(points, weights, 37)
+    assert set(cell_of) == set(range(37))
+    assert np.bincount(cell_of, weights) == pytest.approx(np.full(37, weights.sum() / 37), rel=0.1)
+    within = np.mean([points[cell_of == cell].var(axis=0).sum() for cell in range(37)])
     assert within < 0.1 * points.var(axis=0).sum()
     assert sorted(cells(points[:3], weights[:3], 5)) == [0, 1, 2]
     assert len(set(cells(np.zeros((10, 2)), np.ones(10), 4))) == 4  # nothing tells them apart
@@ -115,5 +115,5 @@ def test_the_smallest_table_has_one_row_for_all_ids(run_ingest, tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("\n".join(["label,x,c,t", *lines_of("2026-01-01", 500)]))
     sparse = {"c": SparseFeature(mapping="learned", rows=3)}
-    found = run_ingest(csv_config(path, sparse=sparse, split=SplitConfig(test_share=0.0)))
-    assert found.vocab("c").is_empty() and set(found.split("train")["c"]) == {2}
+    dataset = run_ingest(csv_config(path, sparse=sparse, split=SplitConfig(test_share=0.0)))
+    assert dataset.vocab("c").is_empty() and set(dataset.split("train")["c"]) == {2}

@@ -39,11 +39,11 @@ def read(block: TextBlock) -> dict[int, bytes | None | str]:
     """By line: the bits of the number, None where it is missing, or why the line is no row."""
     raw = block.read()
     parsed = parse(raw.frame, raw.lines, data_spec(csv_config("f").data))
-    found: dict[int, bytes | None | str] = {bad.line: bad.reason for bad in (*raw.rejects, *parsed.rejects)}
-    lines = [line for line in raw.lines.tolist() if line not in found]
+    read_as: dict[int, bytes | None | str] = {bad.line: bad.reason for bad in (*raw.rejects, *parsed.rejects)}
+    lines = [line for line in raw.lines.tolist() if line not in read_as]
     for line, value in zip(lines, parsed.frame["dense:x"].to_list(), strict=True):
-        found[line] = None if value is None else struct.pack("d", value)
-    return found
+        read_as[line] = None if value is None else struct.pack("d", value)
+    return read_as
 
 
 @settings(max_examples=150, deadline=None)
@@ -66,12 +66,12 @@ def test_a_blank_beside_a_number_puts_the_row_into_quarantine_in_blocks_of_any_s
     rows = [f"{i % 2},{i},id{i % 3}" for i in range(40)]
     path = tmp_path / "a.csv"
     path.write_bytes("\n".join(["label,x,c", *rows[:20], f"1,{field},id1", *rows[20:], "1,word,id2", ""]).encode())
-    found = []
+    rejects = []
     for size in (64, 1 << 20):
         monkeypatch.setattr("pipeline.ingest.file_source.BLOCK_UNIT", size)
-        found.append([(bad["line"], bad["reason"]) for bad in run_ingest(csv_config(path)).quarantine])
-    assert found[0] == found[1]
-    assert [line for line, _ in found[0]] == [22, 43]
+        rejects.append([(bad["line"], bad["reason"]) for bad in run_ingest(csv_config(path)).quarantine])
+    assert rejects[0] == rejects[1]
+    assert [line for line, _ in rejects[0]] == [22, 43]
 
 
 def test_a_block_of_plain_numbers_is_still_read_as_numbers():

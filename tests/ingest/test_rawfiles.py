@@ -7,8 +7,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline.ingest import raw_fingerprint
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.stage import raw_fingerprint
 
 from .conftest import csv_config
 
@@ -35,8 +35,8 @@ def place(request, tmp_path):
 def test_a_hidden_name_anywhere_below_the_path_hides_a_file(place, pattern):
     fs, root = fsspec.core.url_to_fs(place)
     deliver(fs, root, [*READ, *HIDDEN])
-    found = find_files(place + pattern)
-    assert [name.removeprefix(root + "/") for name in found.paths] == sorted(READ)
+    files = find_files(place + pattern)
+    assert [name.removeprefix(root + "/") for name in files.paths] == sorted(READ)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ class Clouds(MemoryFileSystem):
         return super()._strip_protocol(path.removeprefix("clouds://"))
 
     def info(self, path, **options):
-        found = super().info(path, **options)
-        written = found.pop("created", None)
-        return found | (self.marks(written) if found["type"] == "file" else {})
+        info = super().info(path, **options)
+        written = info.pop("created", None)
+        return info | (self.marks(written) if info["type"] == "file" else {})
 
     def modified(self, path):
         raise NotImplementedError

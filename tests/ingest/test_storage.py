@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.config import SparseFeature, SplitConfig
 from pipeline.errors import UnreachableError
-from pipeline.ingest import ingest, raw_fingerprint
 from pipeline.ingest.rawfiles import find_files
+from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.store import Store
 from tests.checkpoint.s3 import Fault
 from tests.waits import no_waits

@@ -8,7 +8,7 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import DataConfig, TableDefaults, TableFigures
 from pipeline.errors import ConfigError
-from pipeline.ingest import ingest, raw_fingerprint
+from pipeline.ingest.stage import ingest, raw_fingerprint
 from pipeline.ingest.table_specs import harmonic, hit_curve
 from pipeline.records import DatasetSchema, Profile
 from pipeline.store import Store

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature, SplitConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.ingest import RecordTransform
 from pipeline.ingest.coded import coded_ids
 from pipeline.ingest.fit import Partial
+from pipeline.ingest.record_transform import RecordTransform
 from pipeline.ingest.sketch import Sketch, bin_of, lower_edges
 from pipeline.ingest.spec import data_spec
 

@@ -253,6 +253,9 @@ class Stoppable:
     def __init__(self, store: Store, number: int) -> None:
         self.store, self.number = store, number
 
+    def expect(self, steps: list[Step]) -> None:
+        """Nothing takes long."""
+
     def find(self, step: Step) -> None:
         """No earlier launcher's."""
 

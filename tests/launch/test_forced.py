@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint import committed
+from pipeline.checkpoint.index import committed
 from pipeline.checkpoint.retention import clear
 from pipeline.errors import DamagedError
 from pipeline.records.step import Step

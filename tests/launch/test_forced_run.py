@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.checkpoint import committed
+from pipeline.checkpoint.index import committed
 from pipeline.store import Store
 from tests.conftest import ROOT
 

@@ -11,8 +11,8 @@ import pytest
 
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config, ModelConfig
-from pipeline.ingest import ingest
-from pipeline.planning import make_plan
+from pipeline.ingest.stage import ingest
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.specs import MODELS
 from pipeline.specs.stage import always
@@ -193,6 +193,6 @@ def test_what_planning_reads_its_key_covers(overrides: list[str]) -> None:
     sparse = {"C1": feature, "C2": dataclasses.replace(feature, rows=99, hot_rows=[99])}
     profile = Profile(rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse=sparse)
     with recorded() as read:
-        make_plan(config, schema, profile, "key")
+        make_plan(PlanInputs.of(config, schema, profile), "key")
     assert len(read) > 30
     assert unexplained("plan", config, read) == []

@@ -1,4 +1,4 @@
-"""Stages for real: submitted to TorchX's local_cwd, under torchrun, ingest being the light one."""
+"""Stages for real: forked from the fork server, ingest being the light one."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from pipeline.compose import compose
 from pipeline.errors import DataError, LaunchError, NightjarError
 from pipeline.launch import Report, read_report, write_report
 from pipeline.launch.appdefs import chain_app, stage_app
+from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import Tail, exit_hint
 from pipeline.launch.status import MARK, clear_report
 from pipeline.store import Store
@@ -23,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FAULT = """
 import sys
 
-if "worker" in sys.orig_argv and "torch.distributed.run" not in sys.orig_argv:
+if "fork-server" in sys.orig_argv:
     from pipeline.stages.ingest import Ingest
 
     def fault(*arguments):
@@ -46,7 +47,7 @@ def nightjar(*arguments: str, **options: object) -> subprocess.CompletedProcess:
 
 
 def start(place: Path, *arguments: str) -> subprocess.Popen:
-    (place / "tmp").mkdir()
+    (place / "tmp").mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "run", *arguments, f"store={place}"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -59,22 +60,20 @@ def wait_for_worker(launcher: subprocess.Popen) -> list[psutil.Process]:
     limit = time.monotonic() + 60
     while time.monotonic() < limit and launcher.poll() is None:
         children = psutil.Process(launcher.pid).children(recursive=True)
-        if any(
-            "worker" in _arguments(child) and "torch.distributed.run" not in _arguments(child) for child in children
-        ):
+        if any(_name(child) == RANK for child in children):
             return children
         time.sleep(0.05)
     raise AssertionError("no worker was started")
 
 
-def _arguments(process: psutil.Process) -> list[str]:
+def _name(process: psutil.Process) -> str:
     try:
-        return process.cmdline()
+        return process.name()
     except psutil.Error:
-        return []
+        return ""
 
 
-def test_a_stage_under_torchrun_commits_its_artifact_and_is_skipped_next_time(tmp_path: Path) -> None:
+def test_a_forked_stage_commits_its_artifact_and_is_skipped_next_time(tmp_path: Path) -> None:
     done = nightjar("run", *SMALL, f"store={tmp_path}")
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "runs/x/result.json").read_text())
@@ -112,7 +111,7 @@ def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Pa
 
 def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: Path) -> None:
     launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000")
-    rank = wait_for_worker(launcher)[-1]
+    (rank,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
     os.kill(rank.pid, signal.SIGKILL)
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 8, output

@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.costs import model_costs
 from pipeline.models.dlrm import DlrmConfig
+from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs
 from pipeline.planning.reservations import PER_PARAMETER, dense_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
@@ -57,7 +58,7 @@ def test_the_planner_charges_what_the_built_model_computes(name: str, dense: int
         rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse={c.name: feature for c in sparse}
     )
     state = max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
-    kept = dense_bytes(config.model, config.hardware, config.train, config.ingest, schema, profile)
+    kept = dense_bytes(PlanInputs.of(config, schema, profile))
     assert kept["dense"] == int((PER_PARAMETER + state) * FLOAT * parameters)
 
 

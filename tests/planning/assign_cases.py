@@ -27,11 +27,11 @@ def small_problem(seed: int) -> Problem:
 def _small_table(rng: np.random.Generator) -> tuple[Candidate, ...]:
     size, cost = int(rng.integers(1, 40)) * int(rng.choice([1, 1_000_003])), float(rng.lognormal(0, 1))
     kinds = rng.choice(["table", "column", "row", "first", "pairs"], size=rng.integers(1, 4), replace=False)
-    found = []
+    options = []
     for kind in kinds:
         tiers = rng.choice(["hbm", "cached", "ddr", "ssd"], size=rng.integers(1, 3), replace=False)
-        found.extend(_candidate(rng, str(kind), str(tier), size, cost) for tier in tiers)
-    return tuple(found)
+        options.extend(_candidate(rng, str(kind), str(tier), size, cost) for tier in tiers)
+    return tuple(options)
 
 
 def _candidate(rng: np.random.Generator, kind: str, tier: str, size: int, cost: float) -> Candidate:
@@ -72,20 +72,22 @@ def _ways(candidate: Candidate, ranks: int) -> list[tuple[np.ndarray, np.ndarray
     return ways
 
 
-def check(problem: Problem, found: Assignment) -> None:
+def check(problem: Problem, assignment: Assignment) -> None:
     """Every capacity is kept, every place is an offered one, and the ms are what the pieces sum to."""
     load, used = np.array(problem.base_ms), np.zeros((len(problem.base_ms), 3), np.int64)
-    assert set(found.chosen) == set(found.ranks) == set(problem.candidates)
-    for table, number in found.chosen.items():
-        candidate, ranks = problem.candidates[table][number], found.ranks[table]
+    assert set(assignment.chosen) == set(assignment.ranks) == set(problem.candidates)
+    for table, number in assignment.chosen.items():
+        candidate, ranks = problem.candidates[table][number], assignment.ranks[table]
         assert len(ranks) == len(candidate.pieces)
         assert candidate.places is None or ranks in candidate.places
         for piece, rank in zip(candidate.pieces, ranks, strict=True):
             load[rank] += piece.ms
             used[rank] += piece.bytes
     assert (used <= np.array(problem.capacity)).all()
-    assert abs(found.ms - load.max()) <= 1e-9 * load.max()
-    assert 0 <= found.bound <= found.ms and abs(found.gap - (found.ms / found.bound - 1)) < 1e-12
+    assert abs(assignment.ms - load.max()) <= 1e-9 * load.max()
+    assert (
+        0 <= assignment.bound <= assignment.ms and abs(assignment.gap - (assignment.ms / assignment.bound - 1)) < 1e-12
+    )
 
 
 def cluster_problem(seed: int, *, tables: int, ranks: int, splits: tuple[int, ...], tightness: float) -> Problem:
@@ -99,7 +101,7 @@ def cluster_problem(seed: int, *, tables: int, ranks: int, splits: tuple[int, ..
     candidates = {}
     for t in range(tables):
         size, cost = int(rows[t]) * 516, float(lookups[t])
-        found = []
+        options = []
         for slow, device, behind, ssd in TIERS:
             for count, places in [(n, None) for n in splits] + [
                 (len(hosts[0]), hosts),
@@ -107,6 +109,6 @@ def cluster_problem(seed: int, *, tables: int, ranks: int, splits: tuple[int, ..
             ]:
                 held = tuple(-(-int(size * share) // count) for share in (device, behind, ssd))
                 piece = Piece(ms=cost * slow / count + 0.004 + 0.01 * cost * (places is not None), bytes=held)
-                found.append(Candidate(pieces=(piece,) * count, places=places))
-        candidates[f"T{t}"] = tuple(found)
+                options.append(Candidate(pieces=(piece,) * count, places=places))
+        candidates[f"T{t}"] = tuple(options)
     return Problem(candidates=candidates, capacity=((hbm, 4 * hbm, 40 * hbm),) * ranks, base_ms=(0.5,) * ranks)

@@ -25,12 +25,12 @@ def whole(ms: float, hbm: int = 0, ddr: int = 0, ssd: int = 0) -> Candidate:
 def test_small_problems_are_within_two_percent_of_brute_force(start) -> None:
     for seed in range(start, start + 20):
         problem = small_problem(seed)
-        best, found = brute_force(problem), assign(problem)
-        assert (found is None) == (best is None), f"seed {seed}"
-        if best is not None and found is not None:
-            check(problem, found)
-            assert found.ms <= best * 1.02, f"seed {seed}"
-            assert found.bound <= best * (1 + 1e-6), f"seed {seed}"
+        best, assignment = brute_force(problem), assign(problem)
+        assert (assignment is None) == (best is None), f"seed {seed}"
+        if best is not None and assignment is not None:
+            check(problem, assignment)
+            assert assignment.ms <= best * 1.02, f"seed {seed}"
+            assert assignment.bound <= best * (1 + 1e-6), f"seed {seed}"
 
 
 def test_the_small_problems_are_of_every_kind() -> None:
@@ -43,18 +43,18 @@ def test_the_small_problems_are_of_every_kind() -> None:
 @pytest.mark.parametrize(("tables", "ranks", "tightness"), [(26, 16, 0.5), (26, 128, 1.5), (120, 32, 2.0)])
 def test_large_problems_come_near_their_bound(tables, ranks, tightness) -> None:
     problem = cluster_problem(5, tables=tables, ranks=ranks, splits=(1, 2, 4), tightness=tightness)
-    found = assign(problem)
-    assert found is not None
-    check(problem, found)
-    assert found.gap < 0.1
+    assignment = assign(problem)
+    assert assignment is not None
+    check(problem, assignment)
+    assert assignment.gap < 0.1
 
 
 def test_two_ranks_are_solved_to_a_thousandth() -> None:
     problem = cluster_problem(2, tables=26, ranks=2, splits=(1, 2), tightness=1.5)
-    found = assign(problem)
-    assert found is not None
-    check(problem, found)
-    assert found.gap <= 2e-3
+    assignment = assign(problem)
+    assert assignment is not None
+    check(problem, assignment)
+    assert assignment.gap <= 2e-3
 
 
 def test_equal_problems_give_equal_assignments() -> None:
@@ -75,33 +75,38 @@ def test_bytes_that_fill_every_rank_to_the_last_byte_fit() -> None:
     sizes = [7, 5, 4, 4, 3, 1]
     candidates = {f"T{i}": (whole(1.0, size * GIB + 1),) for i, size in enumerate(sizes)}
     problem = Problem(candidates=candidates, capacity=((12 * GIB + 3, 0, 0),) * 2, base_ms=(0.0, 0.0))
-    found = assign(problem)
-    assert found is not None
-    check(problem, found)
+    assignment = assign(problem)
+    assert assignment is not None
+    check(problem, assignment)
     assert assign(dataclasses.replace(problem, capacity=((12 * GIB + 2, 0, 0),) * 2)) is None
 
 
 def test_a_dear_tier_is_taken_only_where_the_cheap_one_is_full() -> None:
     both = (whole(1.0, hbm=6), whole(5.0, ssd=6))
     problem = Problem(candidates={"A": both, "B": both}, capacity=((6, 0, 100),), base_ms=(0.0,))
-    found = assign(problem)
-    assert found is not None and sorted(found.chosen.values()) == [0, 1] and found.ms == 6.0
-    found = assign(dataclasses.replace(problem, capacity=((12, 0, 100),)))
-    assert found is not None and set(found.chosen.values()) == {0} and found.ms == 2.0
+    assignment = assign(problem)
+    assert assignment is not None and sorted(assignment.chosen.values()) == [0, 1] and assignment.ms == 6.0
+    assignment = assign(dataclasses.replace(problem, capacity=((12, 0, 100),)))
+    assert assignment is not None and set(assignment.chosen.values()) == {0} and assignment.ms == 2.0
 
 
 def test_a_busy_rank_gets_less() -> None:
     tables = {f"T{i}": (whole(1.0, hbm=1),) for i in range(4)}
-    found = assign(Problem(candidates=tables, capacity=((9, 9, 9),) * 2, base_ms=(2.0, 0.0)))
-    assert found is not None and found.ms == 3.0
-    assert sorted(ranks[0] for ranks in found.ranks.values()) == [0, 1, 1, 1]
+    assignment = assign(Problem(candidates=tables, capacity=((9, 9, 9),) * 2, base_ms=(2.0, 0.0)))
+    assert assignment is not None and assignment.ms == 3.0
+    assert sorted(ranks[0] for ranks in assignment.ranks.values()) == [0, 1, 1, 1]
 
 
 def test_the_answer_counts_only_candidates_as_they_were_given() -> None:
     never = whole(0.1, hbm=50)  # fits no rank, so the second candidate is the table's first that fits
     problem = Problem(candidates={"A": (never, whole(2.0, hbm=5))}, capacity=((9, 0, 0),), base_ms=(1.0,))
-    found = assign(problem)
-    assert found is not None and found.chosen == {"A": 1} and found.ranks == {"A": (0,)} and found.ms == 3.0
+    assignment = assign(problem)
+    assert (
+        assignment is not None
+        and assignment.chosen == {"A": 1}
+        and assignment.ranks == {"A": (0,)}
+        and assignment.ms == 3.0
+    )
 
 
 def test_pieces_go_to_one_of_the_places_in_order() -> None:
@@ -110,13 +115,13 @@ def test_pieces_go_to_one_of_the_places_in_order() -> None:
         candidates={"A": (Candidate(pieces=pieces, places=((0, 1), (3, 2))),)},
         capacity=((9, 0, 0), (2, 0, 0), (9, 0, 0), (9, 0, 0)), base_ms=(0.0,) * 4,
     )  # fmt: skip
-    found = assign(problem)
-    assert found is not None and found.ranks == {"A": (3, 2)} and found.ms == 2.0
+    assignment = assign(problem)
+    assert assignment is not None and assignment.ranks == {"A": (3, 2)} and assignment.ms == 2.0
 
 
 def test_no_tables_cost_what_the_slowest_rank_does_anyway() -> None:
-    found = assign(Problem(candidates={}, capacity=((0, 0, 0),) * 2, base_ms=(1.0, 4.0)))
-    assert found is not None and found.ms == 4.0 and found.chosen == {}
+    assignment = assign(Problem(candidates={}, capacity=((0, 0, 0),) * 2, base_ms=(1.0, 4.0)))
+    assert assignment is not None and assignment.ms == 4.0 and assignment.chosen == {}
 
 
 def test_a_place_with_one_rank_twice_is_refused() -> None:

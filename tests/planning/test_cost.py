@@ -6,6 +6,7 @@ import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
+from pipeline.planning import PlanInputs
 from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
 from pipeline.planning.reservations import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
@@ -36,10 +37,9 @@ def config(hardware=CPU, *, batch=1024, dim=16, **train):
     )
 
 
-def groups(hardware=CPU, **changes):
-    """The groups that reservations depend on."""
-    made = config(hardware, **changes)
-    return made.model, made.hardware, made.train, made.ingest
+def inputs(hardware=CPU, tables=None, **changes):
+    """What reservations depend on."""
+    return PlanInputs.of(config(hardware, **changes), tables or schema(), PROFILE)
 
 
 def schema(tables=3, rows=1000, dense=5, train=10_000):
@@ -134,31 +134,31 @@ def test_what_no_table_changes_holds_the_latencies_and_the_overhead():
 
 
 def test_reservations_grow_with_what_they_are_for():
-    least = dense_bytes(*groups(), schema(), PROFILE)
-    assert dense_bytes(*groups(batch=2048), schema(), PROFILE)["activations"] == 2 * least["activations"]
-    assert dense_bytes(*groups(), schema(train=100_000), PROFILE)["inputs"] > least["inputs"]
-    two = dense_bytes(*groups(TWO), schema(), PROFILE)
+    least = dense_bytes(inputs())
+    assert dense_bytes(inputs(batch=2048))["activations"] == 2 * least["activations"]
+    assert dense_bytes(inputs(tables=schema(train=100_000)))["inputs"] > least["inputs"]
+    two = dense_bytes(inputs(TWO))
     assert two["communication"] == least["communication"]  # twice of half a batch
-    assert dense_bytes(*groups(dim=32), schema(), PROFILE)["staging"] == 3 * 1000 * (33 * 4 + 9)
+    assert dense_bytes(inputs(dim=32))["staging"] == 3 * 1000 * (33 * 4 + 9)
 
 
 def test_rows_with_many_ids_take_memory_for_all_of_them():
     """Three windows of 10,000 rows with 20 ids and weights in each of three features, beside one id each."""
-    one = host_bytes(*groups(), schema(), PROFILE)["inputs"]
+    one = host_bytes(inputs())["inputs"]
     for weighted, each in ((False, 4), (True, 8)):
         many = tuple(SparseColumn(name=f"C{i}", rows=1000, multi=True, weighted=weighted) for i in range(3))
-        found = host_bytes(*groups(), replace(schema(), sparse=many), PROFILE)["inputs"]
+        several = host_bytes(inputs(tables=replace(schema(), sparse=many)))["inputs"]
         rows = 3 * 10_000 + 4 * 1024
-        assert found - one == pytest.approx(3 * rows * (20 * each + 8 - 4), rel=1e-3)
+        assert several - one == pytest.approx(3 * rows * (20 * each + 8 - 4), rel=1e-3)
 
 
 def test_staging_never_takes_more_than_the_tables_beside_it():
-    huge = dense_bytes(*groups(replace(CPU, ddr_gib=2.0)), schema(rows=100_000_000), PROFILE)
+    huge = dense_bytes(inputs(replace(CPU, ddr_gib=2.0), schema(rows=100_000_000)))
     assert sum(huge.values()) < 2 * 2**30
     assert huge["staging"] > 0.7 * 2**30
 
 
 def test_a_device_keeps_read_ahead_and_staging_in_the_host():
-    device, host = dense_bytes(*groups(GPU), schema(), PROFILE), host_bytes(*groups(GPU), schema(), PROFILE)
+    device, host = dense_bytes(inputs(GPU)), host_bytes(inputs(GPU))
     assert device["staging"] == 0 < host["staging"]
     assert device["inputs"] < host["inputs"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from plan_cases import configure, cpu, dataset
 
+from pipeline.planning import PlanInputs
 from pipeline.planning.engine import Engine
 from pipeline.planning.planner import open_space
 from pipeline.planning.setting import settle
@@ -21,7 +22,7 @@ from pipeline.planning.setting import settle
 def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
     """Planned without loading TorchRec; shards and buffers must be those of its enumerator and estimators."""
     config = configure(replace(cpu(1, 1), ssd_gib=ssd), dim=12, batch=1001)
-    setting = settle(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling}))
+    setting = settle(PlanInputs.of(config, *dataset({"a": 10_007, "b": 31}, {"a": pooling})))
     engine, space = open_space(setting, setting.offered)
     assert engine is None
     theirs = Engine(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room).layouts()
@@ -34,10 +35,11 @@ def test_a_table_whole_on_one_cpu_rank_is_as_torchrec_has_it(pooling, ssd):
 def test_one_cpu_rank_is_planned_without_torch():
     """Only what counts the model's FLOP loads torch, without TorchRec; here the figures are given."""
     code = (
-        "import sys; from plan_cases import configure, cpu, dataset; from pipeline.planning import cost, make_plan; "
+        "import sys; from plan_cases import configure, cpu, dataset; "
+        "from pipeline.planning import PlanInputs, cost, make_plan; "
         "from pipeline.specs import ModelCosts; "
         "cost.model_costs = lambda config, inputs: ModelCosts(flop=1e6, parameters=100, activations=10); "
-        "plan = make_plan(configure(cpu(1, 1)), *dataset({'a': 10_000})); "
+        "plan = make_plan(PlanInputs.of(configure(cpu(1, 1)), *dataset({'a': 10_000}))); "
         "assert plan.tables['a'].sharding == 'table_wise' and plan.gap < 1e-4; "
         "print([name for name in ('torch', 'scipy.optimize') if name in sys.modules])"
     )

@@ -14,7 +14,7 @@ from plan_cases import PRESETS, ROOT, check_plan, configure, cpu, criteo, datase
 
 from pipeline.config import TablePin
 from pipeline.errors import PlanError
-from pipeline.planning import make_plan, plan_summary, render_plan
+from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan
 from pipeline.records import Plan
 
 
@@ -24,7 +24,7 @@ def test_shards_tile_every_table_exactly(hosts, ranks, device):
     hardware = cpu(hosts, ranks) if device == "cpu" else preset("h100x8")
     hardware.hosts, hardware.ranks_per_host = hosts, ranks
     config = configure(hardware, dim=16 if device == "cpu" else 256)
-    plan = make_plan(config, *dataset(criteo(cap=100_000)))
+    plan = make_plan(PlanInputs.of(config, *dataset(criteo(cap=100_000))))
     check_plan(plan, config)
     assert list(plan.tables) == list(criteo())
     assert plan.predicted_step_ms > 0
@@ -34,7 +34,7 @@ def test_shards_tile_every_table_exactly(hosts, ranks, device):
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_plans_the_demo_sized_tables(name):
     config = configure(preset(name))
-    plan = make_plan(config, *dataset(criteo(cap=10_000)))
+    plan = make_plan(PlanInputs.of(config, *dataset(criteo(cap=10_000))))
     check_plan(plan, config)
     assert plan.hardware == name == config.hardware.name
 
@@ -48,7 +48,7 @@ def test_every_type_can_be_pinned(sharding, device):
     hardware = cpu(2, 2) if device == "cpu" else preset("h100x2x8")
     config = configure(hardware, dim=64)
     config.plan.tables = {"big": TablePin(sharding=sharding)}
-    plan = make_plan(config, *dataset({"small": 100, "big": 10_007}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": 10_007})))
     check_plan(plan, config)
     table = plan.tables["big"]
     assert table.sharding == sharding
@@ -60,13 +60,13 @@ def test_every_type_can_be_pinned(sharding, device):
 
 
 def test_one_rank_holds_every_table_whole_with_the_fused_kernel():
-    plan = make_plan(configure(preset("laptop")), *dataset({"tiny": 3, "big": 1_000_000}))
+    plan = make_plan(PlanInputs.of(configure(preset("laptop")), *dataset({"tiny": 3, "big": 1_000_000})))
     assert {(t.sharding, t.kernel, t.tier) for t in plan.tables.values()} == {("table_wise", "fused", "ddr")}
 
 
 def test_a_table_larger_than_one_ranks_memory_is_split_by_rows_on_cpu():
     config = configure(cpu(1, 4, ddr=1.4), dim=64)
-    plan = make_plan(config, *dataset({"small": 100, "huge": 5_000_000}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "huge": 5_000_000})))
     check_plan(plan, config)
     huge = plan.tables["huge"]
     assert huge.sharding == "row_wise"
@@ -78,7 +78,7 @@ def test_tables_beyond_hbm_stay_in_ddr_on_cuda():
     hardware = preset("h100x8")
     hardware.hbm_gib = 4.0
     config = configure(hardware, dim=128)
-    plan = make_plan(config, *dataset(criteo()))
+    plan = make_plan(PlanInputs.of(config, *dataset(criteo())))
     check_plan(plan, config)
     kernels = {table.kernel: table.tier for table in plan.tables.values()}
     assert kernels["fused"] == "hbm"
@@ -91,7 +91,7 @@ def test_many_tables_whose_row_wise_buffers_would_fill_hbm_still_fit_whole():
     hardware = preset("h100x8")
     hardware.hbm_gib = 6.0
     config = configure(hardware, dim=128, batch=65_536)
-    plan = make_plan(config, *dataset({f"T{i}": 400_000 for i in range(100)}))
+    plan = make_plan(PlanInputs.of(config, *dataset({f"T{i}": 400_000 for i in range(100)})))
     check_plan(plan, config)
     assert {"ddr", "hbm_cached"} & {table.tier for table in plan.tables.values()}
 
@@ -103,7 +103,7 @@ def test_equal_shards_estimated_once_cost_what_torchrec_says():
     from pipeline.planning.setting import settle
 
     config = configure(preset("h100x2x8"), dim=256)
-    setting = settle(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001}))
+    setting = settle(PlanInputs.of(config, *dataset({"a": 3_000_007, "b": 40, "c": 70_001})))
     engine = Engine(config.hardware, config.train.batch, setting.tables, setting.offered, setting.room)
     stock = EmbeddingEnumerator(engine.topology, engine._batch, engine._constraints)
 
@@ -115,22 +115,22 @@ def test_equal_shards_estimated_once_cost_what_torchrec_says():
 
 
 def test_hbm_alone_is_used_where_it_is_enough():
-    plan = make_plan(configure(preset("h100x16x8"), dim=128, batch=65_536), *dataset(criteo()))
+    plan = make_plan(PlanInputs.of(configure(preset("h100x16x8"), dim=128, batch=65_536), *dataset(criteo())))
     assert {table.tier for table in plan.tables.values()} == {"hbm"}
 
 
 def test_replicas_only_for_tables_smaller_than_a_ranks_batch():
     config = configure(cpu(1, 2), batch=4096)
-    plan = make_plan(config, *dataset({"tiny": 2048, "above": 2049}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"tiny": 2048, "above": 2049})))
     assert plan.tables["above"].sharding != "data_parallel"
     config.train.global_batch = 128
-    plan = make_plan(config, *dataset({"tiny": 2048, "above": 2049}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"tiny": 2048, "above": 2049})))
     assert "data_parallel" not in {table.sharding for table in plan.tables.values()}
 
 
 def test_pooling_makes_a_table_dearer():
     rows = {"single": 10_000, "many": 10_000}
-    plan = make_plan(configure(cpu(1, 1)), *dataset(rows, {"many": 20.0}))
+    plan = make_plan(PlanInputs.of(configure(cpu(1, 1)), *dataset(rows, {"many": 20.0})))
     assert plan.tables["many"].cost_ms > 2 * plan.tables["single"].cost_ms
     assert plan.tables["many"].pooling == 20.0
 
@@ -140,26 +140,26 @@ def test_bandwidths_of_the_hardware_reach_the_cost_model():
     fast.hardware.inter_host_gb_per_s = 15.0
     slow.plan.sharding_types = fast.plan.sharding_types = ["row_wise"]
     rows = dataset({"a": 100_000, "b": 100_000})
-    sent = [max(rank["output_exchange"] for rank in make_plan(c, *rows).phases) for c in (slow, fast)]
+    sent = [max(rank["output_exchange"] for rank in make_plan(PlanInputs.of(c, *rows)).phases) for c in (slow, fast)]
     assert sent[0] > 5 * sent[1]
 
 
 def test_reserve_comes_off_every_tier():
     config = configure(cpu(1, 1, ddr=1.4), dim=64)
     rows = dataset({"big": 1_000_000})
-    assert make_plan(config, *rows).tables["big"].sharding == "table_wise"
+    assert make_plan(PlanInputs.of(config, *rows)).tables["big"].sharding == "table_wise"
     config.plan.ddr_reserve = 0.6
     with pytest.raises(PlanError):
-        make_plan(config, *rows)
+        make_plan(PlanInputs.of(config, *rows))
 
 
 @pytest.mark.slow
 def test_equal_inputs_give_equal_plans_whatever_the_hash_seed():
     code = (
         "import sys, json; sys.path.insert(0, 'tests/planning'); import plan_cases as t;"
-        "from pipeline.planning import make_plan;"
+        "from pipeline.planning import PlanInputs, make_plan;"
         "c = t.configure(t.preset('h100x8'), 256); c.hardware.hbm_gib = 2.0; c.hardware.ranks_per_host = 4;"
-        "print(json.dumps(make_plan(c, *t.dataset(t.criteo(3_000_000))).to_json()))"
+        "print(json.dumps(make_plan(PlanInputs.of(c, *t.dataset(t.criteo(3_000_000)))).to_json()))"
     )
     runs = [
         subprocess.run(
@@ -188,18 +188,18 @@ def test_any_tables_give_a_valid_plan_or_a_true_plan_error(rows, dim, shape, ddr
     config = configure(cpu(*shape, ddr=ddr), dim=dim, batch=512)
     data = dataset({f"T{i}": count for i, count in enumerate(rows)})
     try:
-        check_plan(make_plan(config, *data), config)
+        check_plan(make_plan(PlanInputs.of(config, *data)), config)
     except PlanError as error:
         assert "0.00 " not in error.message.replace("10.00", "")
         config.hardware.ddr_gib = float(error.hint.split("hardware.ddr_gib=")[1].split(",")[0])
-        check_plan(make_plan(config, *data), config)
+        check_plan(make_plan(PlanInputs.of(config, *data)), config)
 
 
 @pytest.mark.slow
 def test_a_thousand_tables_on_128_ranks():
     rows = {f"T{i}": 50 + (i * 7919) % 40_000 + (2_000_000 if i % 50 == 0 else 0) for i in range(1000)}
     config = configure(preset("h100x16x8"), dim=64, batch=65_536)
-    plan = make_plan(config, *dataset(rows))
+    plan = make_plan(PlanInputs.of(config, *dataset(rows)))
     check_plan(plan, config)
     text = render_plan(plan)
     assert "... and 960 smaller tables" in text
@@ -207,7 +207,7 @@ def test_a_thousand_tables_on_128_ranks():
 
 
 def test_nothing_is_printed_or_warned(capfd, recwarn):
-    make_plan(configure(cpu(1, 2)), *dataset(criteo(cap=1_000)))
+    make_plan(PlanInputs.of(configure(cpu(1, 2)), *dataset(criteo(cap=1_000))))
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
     assert not [w for w in recwarn if "torch" in str(w.filename)]
@@ -219,7 +219,7 @@ def test_importing_the_room_does_not_import_torch():
 
 
 def test_summary_has_exactly_the_frozen_keys():
-    plan = make_plan(configure(cpu(1, 2)), *dataset({"a": 10_000, "b": 20_000}))
+    plan = make_plan(PlanInputs.of(configure(cpu(1, 2)), *dataset({"a": 10_000, "b": 20_000})))
     summary = plan_summary(plan)
     assert set(summary) == {"tiers", "predicted_step_ms", "tables"}
     assert set(summary["tiers"]) == {"hbm_bytes", "ddr_bytes", "ssd_bytes"}
@@ -235,7 +235,7 @@ def test_summary_has_exactly_the_frozen_keys():
 def test_report_keeps_to_its_width_and_names_every_table(width):
     rows = {**criteo(cap=1000), "a_very_long_feature_name_for_a_table": 2_000_000_000}
     hardware = preset("h100x2x8")
-    plan = make_plan(configure(hardware), *dataset(rows))
+    plan = make_plan(PlanInputs.of(configure(hardware), *dataset(rows)))
     lines = render_plan(plan, width).splitlines()
     assert max(len(line) for line in lines) <= width
     starts = Counter(line.split()[0] for line in lines if line)

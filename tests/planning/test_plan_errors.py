@@ -9,7 +9,7 @@ from plan_cases import configure, cpu, criteo, dataset, preset
 
 from pipeline.config import TablePin
 from pipeline.errors import ArtifactError, ConfigError, PlanError
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Profile
 
 TWO = dataset({"C3": 1_000, "country": 1_000})
@@ -18,7 +18,7 @@ TWO = dataset({"C3": 1_000, "country": 1_000})
 def test_infeasible_names_tier_shortfall_and_ways_out():
     config = configure(cpu(1, 2, ddr=4.0), dim=64)
     with pytest.raises(PlanError) as caught:
-        make_plan(config, *dataset(criteo()))
+        make_plan(PlanInputs.of(config, *dataset(criteo())))
     error = caught.value
     assert error.exit_code == 4
     offer = r"need \d+\.\d\d GiB, 2 ranks offer \d\.\d\d GiB DDR each \(kept free: 10% of DDR, and \d\.\d\d GiB of DDR"
@@ -35,7 +35,7 @@ def test_infeasible_names_tier_shortfall_and_ways_out():
 def test_the_hints_mend_it(hardware):
     hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib = min(hardware.hbm_gib, 2.0), 4.0, 0.0
     with pytest.raises(PlanError) as caught:
-        make_plan(configure(hardware, dim=64), *dataset(criteo()))
+        make_plan(PlanInputs.of(configure(hardware, dim=64), *dataset(criteo())))
     for hint in caught.value.hint.split(", or "):
         field, value = hint.split(" (")[0].split("=")
         config = configure(preset(hardware.name) if hardware.device == "cuda" else cpu(1, hardware.ranks_per_host), 64)
@@ -44,14 +44,14 @@ def test_the_hints_mend_it(hardware):
         part, name = field.split(".")
         old = getattr(getattr(config, part), name)
         setattr(getattr(config, part), name, type(old)(value))
-        make_plan(config, *dataset(criteo()))
+        make_plan(PlanInputs.of(config, *dataset(criteo())))
 
 
 def test_infeasible_on_cuda_speaks_of_both_tiers():
     hardware = preset("h100x8")
     hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib = 2.0, 4.0, 0.0
     with pytest.raises(PlanError) as caught:
-        make_plan(configure(hardware, dim=64), *dataset(criteo()))
+        make_plan(PlanInputs.of(configure(hardware, dim=64), *dataset(criteo())))
     assert re.search(r"8 ranks offer \d\.\d\d GiB HBM and \d\.\d\d GiB DDR each", caught.value.message)
     assert "HBM is short by" in caught.value.message
     assert "DDR is short by" in caught.value.message
@@ -61,7 +61,7 @@ def test_a_pin_that_does_not_fit_hints_at_row_wise():
     config = configure(cpu(1, 4, ddr=1.4), dim=64)
     config.plan.tables = {"huge": TablePin(sharding="table_wise")}
     with pytest.raises(PlanError) as caught:
-        make_plan(config, *dataset({"huge": 5_000_000}))
+        make_plan(PlanInputs.of(config, *dataset({"huge": 5_000_000})))
     assert caught.value.hint.startswith("plan.tables.huge.sharding=row_wise, or hardware.ssd_gib=")
 
 
@@ -69,13 +69,13 @@ def test_types_without_row_wise_hint_at_it():
     config = configure(cpu(1, 4, ddr=1.4), dim=64)
     config.plan.sharding_types = ["table_wise"]
     with pytest.raises(PlanError) as caught:
-        make_plan(config, *dataset({"huge": 5_000_000}))
+        make_plan(PlanInputs.of(config, *dataset({"huge": 5_000_000})))
     assert caught.value.hint.startswith("plan.sharding_types=[table_wise,row_wise], or ")
 
 
 def test_buffers_of_a_huge_batch_hint_at_the_batch():
     with pytest.raises(PlanError) as caught:
-        make_plan(configure(cpu(1, 1, ddr=1.4), batch=50_000_000), *TWO)
+        make_plan(PlanInputs.of(configure(cpu(1, 1, ddr=1.4), batch=50_000_000), *TWO))
     assert "train.global_batch=" in caught.value.hint
 
 
@@ -161,7 +161,7 @@ def test_wrong_plan_settings(plan, message, hint):
     for name, value in plan.items():
         setattr(config.plan, name, value)
     with pytest.raises(ConfigError) as caught:
-        make_plan(config, *TWO)
+        make_plan(PlanInputs.of(config, *TWO))
     assert caught.value.message == message
     assert caught.value.hint == hint
 
@@ -170,7 +170,7 @@ def test_too_few_rows_for_a_row_wise_pin():
     config = configure(cpu(1, 4))
     config.plan.tables = {"tiny": TablePin(sharding="row_wise")}
     with pytest.raises(ConfigError) as caught:
-        make_plan(config, *dataset({"tiny": 5}))
+        make_plan(PlanInputs.of(config, *dataset({"tiny": 5})))
     assert caught.value.message == (
         "plan.tables.tiny.sharding is 'row_wise', which cannot run: its 5 rows in equal blocks over 4 ranks leave a "
         "rank without rows"
@@ -185,21 +185,21 @@ def test_hardware_figures_must_be_positive(field):
     config = configure(preset("h100x8"))
     setattr(config.hardware, field, 0.0)
     with pytest.raises(ConfigError, match=rf"hardware\.{field} is 0, expected more than 0 for 1 x 8 ranks on cuda"):
-        make_plan(config, *TWO)
+        make_plan(PlanInputs.of(config, *TWO))
 
 
 def test_profile_of_another_dataset():
     schema, profile = TWO
     other = Profile(rows={}, label_rate={}, dense={}, sparse={"C3": profile.sparse["C3"]})
     with pytest.raises(ArtifactError, match=r"profile\.json has no figures for feature 'country'"):
-        make_plan(configure(cpu(1, 1)), schema, other)
+        make_plan(PlanInputs.of(configure(cpu(1, 1)), schema, other))
 
 
 def test_more_hosts_are_a_way_out_where_the_batch_leaves_no_room_at_all():
     config = configure(cpu(1, 2, ddr=0.65), batch=65_536)
     tables = dataset({"a": 4_000_000, "b": 50_000})
     with pytest.raises(PlanError, match=r"2 ranks offer 0 bytes DDR each") as caught:
-        make_plan(config, *tables)
+        make_plan(PlanInputs.of(config, *tables))
     assert caught.value.hint.endswith(", or hardware.hosts=5")
     config.hardware.hosts = 5
-    assert make_plan(config, *tables).world_size == 10
+    assert make_plan(PlanInputs.of(config, *tables)).world_size == 10

@@ -20,6 +20,14 @@ def test_every_line_keeps_to_the_width_and_the_page_stays_short(plan, width):
     assert len(lines) < 110
 
 
+def test_many_kinds_in_one_tier_do_not_break_the_page():
+    kinds = ["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"]
+    tables = {f"C{i}{j}": table(100 + i, range(2), sharding=kinds[i]) for i in range(5) for j in range(12)}
+    lines = render_plan(replace(cluster(8, 2), tables=tables)).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.lstrip().startswith("hbm") and "12 column_wise, 12 row_wise" in line for line in lines)
+
+
 def test_one_rank():
     text = render_plan(laptop())
     assert text.startswith("Plan for laptop: 1 x 1 cpu ranks, batch 4096\n")

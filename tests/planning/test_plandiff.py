@@ -1,4 +1,4 @@
-"""What moved between two plans: bytes, reasons, and how plans are found and refused."""
+"""What moved between two plans: bytes, reasons, and how plans are kept and refused."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from pipeline.errors import ArtifactError
-from pipeline.planning.plandiff import moved_bytes, plan_diff
-from pipeline.planning.stored import StoredPlan, find_plan
+from pipeline.planning.plandiff import StoredPlan, find_plan, moved_bytes, plan_diff
 from pipeline.records import Plan
 from pipeline.report.planning import difference
 from pipeline.store import Store
@@ -106,7 +105,7 @@ def test_new_and_gone_tables_are_named():
 
 def test_tables_that_moved_alike_are_said_together():
     old = cluster(26, 8)
-    tables = {name: replace(found, tier="ddr", reason=f"{name} did not fit") for name, found in old.tables.items()}
+    tables = {name: replace(kept, tier="ddr", reason=f"{name} did not fit") for name, kept in old.tables.items()}
     new = replace(old, tables=tables, figures={**old.figures, "hbm_gib": 2.0})
     text = difference(diff(old, new))
     assert text.count("because  the inputs above changed, not the table's own") == text.count("\n  copied ") < 8
@@ -116,7 +115,7 @@ def test_tables_that_moved_alike_are_said_together():
     assert "now      C26: C26 did not fit" in text and "(19 tables: " in text
     same = {name: table(900, [0], dim=16, cost_ms=0.25) for name in ("a", "b")}
     elsewhere = {
-        name: replace(found, shards=table(900, [i + 1], dim=16).shards) for i, (name, found) in enumerate(same.items())
+        name: replace(kept, shards=table(900, [i + 1], dim=16).shards) for i, (name, kept) in enumerate(same.items())
     }
     text = difference(diff(replace(laptop(), tables=same), replace(laptop(), tables=elsewhere)))
     assert "a, b: hbm table_wise on one rank, other ranks\n" in text and "0.500 -> 0.500 ms" in text
@@ -125,7 +124,7 @@ def test_tables_that_moved_alike_are_said_together():
 
 def test_hundreds_of_moves_are_summed_up():
     old = cluster(1000)
-    tables = {name: replace(found, tier="ddr", pooling=1.0 + i) for i, (name, found) in enumerate(old.tables.items())}
+    tables = {name: replace(kept, tier="ddr", pooling=1.0 + i) for i, (name, kept) in enumerate(old.tables.items())}
     record = diff(old, replace(old, tables=tables))
     text = difference(record)
     assert "1,000 of 1,000 tables moved" in text and "and 980 more" in text

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, SparseFeature, TablePin, TrainConfig
 from pipeline.models.dlrm import DlrmConfig
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import Table
 from pipeline.planning.cost import fixed_ms
 from pipeline.planning.hitrate import HitCurve
@@ -75,9 +75,9 @@ def loads(kind, ranked):
 @pytest.mark.parametrize("kind", ["row_wise", "data_parallel"])
 @pytest.mark.parametrize("ranked", [True, False])
 def test_the_shards_of_a_table_share_its_lookups(kind, ranked):
-    found = loads(kind, ranked)
-    assert sum(load.lookups for load in found) == pytest.approx(512 * 2)
-    assert all(0 < load.distinct <= min(load.rows, load.lookups) for load in found)
+    prediction = loads(kind, ranked)
+    assert sum(load.lookups for load in prediction) == pytest.approx(512 * 2)
+    assert all(0 < load.distinct <= min(load.rows, load.lookups) for load in prediction)
 
 
 def test_ranked_rows_make_the_first_block_the_hot_one():
@@ -102,32 +102,37 @@ def test_a_block_that_nothing_reads_has_a_curve_all_the_same():
 def test_a_plan_is_the_sum_of_its_shards_and_of_what_is_spent_anyhow():
     plan = plan_of(a="table_wise", b="table_wise")
     schema, profile = about(plan)
-    found = predict(plan, config(), schema, profile)
+    prediction = predict(plan, PlanInputs.of(config(), schema, profile))
     given = config()
     fixed = fixed_ms(given.model, schema, given.hardware, given.train.batch)
-    assert [list(phases) for phases in found.phases] == [list(PHASES)] * 2
-    assert found.phases[1] == fixed  # rank 1 holds nothing
-    assert found.phases[0]["lookup"] > 0 == fixed["lookup"]
-    assert found.step_ms > sum(ms for phase, ms in fixed.items() if phase != "input_exchange")
+    assert [list(phases) for phases in prediction.phases] == [list(PHASES)] * 2
+    assert prediction.phases[1] == fixed  # rank 1 holds nothing
+    assert prediction.phases[0]["lookup"] > 0 == fixed["lookup"]
+    assert prediction.step_ms > sum(ms for phase, ms in fixed.items() if phase != "input_exchange")
 
 
 def test_memory_is_tables_their_staged_copy_and_reservations():
     plan = plan_of(a="row_wise", b="table_wise")
     schema, profile = about(plan)
-    found = predict(plan, config(), schema, profile)
-    assert found.tables == [(ROWS + ROWS // 2) * 17 * 4, ROWS // 2 * 17 * 4]
-    assert found.reserved[0]["staging"] == 3 * found.reserved[1]["staging"] > found.tables[0]
-    assert found.bytes == found.tables[0] + sum(found.reserved[0].values()) - found.reserved[0]["process"]
+    prediction = predict(plan, PlanInputs.of(config(), schema, profile))
+    assert prediction.tables == [(ROWS + ROWS // 2) * 17 * 4, ROWS // 2 * 17 * 4]
+    assert prediction.reserved[0]["staging"] == 3 * prediction.reserved[1]["staging"] > prediction.tables[0]
+    assert (
+        prediction.bytes
+        == prediction.tables[0] + sum(prediction.reserved[0].values()) - prediction.reserved[0]["process"]
+    )
 
 
 def test_hashed_rows_are_spread_evenly():
     plan = plan_of(a="row_wise")
     schema, profile = about(plan)
-    ranked, hashed = (predict(plan, config(mapping=m), schema, profile).phases for m in ("vocab", "hash"))
+    ranked, hashed = (
+        predict(plan, PlanInputs.of(config(mapping=m), schema, profile)).phases for m in ("vocab", "hash")
+    )
     assert hashed[0] == pytest.approx(hashed[1])
     assert ranked[0]["lookup"] > ranked[1]["lookup"]
     faster = replace(HARDWARE, lookup_ns=0.0)
-    assert predict(plan, config(faster), schema, profile).phases[0]["lookup"] < ranked[0]["lookup"]
+    assert predict(plan, PlanInputs.of(config(faster), schema, profile)).phases[0]["lookup"] < ranked[0]["lookup"]
 
 
 @pytest.mark.parametrize("mapping", ["vocab", "hash"])
@@ -137,8 +142,8 @@ def test_what_the_planner_made_is_predicted_as_it_was_planned(mapping):
     asked = config(replace(HARDWARE, ssd_gib=1.0), mapping)
     for pin in ("row_wise", "column_wise", "data_parallel", "table_wise"):
         asked.plan.tables = {"a": TablePin(sharding=pin), "b": TablePin(tier="ssd", cache_rows=100)}
-        plan = make_plan(asked, schema, profile)
-        found = predict(plan, asked, schema, profile)
+        plan = make_plan(PlanInputs.of(asked, schema, profile))
+        prediction = predict(plan, PlanInputs.of(asked, schema, profile))
         assert plan.tables["a"].sharding == pin and plan.tables["b"].tier == "ssd"
-        for told, planned in zip(found.phases, plan.phases, strict=True):
+        for told, planned in zip(prediction.phases, plan.phases, strict=True):
             assert told == pytest.approx(planned, abs=1e-6)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.compose import compose
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.reuse import reused_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Plan, Profile, SparseColumn
 from pipeline.store import Artifact, Store
@@ -34,7 +34,7 @@ def profile(pooling: float = 1.0, **rows: int) -> Profile:
 def former(tmp_path: Path) -> tuple[Store, Artifact]:
     """A store and the artifact of a plan for tables a and b."""
     store, covered = Store(str(tmp_path)), key_config("plan", CONFIG)
-    plan = make_plan(CONFIG, schema(a=40, b=50), profile(a=40, b=50), "then")
+    plan = make_plan(PlanInputs.of(CONFIG, schema(a=40, b=50), profile(a=40, b=50)), "then")
     with store.draft("plans/p", kind="plan", key="p", config=covered, inputs={}) as draft:
         draft.write_json("plan.json", plan.to_json())
         return store, draft.commit({})

@@ -10,7 +10,7 @@ from plan_cases import configure, cpu, dataset
 from pipeline.config import TablePin
 from pipeline.embeddings.sharding import to_sharding_plan
 from pipeline.errors import ArtifactError
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import Plan
 from pipeline.stages.read import read_plan
 from pipeline.store import Store
@@ -22,7 +22,7 @@ TYPES = ["data_parallel", "table_wise", "column_wise", "row_wise", "table_row_wi
 def test_the_loader_rebuilds_torchrecs_plan(sharding):
     config = configure(cpu(2, 2), dim=64)
     config.plan.tables = {"big": TablePin(sharding=sharding)}
-    plan = make_plan(config, *dataset({"small": 100, "big": 10_007}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": 10_007})))
     loaded = Plan.from_json(json.loads(json.dumps(plan.to_json())))
     assert loaded == plan
     built = to_sharding_plan(loaded, "collection").plan["collection"]
@@ -33,12 +33,12 @@ def test_the_loader_rebuilds_torchrecs_plan(sharding):
     if sharding == "data_parallel":
         assert big.sharding_spec is None
         return
-    found = [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in big.sharding_spec.shards]
-    assert found == [([s.row, s.column], [s.rows, s.columns], f"rank:{s.rank}/cpu") for s in table.shards]
+    placed = [(s.shard_offsets, s.shard_sizes, str(s.placement)) for s in big.sharding_spec.shards]
+    assert placed == [([s.row, s.column], [s.rows, s.columns], f"rank:{s.rank}/cpu") for s in table.shards]
 
 
 def test_a_plan_changed_since_it_was_made_is_refused(tmp_path):
-    store, plan = Store(str(tmp_path)), make_plan(configure(cpu(1, 1)), *dataset({"small": 100}))
+    store, plan = Store(str(tmp_path)), make_plan(PlanInputs.of(configure(cpu(1, 1)), *dataset({"small": 100})))
     with store.draft("plans/k", kind="plan", key="k", config={}, inputs={}) as draft:
         draft.write_json("plan.json", plan.to_json())
         artifact = draft.commit({})

@@ -13,7 +13,7 @@ from pipeline.config import TablePin
 from pipeline.embeddings.ssd.log import log_bytes
 from pipeline.embeddings.ssd.spread import pieces
 from pipeline.errors import ArtifactError, ConfigError, PlanError
-from pipeline.planning import make_plan, render_plan
+from pipeline.planning import PlanInputs, make_plan, render_plan
 from pipeline.planning.choices import tables_of
 from pipeline.planning.hardware import size_text
 from pipeline.planning.loads import Block, asked_of
@@ -36,7 +36,7 @@ def two_small_gpus(ssd: float):
 def test_dlrm_tables_on_two_small_gpus_keep_the_coldest_bytes_on_ssd():
     config = two_small_gpus(200.0)
     data = dataset(criteo(), {name: float(count) for name, count in DLRM.items()})
-    plan = make_plan(config, *data)
+    plan = make_plan(PlanInputs.of(config, *data))
     check_plan(plan, config)
     on_ssd = {name for name, table in plan.tables.items() if table.tier == "ssd"}
     assert on_ssd
@@ -54,7 +54,9 @@ def test_dlrm_tables_on_two_small_gpus_keep_the_coldest_bytes_on_ssd():
 
 def test_without_ssd_they_do_not_fit():
     with pytest.raises(PlanError) as caught:
-        make_plan(two_small_gpus(0.0), *dataset(criteo(), {name: float(count) for name, count in DLRM.items()}))
+        make_plan(
+            PlanInputs.of(two_small_gpus(0.0), *dataset(criteo(), {name: float(count) for name, count in DLRM.items()}))
+        )
     assert caught.value.exit_code == 4
     assert "HBM is short by" in caught.value.message and "DDR is short by" in caught.value.message
     assert caught.value.hint.startswith("hardware.ssd_gib=")
@@ -62,7 +64,7 @@ def test_without_ssd_they_do_not_fit():
 
 def test_ssd_is_not_used_where_memory_is_enough():
     config = configure(dataclasses.replace(cpu(1, 2), ssd_gib=100.0))
-    plan = make_plan(config, *dataset(criteo(cap=100_000)))
+    plan = make_plan(PlanInputs.of(config, *dataset(criteo(cap=100_000))))
     assert {table.tier for table in plan.tables.values()} == {"ddr"}
 
 
@@ -72,7 +74,7 @@ def test_ssd_is_not_used_where_memory_is_enough():
 def test_a_tier_can_be_pinned_on_cuda(tier, kernel):
     config = configure(preset("h100x8"), dim=64)
     config.plan.tables = {"big": TablePin(tier=tier)}
-    plan = make_plan(config, *dataset({"small": 100, "big": 1_000_007}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": 1_000_007})))
     check_plan(plan, config)
     assert (plan.tables["big"].tier, plan.tables["big"].kernel) == (tier, kernel)
     assert plan.tables["small"].tier == "hbm"
@@ -82,7 +84,7 @@ def test_a_tier_can_be_pinned_on_cuda(tier, kernel):
 def test_a_tier_and_its_cache_can_be_pinned_on_cpu():
     config = configure(dataclasses.replace(cpu(1, 2), ssd_gib=10.0))
     config.plan.tables = {"big": TablePin(tier="ssd", cache_rows=5_000)}
-    plan = make_plan(config, *dataset({"small": 100, "big": 100_000}))
+    plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": 100_000})))
     big = plan.tables["big"]
     assert (big.tier, big.kernel, big.cache_rows) == ("ssd", "fused", 5_000)
     assert big.hit_rate == pytest.approx(0.05)  # rows of a hashed table lie in no order
@@ -98,10 +100,10 @@ def test_ssd_holds_the_log_that_training_makes_and_a_checkpoint_of_it(rows, dim)
     """To the byte: a plan that fits ``ssd_gib`` can be trained and checkpointed within it."""
     config = configure(dataclasses.replace(cpu(1, 1), ssd_gib=20.0, ddr_gib=16.0), dim=dim)
     config.plan.tables = {"big": TablePin(tier="ssd", cache_rows=100)}
-    plan = make_plan(config, *dataset({"small": 100, "big": rows}))
-    found = pieces(plan, ["big"], 0)
-    assert sum(piece.size for piece in found) == plan.memory[0]["ssd"]
-    assert [piece.size for piece in found] == [log_bytes(rows, dim), plan.tables["big"].bytes]
+    plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": rows})))
+    on_disk = pieces(plan, ["big"], 0)
+    assert sum(piece.size for piece in on_disk) == plan.memory[0]["ssd"]
+    assert [piece.size for piece in on_disk] == [log_bytes(rows, dim), plan.tables["big"].bytes]
     assert f"SSD: {size_text(plan.tables['big'].bytes)} for a checkpoint's copy" in render_plan(plan)
 
 
@@ -109,7 +111,7 @@ def test_ssd_holds_the_log_that_training_makes_and_a_checkpoint_of_it(rows, dim)
 def test_what_is_avoided_is_not_taken(avoid):
     config = configure(preset("h100x8"), dim=64)
     config.plan.tables = {"big": TablePin(avoid=[avoid])}
-    table = make_plan(config, *dataset({"small": 100, "big": 1_000_007})).tables["big"]
+    table = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": 1_000_007}))).tables["big"]
     assert avoid not in (table.tier, table.sharding)
 
 
@@ -128,7 +130,7 @@ def test_wrong_ssd_pins(pin, message):
     config = configure(dataclasses.replace(cpu(1, 2), ssd_gib=10.0))
     config.plan.tables = {"big": pin}
     with pytest.raises(ConfigError) as caught:
-        make_plan(config, *dataset({"big": 1_000}))
+        make_plan(PlanInputs.of(config, *dataset({"big": 1_000})))
     assert caught.value.message.startswith(message)
 
 
@@ -148,8 +150,8 @@ def test_the_old_form_of_a_pin_names_the_new_one():
 def test_never_worse_than_torchrecs_default_in_either_model(hardware):
     config = configure(preset(hardware), dim=128 if hardware.startswith("h100") else 16)
     data = dataset(criteo(cap=1_000_000), {name: float(count) for name, count in DLRM.items()})
-    plan = make_plan(config, *data)
-    setting = settle(config, *data)
+    plan = make_plan(PlanInputs.of(config, *data))
+    setting = settle(PlanInputs.of(config, *data))
     engine, space = open_space(setting, rounds(setting)[0])
     default = space.from_torchrec(engine.search())
     offers = {
@@ -168,7 +170,7 @@ def test_never_worse_than_torchrecs_default_in_either_model(hardware):
 
 def test_the_plan_is_complete():
     config = configure(cpu(1, 2))
-    plan = make_plan(config, *dataset({"a": 10_000, "b": 20_000}), profile_key="abc")
+    plan = make_plan(PlanInputs.of(config, *dataset({"a": 10_000, "b": 20_000})), profile_key="abc")
     assert plan.version == 2 and plan.profile_key == "abc"
     assert plan.figures["ddr_gb_per_s"] == config.hardware.ddr_gb_per_s and "name" not in plan.figures
     assert all(tuple(rank) == PHASES for rank in plan.phases)
@@ -180,7 +182,7 @@ def test_the_plan_is_complete():
 
 
 def test_a_plan_of_another_version_is_refused():
-    record = json.loads(json.dumps(make_plan(configure(cpu(1, 1)), *dataset({"a": 10_000})).to_json()))
+    record = json.loads(json.dumps(make_plan(PlanInputs.of(configure(cpu(1, 1)), *dataset({"a": 10_000}))).to_json()))
     del record["phases"]
     with pytest.raises(ArtifactError) as caught:
         Plan.from_json({**record, "version": 1})
@@ -193,7 +195,7 @@ def test_ranked_rows_make_row_wise_uneven():
     config = compose(["hardware=laptop2", "data=synthetic", "train.global_batch=4096"])
     name = next(iter(config.data.sparse))
     config.plan.tables = {name: TablePin(sharding="row_wise")}
-    setting = settle(config, *dataset({name: 100_000}))
+    setting = settle(PlanInputs.of(config, *dataset({name: 100_000})))
     offer = open_space(setting, rounds(setting)[0])[1].offers[name][0]
     assert offer.phases[0]["lookup"] > 1.5 * offer.phases[1]["lookup"]
     assert offer.stock_ms[0] == offer.stock_ms[1]
@@ -204,7 +206,7 @@ def test_sgd_keeps_no_state_and_the_plan_counts_none():
     for optimizer in ("rowwise_adagrad", "sgd"):
         config = configure(cpu(1, 2))
         config.train.sparse_optimizer = optimizer
-        plans[optimizer] = make_plan(config, *dataset({"a": 800_000, "b": 100}))
+        plans[optimizer] = make_plan(PlanInputs.of(config, *dataset({"a": 800_000, "b": 100})))
         check_plan(plans[optimizer], config)
     adagrad, sgd = plans["rowwise_adagrad"], plans["sgd"]
     assert {t.state_bytes for t in adagrad.tables.values()} == {4} and {t.state_bytes for t in sgd.tables.values()} == {
@@ -227,9 +229,9 @@ def test_a_gpus_cache_of_a_table_on_ssd_has_room_for_batches_and_the_places_are_
         config.train.global_batch = batch
         data = dataset({"big": 40_000_000, "small": 1000}, {"big": 4.0})
         config.plan.tables = {"big": TablePin(tier="ssd", sharding="row_wise")}
-        plan = make_plan(config, *data)
+        plan = make_plan(PlanInputs.of(config, *data))
         table = plan.tables["big"]
-        planned = tables_of(config.data, config.model, config.train, *data)[0]
+        planned = tables_of(PlanInputs.of(config, *data))[0]
         blocks = [Block(s.row, s.rows, s.column, s.columns) for s in table.shards]
         for shard, distinct in zip(
             table.shards,

@@ -8,7 +8,7 @@ import pytest
 from plan_cases import configure, cpu, criteo, dataset
 
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.whatif import Case, Refused, varying, what_if
 from pipeline.report.planning import comparison
 from tests.made_up_plans import PHASES, cluster
@@ -18,14 +18,13 @@ SHORT = PlanError("the tables do not fit 'x': they need 9; DDR is short by 3.00 
 
 
 def case(**settings: str) -> Case:
-    schema, profile = dataset({"a": 1000})
-    return Case(settings=settings, config=configure(cpu(1, 1)), schema=schema, profile=profile)
+    return Case(settings=settings, inputs=PlanInputs.of(configure(cpu(1, 1)), *dataset({"a": 1000})))
 
 
 def planner(outcomes):
     left = iter(outcomes)
 
-    def plan(config, schema, profile):
+    def plan(inputs):
         outcome = next(left)
         if isinstance(outcome, Exception):
             raise outcome
@@ -93,7 +92,7 @@ def test_the_real_planner_tells_a_machine_that_is_large_enough_from_one_that_is_
     for ddr in ("0.01", "8"):
         schema, profile = dataset(criteo(cap=100_000))
         config = configure(cpu(1, 1, ddr=float(ddr)))
-        cases.append(Case(settings={"hardware.ddr_gib": ddr}, config=config, schema=schema, profile=profile))
+        cases.append(Case(settings={"hardware.ddr_gib": ddr}, inputs=PlanInputs.of(config, schema, profile)))
     small, large = what_if(cases, make_plan)
     assert (small["fits"], large["fits"]) == (False, True)
     assert "short by" in small["short"] and "hardware." in small["way_out"]

@@ -8,10 +8,10 @@ import pytest
 from pipeline.compose import compose
 from pipeline.errors import UnreachableError
 from pipeline.evaluation import evaluate
-from pipeline.ingest import ingest
-from pipeline.publishing.translate import NotComparableError
+from pipeline.ingest.stage import ingest
 from pipeline.publishing.versions import version_path
 from pipeline.records import Best
+from pipeline.serving.translate import NotComparableError
 from pipeline.stages.judging import _baseline, _best
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader

@@ -132,8 +132,8 @@ def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     normalised = torch.tensor([[1.0, 0.3], [0.0, 0.3], [0.5, -1.0]])
     embeddings = torch.randn(3, 3, built.DIM)
     with torch.no_grad():
-        found = read_program(Path(store.full(f"v/{PROGRAM}")))(values, embeddings)
-        assert torch.equal(found, plain(normalised, embeddings))
+        scores = read_program(Path(store.full(f"v/{PROGRAM}")))(values, embeddings)
+        assert torch.equal(scores, plain(normalised, embeddings))
 
 
 def test_a_program_that_could_run_code_is_refused(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.compose import compose
-from pipeline.ingest import ingest
 from pipeline.ingest.record_transform import RecordTransform
-from pipeline.publishing.translate import NotComparableError, translation
+from pipeline.ingest.stage import ingest
 from pipeline.records import LABEL
+from pipeline.serving.translate import NotComparableError, translation
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
 
@@ -47,15 +47,15 @@ def store(tmp_path: Path) -> Store:
 def test_the_same_transforms_change_nothing(store: Store) -> None:
     put(store, "now")
     put(store, "then", x=dense(column="renamed"))
-    found = translation(store, "now", "then")
-    assert found.dense == {"x": None} and found.sparse == {"a": None}
+    change = translation(store, "now", "then")
+    assert change.dense == {"x": None} and change.sparse == {"a": None}
 
 
 def test_ids_keep_their_identity_not_their_row(store: Store) -> None:
     put(store, "now", hashes=(11, 22, 33))
     put(store, "then", hashes=(33, 44, 11, 55), a=sparse(rows=6))
-    found = translation(store, "now", "then")
-    assert found.rows("a", np.array([0, 1, 2, 3, 4])).tolist() == [0, 1, 4, 1, 2]
+    change = translation(store, "now", "then")
+    assert change.rows("a", np.array([0, 1, 2, 3, 4])).tolist() == [0, 1, 4, 1, 2]
 
 
 def test_of_ids_that_share_a_row_the_most_frequent_one_speaks(store: Store) -> None:
@@ -90,9 +90,9 @@ def test_dense_values_change_their_scale(store: Store, now: dict, then: dict) ->
 
     put(store, "now", x=now)
     put(store, "then", x=then)
-    found = translation(store, "now", "then")
-    assert np.allclose(found.values("x", scaled(now)), scaled(then), atol=1e-5)
-    assert found.values("x", np.zeros(2, np.float32)).tolist() == [0.0, 0.0], "missing stays missing"
+    change = translation(store, "now", "then")
+    assert np.allclose(change.values("x", scaled(now)), scaled(then), atol=1e-5)
+    assert change.values("x", np.zeros(2, np.float32)).tolist() == [0.0, 0.0], "missing stays missing"
 
 
 @pytest.mark.parametrize(
@@ -143,19 +143,19 @@ def test_ids_without_a_row_today_keep_theirs_in_the_other_model(store: Store) ->
     then, _ = made("then", 9000)
     now, lines = made("now", 900, "ingest.rows_per_group=64", "ingest.block_mib=1")
     records = [dict(zip(("label", "x", "c", "t"), line.split(","), strict=True)) for line in lines]
-    found, split = translation(store, now.path, then.path), SplitReader(store, now, "test")
-    assert found.unseen == ["v", "t", "l"] and len(split.groups) > 3
+    change, split = translation(store, now.path, then.path), SplitReader(store, now, "test")
+    assert change.unseen == ["v", "t", "l"] and len(split.groups) > 3
     serve = RecordTransform.read(store, then.path)
     for group in split.groups:
         columns = split.allocate(group.rows)
         ragged = split.read(group, columns, 0)
-        unseen = split.unseen(group, found.unseen)
-        assert all(np.count_nonzero(unseen[name]) > 3 for name in found.unseen)
+        unseen = split.unseen(group, change.unseen)
+        assert all(np.count_nonzero(unseen[name]) > 3 for name in change.unseen)
         wanted = serve([records[int(x)] for x in columns.dense[0]])
         for name, own in zip(("v", "l"), columns.single, strict=True):
-            same = found.rows(name, own, unseen[name]) == wanted[name].to_numpy()
+            same = change.rows(name, own, unseen[name]) == wanted[name].to_numpy()
             assert same.all() or (name == "l" and same[unseen[name] > 0].all())  # ids that share a row have one answer
-        assert found.rows("t", ragged["t"].values, unseen["t"]).tolist() == wanted["t"].explode().to_list()
+        assert change.rows("t", ragged["t"].values, unseen["t"]).tolist() == wanted["t"].explode().to_list()
 
 
 NUMBERS = (
@@ -180,17 +180,18 @@ def fitted(store: Store, name: str, seed: int, *overrides: str):
 
 def translated(store: Store, now, then) -> dict[str, np.ndarray]:
     """The held-out rows of ``now``, one group after the other, as the transforms of ``then`` would make them."""
-    found, split = translation(store, now.path, then.path), SplitReader(store, now, "test")
+    change, split = translation(store, now.path, then.path), SplitReader(store, now, "test")
     parts: dict[str, list[np.ndarray]] = {}
     for group in split.groups:
         columns = split.allocate(group.rows)
         split.read(group, columns, 0)
-        raw = split.raw(group, found.raw) if found.raw else {}
-        for name in found.dense:
+        raw = split.raw(group, change.raw) if change.raw else {}
+        for name in change.dense:
             own = columns.dense[split.schema.dense.index(name)]
-            parts.setdefault(name, []).append(found.values(name, raw.get(name, own)))
-        for name in found.sparse:
-            parts.setdefault(name, []).append(found.rows(name, raw.get(name, columns.single[split.single.index(name)])))
+            parts.setdefault(name, []).append(change.values(name, raw.get(name, own)))
+        for name in change.sparse:
+            own = columns.single[split.single.index(name)]
+            parts.setdefault(name, []).append(change.rows(name, raw.get(name, own)))
     return {name: np.concatenate(values) for name, values in parts.items()}
 
 

@@ -99,11 +99,11 @@ def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store)
     left.touch()
     promote(store, A, B)
     tried = commands.collect(store, "m", 0, 0.0, dry_run=True)
-    assert [each["version"] for each in tried] == [C, D, "v00005-aaaaaaaa"]
+    assert [each.version for each in tried] == [C, D, "v00005-aaaaaaaa"]
     gone = commands.collect(store, "m", 1, 0.0, dry_run=False)
-    assert [each["version"] for each in gone] == [C, "v00005-aaaaaaaa"]
-    assert [each["reason"] for each in gone] == ["not among the newest 1", "never finished"]
-    assert [each.version for each in commands.listing(store, "m")] == [A, B, D] and not left.exists()
+    assert [each.version for each in gone] == [C, "v00005-aaaaaaaa"]
+    assert [each.reason for each in gone] == ["not among the newest 1", "never finished"]
+    assert [each.version for each in commands.list_versions(store, "m").versions] == [A, B, D] and not left.exists()
     assert commands.collect(store, "m", 0, 3600.0, dry_run=False) == [], "what is young may be in the making"
     assert promotion.roll_back(store, "m").version == A
 
@@ -113,7 +113,7 @@ def test_gc_leaves_a_version_in_the_making_in_an_object_store() -> None:
     store = Store("memory://gc-in-the-making")
     store.write_bytes(f"models/m/{A}/tables/a.rows", b"half a table")
     assert commands.collect(store, "m", 0, 3600.0, dry_run=False) == []
-    assert [each["version"] for each in commands.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
+    assert [each.version for each in commands.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
     assert not store.exists(f"models/m/{A}")
 
 

@@ -57,7 +57,7 @@ def test_a_night_that_fails_stops_the_later_ones(tmp_path: Path) -> None:
     nights = Nights(tmp_path, {2: 5})
     assert nights(DAYS) == 5
     assert nights.outcomes() == ["published", "failed", "-", "-"]
-    assert "2 later nights are skipped, 2026-01-03 to 2026-01-04; nightly.keep_going=true" in nights.said[-1]
+    assert "the 2 later nights, 2026-01-03 to 2026-01-04, are skipped; nightly.keep_going=true" in nights.said[-1]
     nights.codes = {}
     assert nights(DAYS) == 0  # it goes on where it stopped
     assert nights.runs == [f"synthetic-2026-01-0{i}" for i in (1, 2, 2, 3, 4)]
@@ -121,7 +121,7 @@ def test_a_held_night_is_judged_again_where_its_logs_were_mended_a_published_one
     logs.write_text("label,a\n0,x\n1,y\n1,z\n")
     assert nights(DAYS[:1], *data) == 0
     assert len(nights.runs) == 2
-    assert "its logs have changed since: force=true runs it again" in nights.said[-1]
+    assert "its logs have changed: force=true runs it again" in nights.said[-1]
 
 
 def test_a_signal_stops_at_once_and_the_night_goes_on_later(tmp_path: Path) -> None:
@@ -142,4 +142,4 @@ def test_missed_nights_are_those_since_the_last_verdict(tmp_path: Path, most: in
     found = missed_nights(nights.store, "synthetic", date(2026, 1, 9), most)
     assert [str(day) for day in found] == days
     if most == 1:
-        assert "5 nights were missed, nightly.catch_up=1: 2026-01-04 to 2026-01-07 are skipped" in said[0]
+        assert "5 nights were missed, but nightly.catch_up=1: 2026-01-04 to 2026-01-07 are skipped" in said[0]

@@ -76,7 +76,7 @@ def test_nights_go_forwards(tmp_path: Path) -> None:
     version = publish(store, 5)
     with pytest.raises(ConfigError) as error:
         find_base(store, "clicks", date(2026, 1, 4))
-    assert f"the serving model, {version} of 'clicks', has learnt from 2026-01-05" in error.value.message
+    assert f"the serving version {version} of model 'clicks' was trained on 2026-01-05" in error.value.message
     assert "nightjar rollback clicks" in error.value.hint
 
 

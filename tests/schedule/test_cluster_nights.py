@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import polars as pl
 import pytest
 
 from pipeline.compose import compose
 from pipeline.ingest.synthetic import write_tsv
-from pipeline.publishing.translate import read_vocab
 from pipeline.schedule.cluster import Night, apply, status, suspend
 from pipeline.schedule.lock import lease_path
 from pipeline.schedule.manifests import schedule_config, schedule_objects
@@ -166,7 +166,11 @@ class Nights:
         dataset = self.store.read_json(f"runs/{record['run']}/result.json")["stages"]["ingest"]["artifact"]
         for feature in ("C1", "C5"):
             before, now = (
-                dict(zip(*(a.tolist() for a in read_vocab(self.store, path, feature)), strict=True))
+                dict(
+                    pl.read_parquet(self.store.full(f"{path}/vocab/{feature}.parquet"))
+                    .select("hash", "row")
+                    .iter_rows()
+                )
                 for path in (record["base"]["dataset"], dataset)
             )
             assert before.items() <= now.items()

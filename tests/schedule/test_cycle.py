@@ -91,7 +91,7 @@ def test_the_first_night_trains_from_scratch_and_publishes(nights: Nights) -> No
     record = nights.record("01")
     assert record["outcome"] == "published"
     assert record["base"] is None
-    assert record["changed"] == ["the first model, trained from scratch with new id mappings"]
+    assert record["changed"] == ["the first version, trained from scratch with new id mappings"]
     assert json.loads(nights.served["01"] or "")["version"] == record["version"]
 
 
@@ -155,7 +155,7 @@ def test_nights_go_forwards(nights: Nights) -> None:
     assert nights.codes["01 forced"] == 2
     version = nights.record("02")["version"]
     said = nights.said["01 forced"]
-    assert f"the serving model, {version} of 'clicks', has learnt from 2026-01-02, which is not before" in said
+    assert f"the serving version {version} of model 'clicks' was trained on 2026-01-02, which is not before" in said
     assert "nightjar rollback clicks" in said
     assert nights.record("01")["outcome"] == "published"
 
@@ -172,4 +172,6 @@ def test_the_summary_says_it_on_one_page(nights: Nights) -> None:
         assert figure in text
     missing = (folder / "clicks-2026-01-04" / "nightly.md").read_text()
     assert "there are no files at" in missing
-    assert "What to do: nightjar nightly date=2026-01-04 with the same overrides once it is delivered" in missing
+    assert (
+        "What to do: nightjar nightly date=2026-01-04 with the same overrides, once the logs are delivered" in missing
+    )

@@ -44,6 +44,6 @@ def test_the_arguments_of_the_command_are_taken_from_among_the_overrides() -> No
 
 def test_a_span_rises() -> None:
     assert [str(day) for day in span(date(2026, 2, 27), date(2026, 3, 1))] == ["2026-02-27", "2026-02-28", "2026-03-01"]
-    with pytest.raises(ConfigError, match="from=2026-03-01 lies after to=2026-02-27") as error:
+    with pytest.raises(ConfigError, match="from=2026-03-01 is after to=2026-02-27") as error:
         span(date(2026, 3, 1), date(2026, 2, 27))
     assert error.value.hint == "from=2026-02-27 to=2026-03-01"

@@ -94,7 +94,7 @@ def age(store: Store, path: str, days: float) -> None:
 
 
 def gc(store: Store, keep_days: float = 30.0, grace_hours: float = 24.0, *, dry_run: bool = False) -> dict:
-    return prune.collect(store, keep_days, grace_hours, dry_run=dry_run)
+    return prune.collect(store, keep_days, grace_hours, dry_run=dry_run).to_json()
 
 
 def removed(result: dict) -> set[str]:

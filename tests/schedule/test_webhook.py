@@ -65,7 +65,7 @@ def test_a_failure_is_said_without_the_secret_in_the_url() -> None:
         assert not deliver(url, {}, pause=0.0)
     assert len(Hook.bodies) == 3
     assert not deliver(url, {}, pause=0.0)  # the server is gone
-    assert "the verdict was not delivered to nightly.webhook at 127.0.0.1 in 3 tries: it answers 503" in said[0]
+    assert "the verdict was not delivered to nightly.webhook at 127.0.0.1 in 3 tries: it answered 503" in said[0]
     assert "refused" in said[1]
     assert not any("secret" in text for text in said)
 
@@ -75,7 +75,7 @@ def test_a_redirection_has_not_taken_the_verdict() -> None:
     with serving(301, 302, 307) as url:
         assert not deliver(url, {}, pause=0.0)
     assert len(Hook.bodies) == 3
-    assert "it answers 307" in said[0]
+    assert "it answered 307" in said[0]
 
 
 @pytest.mark.parametrize(

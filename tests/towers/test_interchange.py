@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import committed
+from pipeline.checkpoint.index import committed
 from pipeline.config import CheckpointConfig, EvaluateConfig
 from pipeline.errors import ArtifactError
 from pipeline.records import TowerModuleSpec

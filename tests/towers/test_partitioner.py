@@ -6,11 +6,9 @@ import pytest
 from benchmarks.ari import adjusted_rand_index
 from pipeline.config import PartitionConfig
 from pipeline.records import Tower, Towers
-from pipeline.towers.distances import distances, stretched
-from pipeline.towers.exchange import Exchange
+from pipeline.towers.clustering import Exchange, make_problem
 from pipeline.towers.partitioner import partition
-from pipeline.towers.placement import between, place, stress
-from pipeline.towers.problem import make_problem
+from pipeline.towers.placement import between, distances, place, stress, stretched
 
 
 def planted(features: int, blocks: int, seed: int, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:

@@ -8,10 +8,10 @@ import torch
 
 from pipeline.config import CheckpointConfig, Config, SparseFeature, SplitConfig
 from pipeline.embeddings.initial import initial_rows
-from pipeline.embeddings.reset import reset_rows
+from pipeline.embeddings.rows import reset_rows
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ArtifactError
-from pipeline.ingest import ingest
+from pipeline.ingest.stage import ingest
 from pipeline.records import dataset_path
 from pipeline.store import Store, artifact_key
 from pipeline.training.remapped import remapped_rows

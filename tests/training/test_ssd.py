@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.checkpoint import FaultPoint
+from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.config import CheckpointConfig
 from pipeline.errors import NightjarError
 from pipeline.records import SparseColumn

@@ -13,9 +13,9 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import nn
 
-from pipeline.checkpoint import TrainState
 from pipeline.checkpoint.export import export
 from pipeline.checkpoint.rows import ChainReader
+from pipeline.checkpoint.state import TrainState
 from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TablePin
 from pipeline.embeddings import optimizers
@@ -23,7 +23,7 @@ from pipeline.embeddings.learning import set_table_steps
 from pipeline.embeddings.optimizers.rowwise_adagrad import RowwiseAdagrad
 from pipeline.embeddings.sharding import _check_optimizer
 from pipeline.errors import ConfigError, PlanError
-from pipeline.planning import make_plan
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.choices import tables_of
 from pipeline.specs import TABLE_OPTIMIZERS
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
@@ -130,9 +130,9 @@ def test_plans_count_the_state_of_rows_and_of_values(registered, optimizer, row,
     config = configure(replace(cpu(1, 2), ssd_gib=10.0))
     config.train.sparse_optimizer = optimizer
     schema, profile = dataset({"a": 1000, "b": 100_000})
-    table = tables_of(config.data, config.model, config.train, schema, profile)[1]
+    table = tables_of(PlanInputs.of(config, schema, profile))[1]
     assert table.row_bytes(8) == 8 * 4 + row + 8 * value and table.bytes == 100_000 * table.row_bytes(16)
-    planned = make_plan(config, schema, profile).tables["b"]
+    planned = make_plan(PlanInputs.of(config, schema, profile)).tables["b"]
     assert (planned.state_bytes, planned.value_state_bytes) == (row, value)
     assert planned.bytes == table.bytes and table.optimizer.fits_ssd == fits
 
@@ -140,13 +140,13 @@ def test_plans_count_the_state_of_rows_and_of_values(registered, optimizer, row,
 def test_tier_ssd_refuses_more_state_than_its_rows_have_room_for(registered):
     config = configure(replace(cpu(1, 2, ddr=1.0), ssd_gib=50.0))
     schema, profile = dataset({"a": 1000, "b": 30_000_000})
-    assert make_plan(config, schema, profile).tables["b"].tier == "ssd"
+    assert make_plan(PlanInputs.of(config, schema, profile)).tables["b"].tier == "ssd"
     config.train.sparse_optimizer = "adagrad"
     with pytest.raises(PlanError):
-        make_plan(config, schema, profile)
+        make_plan(PlanInputs.of(config, schema, profile))
     config.plan.tables = {"b": TablePin(tier="ssd")}
     with pytest.raises(ConfigError, match="have no room for the state of train.sparse_optimizer=adagrad") as caught:
-        make_plan(config, schema, profile)
+        make_plan(PlanInputs.of(config, schema, profile))
     assert caught.value.hint == "plan.tables.b.tier=ddr, or train.sparse_optimizer=rowwise_adagrad"
 
 

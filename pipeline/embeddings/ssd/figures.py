@@ -62,10 +62,10 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
     ``ssd_prefetch_coverage``: of the lookups whose row was not in memory when their ids were announced, the share whose
     row was there at the lookup. None without lookups.
     """
-    looked, found, asked, there, faults, read, written = sums
-    cold, missed = (1 - there / asked if asked else 0.0), (1 - found / looked if looked else 0.0)
+    looked, hits, asked, there, faults, read, written = sums
+    cold, missed = (1 - there / asked if asked else 0.0), (1 - hits / looked if looked else 0.0)
     return {
-        "ssd_hit_rate": found / looked if looked else None,
+        "ssd_hit_rate": hits / looked if looked else None,
         "ssd_prefetch_coverage": max(0.0, 1 - missed / cold) if cold and looked else None,
         "ssd_faults": faults / steps,
         "ssd_read_bytes": read / steps,

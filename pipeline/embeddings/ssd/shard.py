@@ -15,8 +15,7 @@ from threading import Event
 import numpy as np
 from torch import Tensor
 
-from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows
-from pipeline.embeddings.scattered import rows_at
+from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows, rows_at
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32, MOST_ROWS, Reads, RowLog, place_type
 from pipeline.embeddings.ssd.slots import HostSlots, Slots

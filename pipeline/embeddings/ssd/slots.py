@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.buffers import sparse_memory
+from pipeline.embeddings.ssd.kernel import sparse_memory
 from pipeline.embeddings.ssd.log import F32
 
 

@@ -8,24 +8,23 @@ from threading import Event
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS
-from pipeline.embeddings.shards import LocalShard
+from pipeline.embeddings.shards import LocalShard, Places
 from pipeline.embeddings.ssd.aio import I64
-from pipeline.embeddings.ssd.buffers import HostBuffers, give_buffers, mapped, sparse_memory
 from pipeline.embeddings.ssd.cached import CachedShard
-from pipeline.embeddings.ssd.disk import DiskShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
-from pipeline.embeddings.ssd.kernel import storage_of
+from pipeline.embeddings.ssd.kernel import HostBuffers, give_buffers, mapped, sparse_memory, storage_of
 from pipeline.embeddings.ssd.log import F32
-from pipeline.embeddings.ssd.redirect import Redirect
 from pipeline.embeddings.ssd.shard import Part, SsdShard
+from pipeline.embeddings.ssd.slots import looked_up
 from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
@@ -129,7 +128,7 @@ class SsdStore:
                 if name in self._shards:
                     self._shards[name].live_in(weights.detach(), state)
             features = [table.name for table in kernel.tables for _ in table.feature_names]
-            hook = Redirect(self._shards, features, self.figures, self.hold, self.let_go)
+            hook = _Redirect(self, features)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -239,7 +238,7 @@ class SsdStore:
 
     def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
         """The shard of ``table`` on this rank, as row access and checkpoints see it."""
-        return DiskShard(self, self._shards[table], owner, states)
+        return _DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
         """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
@@ -293,3 +292,115 @@ def _pieces(batch: Part, waiting: Sequence[Part]) -> int:
             break
         count += 1
     return count
+
+
+class _DiskShard(LocalShard):
+    """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
+
+    _store: SsdStore
+    _states: list[str]
+
+    def __init__(self, store: SsdStore, shard: SsdShard, owner: bool, states: list[str]) -> None:
+        place = {"table": shard.name, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
+        for name, value in {**place, "owner": owner, "_store": store, "_states": states}.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def weight(self) -> Tensor:  # type: ignore[override]
+        """All rows: [rows, columns]. Only for tables that fit in memory."""
+        return self._read(slice(0, self.rows))[:, :-2].contiguous()
+
+    @property
+    def state(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """The states of all rows by name: [rows]."""
+        return {name: self._read(slice(0, self.rows))[:, -2].contiguous() for name in self._states}
+
+    def _read(self, places: Places) -> Tensor:
+        return torch.from_numpy(self._store.read(self.table, _numbers(places)))
+
+    def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
+        """See ``LocalShard``."""
+        records = self._read(places)
+        weight.copy_(records[:, :-2])
+        for into in state.values():
+            into.copy_(records[:, -2])
+
+    def put(
+        self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
+    ) -> None:
+        """See ``LocalShard.put``. Rows that are not given whole are read first."""
+        whole = weight.shape[1] == self.columns and not add and set(state) == set(self._states)
+        records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
+        records[:, column : column + weight.shape[1]] = weight
+        for values in state.values():
+            records[:, -2] = records[:, -2] + values if add else values
+        written = records.numpy()
+        self._store.write(self.table, _numbers(places), written[:, :-2], written[:, -2])
+
+    def scratch(self) -> Tensor | None:
+        """See ``LocalShard``."""
+        return self._store.scratch(self.table)
+
+    def begin(self, table: TableSpec, seed: int) -> None:
+        """Give all rows their initial values, and zeros as state, at once."""
+        self._store.begin(table, seed)
+
+    @property
+    def device(self) -> torch.device:
+        """See ``LocalShard``."""
+        return torch.device("cpu")
+
+    def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the states of ``rows`` rows by name; on this tier a state is one figure a row."""
+        return dict.fromkeys(self._states, (rows,))
+
+    def zero_state(self) -> None:
+        """Set the optimizer state of all rows to zero."""
+        if self._states:
+            self._store.zero_state(self.table)
+
+
+def _numbers(places: Places) -> NDArray[np.int64]:
+    return np.arange(places.start, places.stop) if isinstance(places, slice) else places.cpu().numpy()
+
+
+class _Redirect:
+    """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
+
+    By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
+    ``tables``: the table of each feature of the kernel.
+    """
+
+    def __init__(self, store: SsdStore, tables: Sequence[str]) -> None:
+        self._store, self._tables = store, tables
+        self._held: list[tuple[str, Part]] = []
+
+    def __call__(
+        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._store.let_go(self._held)
+        self._held = []
+        indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
+        offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
+        batch = (len(offsets) - 1) // len(self._tables)
+        ends = offsets[::batch].tolist() if batch else [0] * (len(self._tables) + 1)
+        moved, rows = looked_up(indices)
+        for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
+            self._redirect(table, rows[first:last])
+        moved = moved.to(indices.device)
+        if "indices" in kwargs:
+            return args, {**kwargs, "indices": moved}
+        return (moved, *args[1:]), kwargs
+
+    def _redirect(self, table: str, rows: NDArray[Any]) -> None:
+        """Turn the row numbers ``rows`` of ``table`` into slots, in place."""
+        shard = self._store.shard(table)
+        cold = np.flatnonzero(rows >= shard.pinned)
+        if not len(cold):
+            self._store.figures.looked += len(rows)
+            self._store.figures.found += len(rows)
+            return
+        part, places = self._store.hold(table, rows[cold].astype(np.int64, copy=False), len(rows))
+        shard.slots.arrived()
+        self._held.append((table, part))
+        rows[cold] = part.slots[places]

@@ -20,7 +20,7 @@ class _Learned(VocabMapping):
         """Decided once: later days keep who shares a row with whom."""
         from pipeline.ingest.sharing import probe, shared_rows
 
-        return before or shared_rows(feature, counts.table(), day.once(probe))
+        return before or shared_rows(feature, counts.table(), day.once(probe)[feature.name])
 
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]

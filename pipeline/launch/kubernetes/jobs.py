@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 
 from pipeline.config import Config
@@ -49,6 +50,9 @@ class ClusterRunner(ABC):
     @abstractmethod
     def delete(self, name: str) -> None:
         """Delete the job with its pods; no error where there is none."""
+
+    def expect(self, steps: Sequence[Step]) -> None:  # noqa: B027 (concrete, and the same for all of them)
+        """Nothing: a job takes its place in the cluster when its stage starts."""
 
     def find(self, step: Step) -> ClusterJob | None:
         """The job of ``step`` that runs, submitted by a launcher that is gone.

@@ -19,7 +19,7 @@ class DcnV2(HeadedRanker):
 
     def __init__(self, config: DcnV2Config, inputs: ModelInputs) -> None:
         super().__init__()
-        self.parallel = config.structure == "parallel"
+        self.parallel = config.cross_structure == "parallel"
         self.cross = CrossNet(config.cross, config.cross_layers, inputs.width, config.cross_rank, config.cross_experts)
         self.top, width = top_mlp(inputs.width, config)
         self.head = Logit(width + inputs.width * self.parallel)

@@ -21,7 +21,7 @@ class MaskNet(HeadedRanker):
         super().__init__()
         self.vectors = Vectors(len(inputs.dense), len(inputs.vectors), inputs.dim, config.bottom_mlp)
         self.norm = nn.LayerNorm(inputs.dim)
-        self.parallel = config.structure == "parallel"
+        self.parallel = config.block_structure == "parallel"
         whole, width = self.vectors.count * inputs.dim, config.block_width
         given = [whole] * config.blocks if self.parallel else [whole, *[width] * (config.blocks - 1)]
         self.blocks = nn.ModuleList(MaskBlock(each, whole, config.mask_width, width) for each in given)

@@ -1,0 +1,57 @@
+"""What a plan is made of: the settings it depends on, and the dataset's schema and profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any
+
+from pipeline.config import Config, DataConfig, HardwareConfig, IngestConfig, ModelConfig, PlanConfig, TrainConfig
+from pipeline.records import DatasetSchema, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanInputs:
+    """The groups of the configuration that a plan depends on, and the dataset."""
+
+    data: DataConfig
+    ingest: IngestConfig
+    model: ModelConfig
+    hardware: HardwareConfig
+    train: TrainConfig
+    plan: PlanConfig
+    schema: DatasetSchema
+    profile: Profile
+
+    @staticmethod
+    def of(config: Config, schema: DatasetSchema, profile: Profile) -> PlanInputs:
+        """The inputs of a plan for this ``config`` and dataset."""
+        return PlanInputs(
+            data=config.data, ingest=config.ingest, model=config.model, hardware=config.hardware, train=config.train,
+            plan=config.plan, schema=schema, profile=profile,
+        )  # fmt: skip
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.hardware.world_size
+
+    @property
+    def batch(self) -> int:
+        """Samples of a step on all ranks."""
+        return self.train.batch
+
+    def changed(self, path: str, value: object) -> PlanInputs:
+        """A copy with the setting at dotted ``path`` changed."""
+        inputs: PlanInputs = _changed(self, path.split("."), value)
+        return inputs
+
+
+def _changed(node: Any, path: list[str], value: object) -> Any:
+    if not path:
+        return value
+    name, *rest = path
+    if isinstance(node, Mapping):
+        return {**node, name: _changed(node[name], rest, value)}
+    assert is_dataclass(node) and not isinstance(node, type)
+    return replace(node, **{name: _changed(getattr(node, name), rest, value)})
