@@ -93,11 +93,9 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
 
 
 def _quiet(node: Any) -> set[str]:
-    """The ``quiet`` settings of dataclass ``node`` that are at their defaults."""
-    from pipeline.config.fields import METADATA  # the configuration imports the registries, and these this module
-
-    known = ((each, each.metadata.get(METADATA)) for each in fields(node))
-    return {each.name for each, told in known if told and told.quiet and getattr(node, each.name) == each.default}
+    """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
+    told = ((each, any(getattr(known, "quiet", False) for known in each.metadata.values())) for each in fields(node))
+    return {each.name for each, quiet in told if quiet and getattr(node, each.name) == each.default}
 
 
 class Stage(ABC):

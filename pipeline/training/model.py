@@ -13,6 +13,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config import DataConfig, TrainConfig
 from pipeline.embeddings.collection import build_collection, pooled_stack
+from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
@@ -27,7 +28,7 @@ from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
-from pipeline.training.regularise import largest_of_ranks, penalised, synchronise
+from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.settings import ModelSettings
 
 TABLES = "collection"
@@ -112,7 +113,7 @@ class DensePart(nn.Module):
     ) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order."""
         embeddings = self.pooled(pooled)
-        if self.penalty:
+        if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
             embeddings = penalised(embeddings, self.penalty * weights)
         if self.normalise is not None:
             dense = self.normalise(dense)
@@ -179,6 +180,7 @@ def build_towers(
     features, dtype = list(columns), compute_dtype(settings.train.precision, device)
     exchange = codecs(settings.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, features, width, settings.seed, exchange, dtype)
+    towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
