@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.planning.candidates import BATCHES_MOVING, RECORD_BYTES, ROW_BYTES
+from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
 STATE_BYTES = 4  # a row
 AHEAD = 4  # batches read ahead, as ``train.prefetch_batches``
@@ -39,6 +39,6 @@ def cache_rows(tables: Tables, limit: int, process: int, exponent: float, share:
     free = limit - process - ROW_BYTES * tables.rows * tables.count
     kept = 0
     for _ in range(8):  # more rows kept, fewer on their way
-        moving = (AHEAD + BATCHES_MOVING) * cold_rows(tables, exponent, kept) * (4 * tables.dim + RECORD_BYTES)
+        moving = (AHEAD + BATCHES_MOVING) * cold_rows(tables, exponent, kept) * (4 * tables.dim + 4 + NUMBER_BYTES)
         kept = min(tables.rows, int(share * max(0.0, free / tables.count - moving) / tables.row_bytes))
     return kept

@@ -7,7 +7,7 @@ from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.renamed import RENAMED
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
-from pipeline.specs import ID_MAPPINGS, STAGES, TABLE_OPTIMIZERS, default_stages, mapping_of
+from pipeline.specs import ID_MAPPINGS, STAGES, default_stages, mapping_of
 
 
 def check(config: Config) -> None:
@@ -15,7 +15,6 @@ def check(config: Config) -> None:
     check_values(config)
     _check_stages(config)
     _check_batch(config)
-    TABLE_OPTIMIZERS.get(config.train.sparse_optimizer).check_device(config.hardware.device)
     _check_slices(config)
     _check_checkpoint_tables(config)
     _check_allowed(config)

@@ -1,4 +1,4 @@
-"""How tables learn: their optimizer in fused kernels and over replicas, its state, learning rate and clipping."""
+"""How tables learn: their optimizer in fused kernels, by rows and over replicas, its learning rate and clipping."""
 
 from __future__ import annotations
 
@@ -8,22 +8,37 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings.by_rows import RowOptimizer, new_state, update_rows
+from pipeline.embeddings.state import TableState, keep_state
 from pipeline.embeddings.tables import Kernel, kernels, table_group
-from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
+from pipeline.specs.table_optimizer import TableOptimizer
 
 
-def fuse_optimizer(collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
+def fuse_optimizer(collection: EmbeddingBagCollection, optimizer: TableOptimizer, device: str) -> None:
     """Have ``optimizer`` train every table of ``collection`` inside the backward pass, once it is sharded.
 
-    The learning rate is 0 until ``set_sparse_lr``.
+    The learning rate is 0 until ``set_sparse_lr``. Where FBGEMM has no kernel of it for ``device``, the kernel only
+    looks up, and ``learn_by_rows`` does the rest.
     """
-    kind, settings = optimizer.fused()
+    kind, settings = optimizer.fused() if optimizer.fused_on(device) else (torch.optim.SGD, {})
     _apply_optimizer_in_backward(kind, collection.parameters(), optimizer_kwargs={"lr": 0.0, **settings})
+
+
+def learn_by_rows(dmp: DistributedModelParallel, optimizer: TableOptimizer, on_disk: Sequence[str]) -> None:
+    """Have ``optimizer`` train the tables in kernels that look up only. ``on_disk``: the tables on tier ssd."""
+    for kernel in kernels(dmp):
+        if kernel.fused:
+            RowOptimizer(kernel, optimizer, on_disk)
+
+
+def _row_optimizer(kernel: Kernel) -> RowOptimizer | None:
+    learner: RowOptimizer | None = getattr(kernel.module, "row_optimizer", None)
+    return learner
 
 
 class ReplicaOptimizer(torch.optim.Optimizer):
@@ -36,17 +51,16 @@ class ReplicaOptimizer(torch.optim.Optimizer):
 
     def __init__(self, modules: Sequence[Any], optimizer: TableOptimizer) -> None:
         self._optimizer, self.steps = optimizer, 0
-        self._parts: list[tuple[Tensor, int, dict[str, Tensor]]] = []
+        self._parts: list[tuple[nn.Parameter, int, TableState]] = []
         for module in modules:
             dims = {dim for _, dim in module.embedding_specs}
             if len(dims) != 1:
                 raise ValueError(f"tables of one kernel have widths {sorted(dims)}, expected one width")
-            rows = sum(rows for rows, _ in module.embedding_specs)
-            module.table_state = {
-                column.name: torch.zeros((rows, *dims) if column.per_value else rows, device=module.weights.device)
-                for column in optimizer.columns
-            }
-            self._parts.append((module.weights, rows, module.table_state))
+            rows = [rows for rows, _ in module.embedding_specs]
+            state = new_state(module.weights.detach().view(sum(rows), *dims), optimizer.columns)
+            split = {name: values.split(rows) for name, values in state.items()}
+            keep_state(module, [{name: parts[i] for name, parts in split.items()} for i in range(len(rows))])
+            self._parts.append((module.weights, sum(rows), state))
         super().__init__([weights for weights, _, _ in self._parts], {"lr": 0.0})
 
     @torch.no_grad()
@@ -55,8 +69,14 @@ class ReplicaOptimizer(torch.optim.Optimizer):
         lr = self.param_groups[0]["lr"]
         self.steps += 1
         for weights, rows, state in self._parts:
-            if weights.grad is not None:
-                self._optimizer.update(weights.view(rows, -1), weights.grad.view(rows, -1), state, lr, self.steps)
+            if weights.grad is None:
+                continue
+            own, gradient = weights.view(rows, -1), weights.grad.view(rows, -1)
+            if self._optimizer.lazy:
+                touched = (gradient != 0).any(dim=1).nonzero().squeeze(1)
+                update_rows(self._optimizer, own, touched, gradient[touched], state, lr, self.steps)
+            else:
+                self._optimizer.update(own, gradient, state, lr, self.steps)
 
 
 def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
@@ -68,22 +88,13 @@ def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
     return replicas
 
 
-def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[dict[str, Tensor]]:
-    """The optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim]."""
-    names = [column.name for column in columns]
-    if not names:
-        return [{} for _ in kernel.tables]
-    if kernel.fused:
-        return [dict(zip(names, each, strict=True)) for each in kernel.module.split_optimizer_states()]
-    rows = [rows for rows, _ in kernel.module.embedding_specs]
-    parts = zip(*(kernel.module.table_state[name].split(rows) for name in names), strict=True)
-    return [dict(zip(names, each, strict=True)) for each in parts]
-
-
 def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
     """Set how many steps the tables have taken, by which some optimizers correct a bias. Call it after a restore."""
     for kernel in kernels(dmp):
-        if kernel.fused:
+        by_rows = _row_optimizer(kernel)
+        if by_rows is not None:
+            by_rows.steps = steps
+        elif kernel.fused:
             kernel.module.set_optimizer_step(steps)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
@@ -99,7 +110,10 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:
     for group in dmp.fused_optimizer.param_groups:
         group["lr"] = lr
     for kernel in kernels(dmp):
-        if kernel.fused:
+        by_rows = _row_optimizer(kernel)
+        if by_rows is not None:
+            by_rows.lr = lr
+        elif kernel.fused:
             kernel.module.set_learning_rate(lr)
     replicas = replica_optimizer(dmp)
     if replicas is not None:

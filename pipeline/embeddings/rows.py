@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.embeddings.initial import rows_at
-from pipeline.embeddings.learning import kernel_states
 from pipeline.embeddings.shards import LocalShard, ShardStore
+from pipeline.embeddings.state import kernel_states
 from pipeline.embeddings.tables import Kernel, TableSpec, kernels, sharded_collections, table_group
 from pipeline.specs.table_optimizer import TableOptimizer
 
@@ -58,7 +58,7 @@ class RowAccess:
             owner = place is not None or order[table.name] % ranks == rank
             rows, columns = weight.shape
             if self._ssd is not None and table.name in self._ssd.tables:
-                shards.append(self._ssd.local_shard(table.name, owner, list(state)))
+                shards.append(self._ssd.local_shard(table.name, owner, self.optimizer.columns))
             elif rows:
                 parts = {name: values.detach() for name, values in state.items()}
                 shards.append(LocalShard(table.name, row, rows, column, columns, owner, weight.detach(), parts))

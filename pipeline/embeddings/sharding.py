@@ -25,13 +25,13 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
-from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer
+from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
 from pipeline.errors import PlanError
 from pipeline.records import Plan, TablePlan
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.table_optimizer import FLOAT, TableOptimizer
 
 HBM_CACHED = "hbm_cached"
 _REPLAN = "nightjar plan force=true rebuilds the plan"
@@ -96,14 +96,20 @@ def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
 
 
 def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
-    optimizer.check_device(plan.device)
-    on_ssd = ssd_tables(plan)
-    if on_ssd and not optimizer.fits_ssd:
-        raise PlanError(
-            f"tables {', '.join(map(repr, on_ssd))} are on tier ssd, whose rows have no room for the state of table "
-            f"optimizer {optimizer.name}",
-            hint=_REPLAN,
-        )
+    for name, table in plan.tables.items():
+        if not optimizer.tiers_on(plan.device, (table.tier,)):
+            raise PlanError(
+                f"table {name!r} is on tier {table.tier}, but table optimizer {optimizer.name} has no kernel for "
+                f"device {plan.device}, and only a kernel trains rows of that tier",
+                hint=f"+plan.tables.{name}.tier=hbm, or train.sparse_optimizer=rowwise_adagrad",
+            )
+        room, needed = table.row_bytes(table.dim), FLOAT * table.dim + optimizer.state_bytes(table.dim)
+        if table.tier == SSD and room < needed:
+            raise PlanError(
+                f"table {name!r} is planned with {room} bytes a row on tier ssd, but its weights and the state of "
+                f"table optimizer {optimizer.name} take {needed}",
+                hint=_REPLAN,
+            )
 
 
 def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> ParameterSharding:
@@ -188,13 +194,13 @@ def shard_model(
     ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
     collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
     name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
-    PlanError where plan, model and ranks do not match; ConfigError where the device has no kernel of ``optimizer``.
+    PlanError where plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     _check_optimizer(plan, optimizer)
-    fuse_optimizer(collection, optimizer)
+    fuse_optimizer(collection, optimizer, plan.device)
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
         # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
@@ -213,6 +219,8 @@ def shard_model(
             init_data_parallel=plan.world_size > 1,
             data_parallel_wrapper=_wrapper(model, among) if among else None,
         )
+    if not optimizer.fused_on(plan.device):
+        learn_by_rows(dmp, optimizer, ssd_tables(plan))
     if ssd is not None:
         dmp.ssd = ssd
         ssd.attach(dmp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.embeddings.initial import INIT_BLOCK_ROWS, initial_rows
 from pipeline.embeddings.tables import TableSpec
+from pipeline.specs.table_optimizer import StateColumn
 
 Places = slice | Tensor
 
@@ -105,6 +106,6 @@ class ShardStore(Protocol):
         """Those of which this rank has rows."""
         ...
 
-    def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
-        """This rank's shard of ``table``, with the names of its optimizer's states."""
+    def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
+        """This rank's shard of ``table``, with its optimizer's ``states``."""
         ...

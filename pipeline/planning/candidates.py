@@ -41,9 +41,9 @@ SEGMENTS_IN_MEMORY, SPARE_SEGMENTS = 2, 4
 BATCHES_CACHED = 2
 # The phase that TorchRec's pipeline works on while the step before runs (``cost.step_ms``).
 BESIDE = "input_exchange"
-# A record on SSD also holds its row's number and one value of state; the log has room to spare. A checkpoint's copy of
-# the rows lies on SSD too.
-RECORD_BYTES, LOG_SHARE = 8, 1.1
+# A record on SSD also holds its row's number; the log has room to spare. A checkpoint's copy of the rows lies on
+# SSD too.
+NUMBER_BYTES, LOG_SHARE = 4, 1.1
 
 
 class Stock(NamedTuple):
@@ -194,9 +194,9 @@ def _offer(
     )
 
 
-def log_bytes(rows: int, columns: int) -> int:
-    """Bytes on SSD of the log of ``rows`` rows, as ``embeddings.ssd`` takes them at the start."""
-    record = 4 * columns + RECORD_BYTES
+def log_bytes(rows: int, row: int) -> int:
+    """Bytes on SSD of the log of ``rows`` rows of ``row`` bytes, as ``embeddings.ssd`` takes them at the start."""
+    record = row + NUMBER_BYTES
     segment = max(SEGMENT_BYTES, -(-record // PAGE) * PAGE)
     return (int(rows * LOG_SHARE / (segment // record)) + SPARE_SEGMENTS) * segment
 
@@ -205,10 +205,10 @@ def _flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> in
     """Memory for a shard's rows in flight from SSD: those of batches read ahead, and copies while they move."""
     if load.tier != "ssd":
         return 0
+    row = FLOAT * load.columns + load.optimizer.state_bytes(load.columns)
     ahead = train.prefetch_batches if hardware.device == "cpu" else 0  # a GPU's are in its cache
     return (
-        int((ahead + BATCHES_MOVING) * missing_rows(load) * (4 * load.columns + RECORD_BYTES))
-        + SEGMENTS_IN_MEMORY * SEGMENT_BYTES
+        int((ahead + BATCHES_MOVING) * missing_rows(load) * (row + NUMBER_BYTES)) + SEGMENTS_IN_MEMORY * SEGMENT_BYTES
     )
 
 
@@ -224,7 +224,7 @@ def _bytes(
     home = {"hbm": "hbm", "hbm_cached": "ddr"}.get(tier, tier)
     row = table.row_bytes(block.columns)
     if tier == "ssd":
-        sizes["ssd"] += log_bytes(block.rows, block.columns) + block.rows * row
+        sizes["ssd"] += log_bytes(block.rows, row) + block.rows * row
         sizes["ddr"] += place_bytes(block.rows) * block.rows
     else:
         sizes[home] += block.rows * row

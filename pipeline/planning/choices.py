@@ -108,8 +108,8 @@ def nearest(name: str, among: Iterable[str]) -> str:
 
 
 def table_tiers(hardware: HardwareConfig, table: Table) -> tuple[str, ...]:
-    """The tiers of this hardware that may hold the table, fastest first; SSD where its optimizer's state fits."""
-    return tuple(tier for tier in tiers(hardware) if tier != "ssd" or table.optimizer.fits_ssd)
+    """The tiers of this hardware that may hold the table, fastest first: those that its optimizer can train."""
+    return table.optimizer.tiers_on(hardware.device, tiers(hardware))
 
 
 def tiers_of(sharding: str, offered: tuple[str, ...]) -> tuple[str, ...]:

@@ -154,9 +154,10 @@ def _ssd_ms(hardware: HardwareConfig, load: ShardLoad) -> float:
     """Ms of the disk: missing rows are read page by page; when they leave memory they are written one after another."""
     if load.tier != "ssd":
         return 0.0
-    pages = missing_rows(load) * -(-load.columns * FLOAT // PAGE)
+    row = load.columns * FLOAT + load.columns * load.optimizer.value_bytes
+    pages = missing_rows(load) * -(-row // PAGE)
     transfer = pages * PAGE / hardware.ssd_gb_per_s / BYTES_PER_MS
-    written = missing_rows(load) * load.columns * FLOAT / hardware.ssd_gb_per_s / BYTES_PER_MS
+    written = missing_rows(load) * row / hardware.ssd_gb_per_s / BYTES_PER_MS
     return max(pages / hardware.ssd_read_iops * 1e3, transfer) + written
 
 

@@ -93,11 +93,11 @@ def _tiers(hardware: HardwareConfig, table: Table, pin: TablePin) -> tuple[str, 
         return offered
     path = f"plan.tables.{table.name}.tier"
     if pin.tier not in offered and pin.tier in tiers(hardware):
-        fitting = next((each.name for each in TABLE_OPTIMIZERS if each.fits_ssd), "")
+        fused = next((each.name for each in TABLE_OPTIMIZERS if each.fused_on(hardware.device)), "")
         raise ConfigError(
-            f"{path} is {pin.tier!r}, but rows on SSD have no room for the state of "
-            f"train.sparse_optimizer={table.optimizer.name}",
-            hint=f"{path}={offered[-1]}, or train.sparse_optimizer={fitting}",
+            f"{path} is {pin.tier!r}, but train.sparse_optimizer={table.optimizer.name} has no kernel for device "
+            f"{hardware.device}, and only a kernel trains rows of that tier",
+            hint=f"{path}={offered[0]}, or train.sparse_optimizer={fused}",
         )
     if pin.tier not in offered:
         lack = "hardware.ssd_gib is 0" if pin.tier == "ssd" else f"hardware.device is {hardware.device}"

@@ -1,12 +1,10 @@
-"""What a table optimizer says of itself: its kernel, its state, its form on replicas, its columns in checkpoints."""
+"""What a table optimizer says of itself: its formula, its state, where FBGEMM has it, its columns in checkpoints."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -32,39 +30,48 @@ class StateColumn:
 class TableOptimizer(Protocol):
     """How tables learn from the gradients of their lookups; one file each in ``embeddings/optimizers/``.
 
-    ``devices``: those that FBGEMM has its fused kernel for; on the CPU there is none for Adam, LAMB and some others.
-    ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that grows with
-    each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
+    A spec is a frozen dataclass, whose fields are the settings of ``train.sparse_options`` that it uses.
+
+    ``devices``: those that FBGEMM has a fused kernel of it for. On the others ``update`` gets the rows that a batch
+    touched. ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that
+    grows with each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
+    ``lazy``: it moves rows whose gradient is 0 too, so only rows with another gradient may be updated.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often
     as ``update`` does, and the weights written.
     """
 
     name: str
-    devices: tuple[str, ...] = ("cpu", "cuda")
+    devices: tuple[str, ...] = ()
     columns: tuple[StateColumn, ...] = ()
     heat: str = ""
+    lazy: bool = False
     replica_passes: int
 
-    @abstractmethod
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class that TorchRec knows FBGEMM's kernel by, and its parameters but the learning rate."""
+        """The class that TorchRec knows FBGEMM's kernel by, and its parameters but the learning rate.
+
+        By default SGD's, whose kernel keeps no state of its own beside that of ``columns``.
+        """
+        from torch.optim import SGD
+
+        return SGD, {}
 
     @abstractmethod
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
-        """Apply ``gradient`` to all rows of a data-parallel table, in place, by the formula of the kernel.
+        """Apply ``gradient`` to the rows given, in place, by the formula of the kernel.
 
         ``weights``, ``gradient``: [rows, dim]; ``state``: by column, [rows] or [rows, dim]; ``step``: the
         number of this step, from 1.
         """
 
-    def check_device(self, device: str) -> None:
-        """ConfigError where no fused kernel applies it on ``device``."""
-        if device not in self.devices:
-            raise ConfigError(
-                f"train.sparse_optimizer={self.name} has no kernel for device {device}, only for "
-                f"{' and '.join(self.devices)}",
-                hint=f"hardware.device={self.devices[0]}, or another train.sparse_optimizer",
-            )
+    def fused_on(self, device: str) -> bool:
+        """Whether a kernel of FBGEMM applies it on ``device``, inside the backward pass."""
+        return device in self.devices
+
+    def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of ``tiers`` whose rows it can train: without a kernel, not those that FBGEMM's kernels page in."""
+        paged = () if device == "cpu" or self.fused_on(device) else ("hbm_cached", "ddr")
+        return tuple(tier for tier in tiers if tier not in paged)
 
     @property
     def row_bytes(self) -> int:
@@ -79,8 +86,3 @@ class TableOptimizer(Protocol):
     def state_bytes(self, width: int) -> int:
         """State of a row of ``width`` weights in bytes."""
         return self.row_bytes + width * self.value_bytes
-
-    @property
-    def fits_ssd(self) -> bool:
-        """Whether tables may lie on tier ssd: a record there has room for one figure a row beside the weights."""
-        return self.row_bytes <= FLOAT and not self.value_bytes

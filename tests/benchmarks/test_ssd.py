@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.ssd_memory import AHEAD, Tables, cache_rows, cold_rows
-from pipeline.planning.candidates import BATCHES_MOVING, RECORD_BYTES, ROW_BYTES
+from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
 GIB = 2**30
 TABLES = Tables(count=26, rows=400_000, dim=64, batch=4096)
@@ -20,7 +20,7 @@ TABLES = Tables(count=26, rows=400_000, dim=64, batch=4096)
 def test_everything_a_child_needs_fits_the_limit_whatever_its_process_takes(process, exponent):
     limit = int(1.4 * GIB)
     kept = cache_rows(TABLES, limit, process, exponent, 0.9)
-    moving = (AHEAD + BATCHES_MOVING) * cold_rows(TABLES, exponent, kept) * (4 * 64 + RECORD_BYTES)
+    moving = (AHEAD + BATCHES_MOVING) * cold_rows(TABLES, exponent, kept) * (4 * 65 + NUMBER_BYTES)
     taken = process + TABLES.count * (kept * TABLES.row_bytes + moving + ROW_BYTES * TABLES.rows)
     assert kept > 1_000 and 0.85 * limit < taken < limit
 

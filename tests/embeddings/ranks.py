@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing as mp
 
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
+from pipeline.specs import TABLE_OPTIMIZERS
 from tests.waits import no_waits
 
 # What the fork server imports before it forks: seconds, paid once for all tests of a session.
@@ -78,6 +79,15 @@ def on_tier(plan, tier, cache_rows=0):
         for name, table in plan.tables.items()
     }
     return dataclasses.replace(plan, tables=tables)
+
+
+def with_state(plan, optimizer):
+    """``plan`` for tables that the optimizer called ``optimizer`` trains."""
+    spec = TABLE_OPTIMIZERS.get(optimizer)
+    state = {"state_bytes": spec.row_bytes, "value_state_bytes": spec.value_bytes}
+    return dataclasses.replace(
+        plan, tables={name: dataclasses.replace(table, **state) for name, table in plan.tables.items()}
+    )
 
 
 def join_ranks(rank, world, local, folder):

@@ -77,9 +77,9 @@ class Model:
 
     def __init__(self, folder, rows, dim, pinned):
         self.table, self.generator = TableSpec("t", rows, dim), np.random.default_rng(rows)
-        self.shard = SsdShard(folder, "t", ShardPlan(rank=0, row=0, rows=rows, column=0, columns=dim), pinned)
+        self.shard = SsdShard(folder, "t", ShardPlan(rank=0, row=0, rows=rows, column=0, columns=dim), pinned, dim + 1)
         self.kernel, self.kernel_state = torch.zeros(rows, dim), torch.zeros(rows)
-        self.shard.live_in(self.kernel, self.kernel_state)
+        self.shard.live_in([self.kernel, self.kernel_state])
         self.shard.begin(self.table, SEED)
         self.weights, self.sums = initial_rows(SEED, self.table, 0, rows).numpy(), np.zeros(rows, np.float32)
         self.fetcher = Fetcher()
@@ -130,7 +130,7 @@ def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, p
         if step % 20 == 10:
             places = model.generator.permutation(rows)[: rows // 7]
             model.weights[places], model.sums[places] = model.generator.random((len(places), dim), np.float32), 7
-            model.shard.put(places, model.weights[places], model.sums[places])
+            model.shard.put(places, np.c_[model.weights[places], model.sums[places]])
             model.all_same()
     for part in flying:
         model.shard.release(part)
@@ -147,7 +147,7 @@ def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, p
 
 def test_a_page_is_read_once_and_long_runs_are_few_reads(tmp_path):
     model = Model(tmp_path, 5_000, 62, 0)
-    model.shard.put(np.arange(5_000), model.weights, model.sums)
+    model.shard.put(np.arange(5_000), np.c_[model.weights, model.sums])
     places = np.arange(4_000)
     reads = model.shard.log.reads(model.generator.permutation(places), places)
     assert len(reads.offset) == -(-4_000 * 256 // (16 * 4096)) and reads.length.sum() == 4_000 * 256
@@ -160,7 +160,7 @@ def test_a_page_is_read_once_and_long_runs_are_few_reads(tmp_path):
 def test_a_batch_left_out_or_not_announced_is_let_go_all_the_same(tmp_path):
     store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [str(tmp_path)], 0)
     shard = store.shard("long")
-    shard.live_in(torch.zeros(41, DIM), torch.zeros(41))
+    shard.live_in([torch.zeros(41, DIM), torch.zeros(41)])
     store.begin(TableSpec("long", 41, DIM), SEED)
     for ids in ([1, 2, 3], [4, 5, 6], [7, 8, 9]):
         store.prefetch({"long": np.array(ids)})
@@ -181,7 +181,7 @@ def test_pieces_of_a_batch_are_let_go_with_it(tmp_path, cached):
     """A batch over two windows of the reader is announced twice; a cache has room for no more than one batch."""
     store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd", cache_rows=6 if cached else 0), [str(tmp_path)], 0, cached)
     shard = store.shard("long")
-    shard.live_in(torch.zeros(6 if cached else 41, DIM), None)
+    shard.live_in([torch.zeros(6 if cached else 41, DIM)])
     store.begin(TableSpec("long", 41, DIM), SEED)
     for first in range(0, 36, 6):
         store.prefetch({"long": np.arange(first, first + 4)})

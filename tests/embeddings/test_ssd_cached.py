@@ -75,24 +75,23 @@ def test_training_from_a_cache_ends_like_in_memory(tmp_path, world):
             assert [key for key in ddr if not torch.equal(ddr[key], ssd[key])] == []
 
 
-@pytest.mark.parametrize("state", [True, False])
-def test_slots_of_a_device_keep_the_bits_that_slots_of_the_host_keep(state):
+@pytest.mark.parametrize("states", [[], [(90,)], [(90, 12), (90,)]])
+def test_slots_of_a_device_keep_the_bits_that_slots_of_the_host_keep(states):
     generator = np.random.default_rng(3)
     places = [torch.zeros(90, 12), torch.zeros(90, 12)]
     host, device = (
-        kind(weights, torch.zeros(90) if state else None)
+        kind([weights, *(torch.zeros(shape) for shape in states)], 25)
         for kind, weights in zip((HostSlots, DeviceSlots), places, strict=True)
     )
     for _ in range(20):
         slots = generator.permutation(90)[:33]
-        values = generator.integers(0, 2**32, (33, 13), np.uint32).view(np.float32)  # any bits, NaN too
+        values = generator.integers(0, 2**32, (33, 25), np.uint32).view(np.float32)  # any bits, NaN too
         for each in (host, device):
-            each.write(slots, values[:, :-1], values[:, -1])
-        host.write(slice(5, 9), values[:4, :-1], values[:4, -1])
-        device.write(slice(5, 9), values[:4, :-1], values[:4, -1])
+            each.write(slots, values)
+            each.write(slice(5, 9), values[:4])
         wanted = generator.integers(0, 90, 50)
-        for ours, theirs in zip(device.read(wanted), host.read(wanted), strict=True):
-            assert np.array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+        ours, theirs = device.read(wanted).view(np.uint32), host.read(wanted).view(np.uint32)
+        assert np.array_equal(ours, theirs) and ours[:, 12:].any() == bool(states)
     assert torch.equal(places[0].view(torch.int32), places[1].view(torch.int32)) and places[1].any()
 
 
@@ -102,9 +101,9 @@ class Cached:
     def __init__(self, folder, rows=3_000, slots=700, dim=12):
         self.table, self.generator = TableSpec("t", rows, dim), np.random.default_rng(rows)
         plan = ShardPlan(rank=0, row=0, rows=rows, column=0, columns=dim)
-        self.shard = CachedShard(folder, "t", plan, slots, rows)
+        self.shard = CachedShard(folder, "t", plan, slots, rows, dim + 1)
         self.kernel, self.state = torch.zeros(slots, dim), torch.zeros(slots)
-        self.shard.live_in(self.kernel, self.state)
+        self.shard.live_in([self.kernel, self.state])
         self.shard.begin(self.table, SEED)
         self.weights, self.sums = initial_rows(SEED, self.table, 0, rows).numpy(), np.zeros(rows, np.float32)
         self.fetcher = Fetcher()
@@ -149,7 +148,7 @@ def test_rows_come_wait_stay_and_leave(tmp_path):
         if step % 50 == 20:
             places = model.generator.permutation(3_000)[:500]
             model.weights[places], model.sums[places] = model.generator.random((500, 12), np.float32), 7
-            model.shard.put(places, model.weights[places], model.sums[places])
+            model.shard.put(places, np.c_[model.weights[places], model.sums[places]])
             model.all_same()
     while flying:
         model.train(flying.popleft())
@@ -167,9 +166,9 @@ def test_a_cache_filled_by_a_restore_alone_serves_its_rows(tmp_path):
     """As evaluation does: every row is written, none is initialised, and lookups come in any number."""
     weights = np.random.default_rng(1).random((300, 12), np.float32)
     plan = ShardPlan(rank=0, row=0, rows=300, column=0, columns=12)
-    shard, fetcher = CachedShard(tmp_path, "t", plan, 100, 300), Fetcher()
-    shard.live_in(kernel := torch.zeros(100, 12), None)
-    shard.put(np.arange(300), weights, np.zeros(300, np.float32))
+    shard, fetcher = CachedShard(tmp_path, "t", plan, 100, 300, 13), Fetcher()
+    shard.live_in([kernel := torch.zeros(100, 12)])
+    shard.put(np.arange(300), np.c_[weights, np.zeros(300, np.float32)])
     for first in (0, 60, 200, 60):
         part = shard.part(np.arange(first, first + 80), Event())
         assert shard.room(part)
@@ -267,15 +266,15 @@ def test_on_cuda_cached_tables_end_like_tables_in_its_memory(tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_cuda_slots_are_read_after_training_and_written_before_it():
     weights, state = torch.zeros(64, 8, device="cuda"), torch.zeros(64, device="cuda")
-    slots, matrix = DeviceSlots(weights, state), torch.rand(4096, 4096, device="cuda")
+    slots, matrix = DeviceSlots([weights, state], 9), torch.rand(4096, 4096, device="cuda")
     all_slots = np.arange(64)
     for turn in range(1, 6):
         for _ in range(20):  # keeps the stream busy while the host runs ahead
             matrix = matrix @ matrix / 4096
         weights.add_(1)
         slots.trained()
-        rows, _ = slots.read(all_slots)
-        assert (rows == 2 * turn - 1).all()
-        slots.write(all_slots, rows + 1, np.zeros(64, np.float32))
+        rows = slots.read(all_slots)
+        assert (rows[:, :8] == 2 * turn - 1).all() and not rows[:, 8].any()
+        slots.write(all_slots, np.concatenate([rows[:, :8] + 1, rows[:, 8:]], axis=1))
         slots.arrived()
         assert (weights == 2 * turn).all()

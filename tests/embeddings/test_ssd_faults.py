@@ -18,12 +18,12 @@ DIMENSION = 62  # 256 bytes a record, 1,024 of them a segment
 
 
 def log_of(folder, rows=5_000):
-    return RowLog(folder, rows, DIMENSION, "the rows of table 't'")
+    return RowLog(folder, rows, DIMENSION + 1, "the rows of table 't'")
 
 
 def fill(log, count, first=0):
     rows = np.arange(first, first + count)
-    return log.add(rows, np.ones((count, DIMENSION), np.float32), np.ones(count, np.float32))
+    return log.add(rows, np.ones((count, DIMENSION + 1), np.float32))
 
 
 def stand_in(log, path):
@@ -74,7 +74,7 @@ def test_row_numbers_survive_up_to_the_largest_that_a_shard_may_have(tmp_path, f
 def test_more_rows_than_a_record_can_number_are_refused_before_a_file_is_made(tmp_path):
     plan = ShardPlan(rank=0, row=0, rows=MOST_ROWS + 1, column=0, columns=1)
     with pytest.raises(PlanError, match="'t' has 4,294,967,297 rows on one rank, .* at most 4,294,967,296") as caught:
-        SsdShard(tmp_path, "t", plan, 0)
+        SsdShard(tmp_path, "t", plan, 0, 2)
     assert "+plan.tables.t.sharding=row_wise" in caught.value.hint
 
 
@@ -96,7 +96,7 @@ from pipeline.embeddings.tables import TableSpec
 refuse("io_setup", "setpriority", "direct")
 store = SsdStore(on_tier(plan_for("row_wise", 1), "ssd"), [sys.argv[1]], 0)
 kernel, table = torch.zeros({ROWS["long"]}, {DIM}), TableSpec("long", {ROWS["long"]}, {DIM})
-store.shard("long").live_in(kernel, None)
+store.shard("long").live_in([kernel])
 store.begin(table, 1)
 store.prefetch({{"long": np.arange(9)}})
 part, places = store.hold("long", np.arange(9), 9)

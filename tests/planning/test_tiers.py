@@ -95,15 +95,17 @@ def test_a_tier_and_its_cache_can_be_pinned_on_cpu():
     assert sum(used["ddr"] for used in plan.memory) >= 100_000 * 4 + 5_000 * 17 * 4
 
 
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "lazy_adam"])
 @pytest.mark.parametrize(("rows", "dim"), [(400, 4), (100_000, 16), (1_000_003, 60), (5_000, 2_000)])
-def test_ssd_holds_the_log_that_training_makes_and_a_checkpoint_of_it(rows, dim):
+def test_ssd_holds_the_log_that_training_makes_and_a_checkpoint_of_it(rows, dim, optimizer):
     """To the byte: a plan that fits ``ssd_gib`` can be trained and checkpointed within it."""
     config = configure(dataclasses.replace(cpu(1, 1), ssd_gib=20.0, ddr_gib=16.0), dim=dim)
     config.plan.tables = {"big": TablePin(tier="ssd", cache_rows=100)}
+    config.train.sparse_optimizer = optimizer
     plan = make_plan(PlanInputs.of(config, *dataset({"small": 100, "big": rows})))
-    on_disk = pieces(plan, ["big"], 0)
+    on_disk, row = pieces(plan, ["big"], 0), plan.tables["big"].row_bytes(dim)
     assert sum(piece.size for piece in on_disk) == plan.memory[0]["ssd"]
-    assert [piece.size for piece in on_disk] == [log_bytes(rows, dim), plan.tables["big"].bytes]
+    assert [piece.size for piece in on_disk] == [log_bytes(rows, row // 4), plan.tables["big"].bytes]
     assert f"SSD: {size_text(plan.tables['big'].bytes)} for a checkpoint's copy" in render_plan(plan)
 
 

@@ -22,7 +22,7 @@ from pipeline.training.predict import predict
 from pipeline.training.settings import PredictionSettings, TrainingSettings
 from tests.checkpoint.killing import STEPS, Kill, attempt, make_dataset
 from tests.checkpoint.test_kill import final
-from tests.embeddings.ranks import on_tier, plan_for, spawn
+from tests.embeddings.ranks import on_tier, plan_for, spawn, with_state
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import config, digests, trained
 
@@ -77,6 +77,7 @@ def run_case(root, *, tier="ssd", paths=("disk0", "disk1"), cache_rows=0, shardi
     dist.barrier()
     store = Store(str(root))
     plan = on_tier(plan_for(sharding, world, rows=ROWS, dim=8), tier, cache_rows)
+    plan = with_state(plan, changes.get("sparse_optimizer", "rowwise_adagrad"))
     records, passed = [], []
 
     def look(phase):

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from pipeline.embeddings.optimizers import rowwise_adagrad, sgd
+from pipeline.embeddings.optimizers import adagrad, ftrl, lazy_adam, partial_rowwise_adam, rowwise_adagrad, sgd
 from pipeline.specs.table_optimizer import TableOptimizer
 
-SPECS: tuple[TableOptimizer, ...] = (rowwise_adagrad.SPEC, sgd.SPEC)
+SPECS: tuple[TableOptimizer, ...] = (
+    rowwise_adagrad.SPEC,
+    sgd.SPEC,
+    adagrad.SPEC,
+    lazy_adam.SPEC,
+    partial_rowwise_adam.SPEC,
+    ftrl.SPEC,
+)

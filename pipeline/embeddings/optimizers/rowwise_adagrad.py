@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.specs.table_optimizer import StateColumn, TableOptimizer
@@ -10,14 +11,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-EPS = 1e-8
 SUM = "adagrad_sum"
 
 
+@dataclass(frozen=True)
 class RowwiseAdagrad(TableOptimizer):
     """sum += mean(g^2) over the row; row -= lr * g / (sqrt(sum) + eps)."""
 
+    eps: float = 1e-8
     name = "rowwise_adagrad"
+    devices = ("cpu", "cuda")
     columns = (StateColumn(SUM),)
     heat = SUM
     replica_passes = 6
@@ -26,12 +29,12 @@ class RowwiseAdagrad(TableOptimizer):
         """See ``TableOptimizer.fused``."""
         from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
-        return RowWiseAdagrad, {"eps": EPS}
+        return RowWiseAdagrad, {"eps": self.eps}
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``."""
         sums = state[SUM].add_(gradient.square().mean(dim=1))
-        scale = sums.sqrt().add_(EPS).reciprocal_().mul_(lr)
+        scale = sums.sqrt().add_(self.eps).reciprocal_().mul_(lr)
         weights.addcmul_(gradient, scale[:, None], value=-1.0)
 
 

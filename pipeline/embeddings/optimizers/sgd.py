@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.specs.table_optimizer import TableOptimizer
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
+@dataclass(frozen=True)
 class Sgd(TableOptimizer):
     """row -= lr * g."""
 
     name = "sgd"
+    devices = ("cpu", "cuda")
     replica_passes = 5
-
-    def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """See ``TableOptimizer.fused``."""
-        from torch.optim import SGD
-
-        return SGD, {}
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:
         """See ``TableOptimizer.update``."""

@@ -8,6 +8,7 @@ until a batch is done (``SsdStore``).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,8 @@ class CachedShard(SsdShard):
     ``table_rows``: of the whole table, for messages.
     """
 
-    def __init__(self, directory: Path, name: str, plan: ShardPlan, slots: int, table_rows: int) -> None:
-        super().__init__(directory, name, plan, pinned=0)
+    def __init__(self, directory: Path, name: str, plan: ShardPlan, slots: int, table_rows: int, values: int) -> None:
+        super().__init__(directory, name, plan, 0, values)
         self.count, self._table_rows = slots, table_rows
         self._held = np.zeros(slots, np.int32)
         self._row = np.zeros(slots, np.int64)
@@ -44,9 +45,9 @@ class CachedShard(SsdShard):
         self._now = 0
         self._unheld = self.count
 
-    def live_in(self, weights: Tensor, state: Tensor | None) -> None:
-        """See ``SsdShard.live_in``; [slots, dim] and [slots], on any device."""
-        self.slots = DeviceSlots(weights, state)
+    def live_in(self, parts: Sequence[Tensor]) -> None:
+        """See ``SsdShard.live_in``; [slots, dim] or [slots], on any device."""
+        self.slots = DeviceSlots(parts, self.values)
 
     def begin(self, table: TableSpec, seed: int) -> None:
         """See ``SsdShard.begin``."""
@@ -98,7 +99,7 @@ class CachedShard(SsdShard):
             count -= len(leaving[-1])
         slots = np.concatenate(leaving)
         self._time[slots] = -1
-        self._store(self._row[slots], *self.slots.read(slots))
+        self._store(self._row[slots], self.slots.read(slots))
         self._free = np.concatenate([self._free, slots])
 
     def release(self, part: Part) -> None:

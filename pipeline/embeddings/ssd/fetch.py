@@ -54,7 +54,7 @@ class Fetcher:
         return records
 
     def _load(self, wants: Sequence[_Want]) -> None:
-        reads = [(want, read) for want in wants if (read := want.shard.values(want.rows, want.where, want.records))]
+        reads = [(want, read) for want in wants if (read := want.shard.find(want.rows, want.where, want.records))]
         for words in {want.shard.log.words for want, _ in reads}:
             self._scatter([(want, read) for want, read in reads if want.shard.log.words == words], words)
 

@@ -79,11 +79,17 @@ def _stand_in(tensors: Sequence[Tensor], rows: list[int] | None) -> list[Tensor]
     return [t.new_zeros(1).expand(shape).as_subclass(_StandIn) for t, shape in zip(tensors, shapes, strict=True)]
 
 
-def storage_of(kernel: Any) -> list[tuple[Tensor, Tensor | None]]:
-    """By table of FBGEMM's ``kernel`` the rows that it computes with, and their optimizer state if it has one."""
-    fbgemm = SplitTableBatchedEmbeddingBagsCodegen  # its own methods, which give no stand-ins
-    weights, states = fbgemm.split_embedding_weights(kernel), fbgemm.split_optimizer_states(kernel)
-    return [(weight, states[i][0] if states else None) for i, weight in enumerate(weights)]
+def storage_of(kernel: Any) -> list[Tensor]:
+    """By table of FBGEMM's ``kernel`` the rows that it computes with: [rows or slots, dim]."""
+    # Its own method, which gives no stand-ins.
+    weights: list[Tensor] = SplitTableBatchedEmbeddingBagsCodegen.split_embedding_weights(kernel)
+    return weights
+
+
+def states_of(kernel: Any) -> list[list[Tensor]]:
+    """By table of FBGEMM's ``kernel`` the states that it computes with: [rows or slots] or [rows or slots, dim]."""
+    states: list[list[Tensor]] = SplitTableBatchedEmbeddingBagsCodegen.split_optimizer_states(kernel)
+    return states or [[] for _ in storage_of(kernel)]
 
 
 @contextmanager

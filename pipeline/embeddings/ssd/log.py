@@ -6,7 +6,7 @@ and sixteen times the bytes. Segments with few live rows are emptied to make roo
 and Implementation of a Log-Structured File System", SOSP'91, section 3). Rows of similar age share a segment and
 frequent rows leave it early, so segments empty unevenly, which makes that cheap.
 
-A record is the row's weights, its optimizer state and its number: ``dim + 2`` words of 4 bytes. So a shard has at most
+A record is the row's values (weights and optimizer state) and its number, in words of 4 bytes. So a shard has at most
 ``MOST_ROWS`` rows.
 """
 
@@ -53,29 +53,31 @@ def place_type(rows: int) -> type[np.signedinteger[Any]]:
     return np.int32 if rows * (1 + 2 * _SPARE) <= np.iinfo(np.int32).max else np.int64
 
 
-def log_bytes(rows: int, dim: int) -> int:
-    """Bytes of the scratch file of a log of ``rows`` rows of ``dim`` values."""
-    segment, _, segments = _shape(rows, dim)
+def log_bytes(rows: int, values: int) -> int:
+    """Bytes of the scratch file of a log of ``rows`` rows of ``values`` weights and states."""
+    segment, _, segments = _shape(rows, values)
     return segments * segment
 
 
-def _shape(rows: int, dim: int) -> tuple[int, int, int]:
+def _shape(rows: int, values: int) -> tuple[int, int, int]:
     """Bytes of a segment, records in one, and how many there are."""
-    record = 4 * (dim + 2)
+    record = 4 * (values + 1)
     segment = max(_SEGMENT, -(-record // PAGE) * PAGE)
     return segment, segment // record, int(rows * (1 + _SPARE) / (segment // record)) + 4
 
 
 class RowLog:
-    """Records of up to ``rows`` rows of ``dim`` values in a scratch file; places are record numbers. For one thread.
+    """Records of up to ``rows`` rows in a scratch file; places are record numbers. For one thread.
+
+    ``values``: weights and states of a row.
 
     GuardError where the disk of ``directory`` has no room or fails; ``what`` names the rows in messages. ``emptied``:
     segments that were emptied to make room since the last ``clear``.
     """
 
-    def __init__(self, directory: Path, rows: int, dim: int, what: str) -> None:
-        self.words = dim + 2
-        self._segment, self.per_segment, segments = _shape(rows, dim)
+    def __init__(self, directory: Path, rows: int, values: int, what: str) -> None:
+        self.words = values + 1
+        self._segment, self.per_segment, segments = _shape(rows, values)
         self.file = ScratchFile(directory, segments * self._segment, what, direct=True)
         self._buffers = [mmap.mmap(-1, self._segment) for _ in range(2)]
         self._records, self._loaded = (self._view(buffer) for buffer in self._buffers)
@@ -98,18 +100,18 @@ class RowLog:
         """Whether a segment must be emptied before more is added."""
         return len(self._free) < 2
 
-    def add(self, rows: I64, weights: F32, state: F32) -> I64:
-        """Records for ``rows``, at most ``per_segment``; their places. Not while ``crowded``."""
+    def add(self, rows: I64, values: F32) -> I64:
+        """Records for ``rows`` with their ``values``, at most ``per_segment``; their places. Not while ``crowded``."""
         places = []
         while len(rows):
             count = min(len(rows), self.per_segment - self._used)
             part = self._records[self._used : self._used + count]
-            part[:, :-2], part[:, -2], part.view(np.uint32)[:, -1] = weights[:count], state[:count], rows[:count]
+            part[:, :-1], part.view(np.uint32)[:, -1] = values[:count], rows[:count]
             first = self._open * self.per_segment + self._used
             places.append(np.arange(first, first + count))
             self._live[self._open] += count
             self._used += count
-            rows, weights, state = rows[count:], weights[count:], state[count:]
+            rows, values = rows[count:], values[count:]
             if self._used == self.per_segment:
                 self._seal()
         return np.concatenate(places) if places else np.empty(0, np.int64)

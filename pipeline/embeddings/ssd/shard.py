@@ -8,6 +8,7 @@ All methods but ``part`` run in the store's worker thread. ``cached.CachedShard`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -51,17 +52,19 @@ class Part:
 class SsdShard:
     """Rows [plan.row, plan.row + plan.rows) of table ``name``; ``pinned`` of them stay in memory.
 
-    ``live_in`` gives it the kernel's storage. GuardError where the disk has no room, PlanError for too many rows.
+    ``values``: weights and optimizer states of a row, in this order. ``live_in`` gives it the kernel's storage.
+    GuardError where the disk has no room, PlanError for too many rows.
     """
 
-    def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int) -> None:
+    def __init__(self, directory: Path, name: str, plan: ShardPlan, pinned: int, values: int) -> None:
         self.name, self.first, self.rows, self.dim, self.pinned = name, plan.row, plan.rows, plan.columns, pinned
+        self.values = values
         if self.rows > MOST_ROWS:
             raise PlanError(
                 f"table {name!r} has {self.rows:,} rows on one rank, but tier ssd holds at most {MOST_ROWS:,}",
                 hint=f"+plan.tables.{name}.sharding=row_wise on more ranks, or +plan.tables.{name}.tier=ddr",
             )
-        self.log = RowLog(directory, self.rows - pinned, self.dim, f"the rows of table {name!r}")
+        self.log = RowLog(directory, self.rows - pinned, values, f"the rows of table {name!r}")
         # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
         self._where = np.zeros(self.rows - pinned, place_type(self.rows))
         self._held = np.zeros(0, np.int32)
@@ -69,9 +72,9 @@ class SsdShard:
         self._initial: tuple[TableSpec, int] | None = None
         self._era = 0
 
-    def live_in(self, weights: Tensor, state: Tensor | None) -> None:
-        """The kernel's storage: ``weights`` [rows, dim], and ``state`` [rows] where its optimizer has one."""
-        self.slots: Slots = HostSlots(weights, state)
+    def live_in(self, parts: Sequence[Tensor]) -> None:
+        """The kernel's storage: weights [rows, dim], and the states of its optimizer, [rows] or [rows, dim]."""
+        self.slots: Slots = HostSlots(parts, self.values)
 
     def begin(self, table: TableSpec, seed: int) -> None:
         """Give every row its initial value and take the slots of all batches away."""
@@ -83,8 +86,9 @@ class SsdShard:
         self._initial = table, seed
         for start in range(0, self.pinned, INIT_BLOCK_ROWS):
             stop = min(start + INIT_BLOCK_ROWS, self.pinned)
-            values = initial_rows(seed, table, self.first + start, self.first + stop).numpy()
-            self.slots.write(slice(start, stop), values, np.zeros(stop - start, np.float32))
+            values = np.zeros((stop - start, self.values), np.float32)
+            values[:, : self.dim] = initial_rows(seed, table, self.first + start, self.first + stop).numpy()
+            self.slots.write(slice(start, stop), values)
 
     def part(self, ids: I64, ready: Event) -> Part:
         """The part of a batch with the global row numbers ``ids``; rows of other ranks are left out."""
@@ -125,17 +129,17 @@ class SsdShard:
 
     def fill(self, part: Part, absent: I64, where: I64, records: F32) -> None:
         """Put ``records``, the values of the ``absent`` rows, into their slots."""
-        self.slots.write(part.slots[absent], records[:, :-2], records[:, -2])
+        self.slots.write(part.slots[absent], records[:, :-1])
         self.log.drop(where[where > 0] - 1)
 
-    def values(self, rows: I64, where: I64, records: F32) -> Reads | None:
+    def find(self, rows: I64, where: I64, records: F32) -> Reads | None:
         """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; the rest must be read."""
         unused = where == 0
         if unused.any():
             records[unused] = 0
             if self._initial is not None:
                 table, seed = self._initial
-                records[unused, :-2] = rows_at(seed, table, rows[unused] + self.first)
+                records[unused, : self.dim] = rows_at(seed, table, rows[unused] + self.first)
         logged = np.flatnonzero(~unused)
         waiting = self.log.waiting(where[logged] - 1)
         recent, far = logged[waiting], logged[~waiting]
@@ -149,23 +153,23 @@ class SsdShard:
         slots = part.slots - self.pinned
         self._held[slots] -= 1
         gone = self._held[slots] == 0
-        self._store(part.rows[gone], *self.slots.read(part.slots[gone]))
+        self._store(part.rows[gone], self.slots.read(part.slots[gone]))
         self._free = np.concatenate([slots[gone], self._free])
 
-    def _store(self, rows: I64, weights: F32, state: F32) -> None:
+    def _store(self, rows: I64, values: F32) -> None:
         """Add ``rows``, of which the log has no live record, to it."""
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             while self.log.crowded:
                 self._tidy()
-            self._where[rows[part] - self.pinned] = self.log.add(rows[part], weights[part], state[part]) + 1
+            self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part]) + 1
 
     def _tidy(self) -> None:
         """Move the live rows of a segment to the open one."""
         rows, records, places = self.log.empty()
         live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
-        new = self.log.add(rows[live], records[live, :-2], records[live, -2])
+        new = self.log.add(rows[live], records[live, :-1])
         self._where[rows[live] - self.pinned] = new + 1
 
     def look_up(self, places: I64) -> tuple[I64, I64]:
@@ -185,13 +189,13 @@ class SsdShard:
     def gather(self, rows: I64, into: F32) -> None:
         """Records ``into`` [n, words] of kernel ``rows`` [n]; those of rows -1 are left as they are."""
         here = np.flatnonzero(rows >= 0)
-        into[here, :-2], into[here, -2] = self.slots.read(rows[here])
+        into[here, :-1] = self.slots.read(rows[here])
 
-    def put(self, places: I64, weights: F32, state: F32) -> None:
-        """Overwrite rows ``places``, each once, in memory and on disk."""
+    def put(self, places: I64, values: F32) -> None:
+        """Overwrite rows ``places``, each once, in memory and on disk; ``values`` [n, values]."""
         rows, where = self.look_up(places)
         here = rows >= 0
-        self.slots.write(rows[here], weights[here], state[here])
+        self.slots.write(rows[here], values[here])
         self.log.drop(where[where > 0] - 1)
         self._where[places[~here] - self.pinned] = 0
-        self._store(places[~here], weights[~here], state[~here])
+        self._store(places[~here], values[~here])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from pipeline.embeddings.ssd.log import log_bytes
 from pipeline.records import Plan
+from pipeline.specs.table_optimizer import FLOAT
 
 
 class Piece(NamedTuple):
@@ -25,9 +26,9 @@ def pieces(plan: Plan, tables: Iterable[str], rank: int) -> list[Piece]:
     for name in tables:
         for shard in plan.tables[name].shards:
             if shard.rank // plan.ranks_per_host == host and shard.rows:
-                copied = shard.rows * plan.tables[name].row_bytes(shard.columns)
-                on_host.append(Piece(log_bytes(shard.rows, shard.columns), name, shard.rank, copy=False))
-                on_host.append(Piece(copied, name, shard.rank, copy=True))
+                row = plan.tables[name].row_bytes(shard.columns)
+                on_host.append(Piece(log_bytes(shard.rows, row // FLOAT), name, shard.rank, copy=False))
+                on_host.append(Piece(shard.rows * row, name, shard.rank, copy=True))
     return on_host
 
 

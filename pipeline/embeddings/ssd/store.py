@@ -21,7 +21,7 @@ from pipeline.embeddings.ssd.cached import CachedShard
 from pipeline.embeddings.ssd.fetch import Fetcher
 from pipeline.embeddings.ssd.figures import Figures
 from pipeline.embeddings.ssd.files import ScratchFile, check_paths
-from pipeline.embeddings.ssd.kernel import HostBuffers, give_buffers, mapped, sparse_memory, storage_of
+from pipeline.embeddings.ssd.kernel import HostBuffers, give_buffers, mapped, sparse_memory, states_of, storage_of
 from pipeline.embeddings.ssd.log import F32
 from pipeline.embeddings.ssd.shard import Part, SsdShard
 from pipeline.embeddings.ssd.slots import looked_up
@@ -29,9 +29,10 @@ from pipeline.embeddings.ssd.spread import pieces, spread
 from pipeline.embeddings.ssd.support import shortcomings
 from pipeline.embeddings.ssd.waiting import Line, check_room
 from pipeline.embeddings.ssd.worker import Worker
+from pipeline.embeddings.state import kept_state
 from pipeline.embeddings.tables import TableSpec, kernels
 from pipeline.records import Plan
-from pipeline.specs.table_optimizer import TableOptimizer
+from pipeline.specs.table_optimizer import FLOAT, StateColumn, TableOptimizer
 
 SSD = "ssd"
 Ids = Mapping[str, NDArray[np.int64]]
@@ -71,10 +72,11 @@ class SsdStore:
                 if shard.rank == rank and shard.rows:
                     directory = self._disks[name, False]
                     kept = min(shard.rows, -(-table.cache_rows * shard.rows // table.rows))
+                    values = table.row_bytes(shard.columns) // FLOAT
                     self._shards[name] = (
-                        CachedShard(directory, name, shard, kept, table.rows)
+                        CachedShard(directory, name, shard, kept, table.rows, values)
                         if self.cached
-                        else SsdShard(directory, name, shard, kept)
+                        else SsdShard(directory, name, shard, kept, values)
                     )
                     self._waiting[name] = deque()
         self._fetcher = Fetcher()
@@ -95,7 +97,7 @@ class SsdStore:
     def give(self, collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
         """Store the tables of ``collection``, all of the plan's or those of a tower, in our memory once sharded.
 
-        Tables of the same width share a kernel. ``optimizer``: of the tables; it fits tier ssd.
+        Tables of the same width share a kernel. ``optimizer``: of the tables.
         """
         kinds: dict[tuple[str, int], list[str]] = {}
         for name in (name for name in self._names if name in collection.embedding_bags):
@@ -103,20 +105,19 @@ class SsdStore:
         buffers: dict[str, HostBuffers] = {}
         for (_, dim), names in kinds.items():
             shards = [self._shards[name] for name in names if name in self._shards]
-            buffers |= dict.fromkeys(names, self._buffers(shards, dim, state=bool(optimizer.columns)))
+            fused = optimizer.columns if optimizer.fused_on(self._plan.device) else ()
+            buffers |= dict.fromkeys(names, self._buffers(shards, dim, fused))
         give_buffers(collection, buffers)
 
-    def _buffers(self, shards: list[SsdShard], dim: int, *, state: bool) -> HostBuffers:
+    def _buffers(self, shards: list[SsdShard], dim: int, states: Sequence[StateColumn]) -> HostBuffers:
         if self.cached:
             return HostBuffers(
                 {shard.name: shard.count for shard in shards if isinstance(shard, CachedShard)} or {"": 0}
             )
         rows = sum(shard.rows for shard in shards)
         # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
-        buffers = HostBuffers(weights=sparse_memory(rows * dim))
-        if state:
-            buffers["momentum1"] = sparse_memory(rows)
-        return buffers
+        own = {f"momentum{i}": sparse_memory(rows * (dim if s.per_value else 1)) for i, s in enumerate(states, 1)}
+        return HostBuffers(None, weights=sparse_memory(rows * dim), **own)
 
     def attach(self, dmp: DistributedModelParallel) -> None:
         """Turn the row numbers of the sharded model's lookups into slots; prepend hooks that need row numbers."""
@@ -124,9 +125,11 @@ class SsdStore:
             names = [table.name for table in kernel.tables]
             if self._shards.keys().isdisjoint(names):
                 continue
-            for name, (weights, state) in zip(names, storage_of(kernel.module), strict=True):
+            kept = kept_state(kernel.module)
+            states = states_of(kernel.module) if kept is None else [list(each.values()) for each in kept]
+            for name, weights, parts in zip(names, storage_of(kernel.module), states, strict=True):
                 if name in self._shards:
-                    self._shards[name].live_in(weights.detach(), state)
+                    self._shards[name].live_in([weights.detach(), *parts])
             features = [table.name for table in kernel.tables for _ in table.feature_names]
             hook = _Redirect(self, features)
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
@@ -157,7 +160,7 @@ class SsdStore:
         for directory in self._directories:
             names = [name for name in self._shards if self._disks[name, True] == directory]
             rows = [(self._shards[name], self._plan.tables[name]) for name in names]
-            counts = [shard.rows * table.row_bytes(shard.dim) // 4 for shard, table in rows]  # weights and state
+            counts = [shard.rows * table.row_bytes(shard.dim) // FLOAT for shard, table in rows]
             if names:
                 file = ScratchFile(directory, 4 * sum(counts), "a checkpoint's copy of the rows of tables on SSD")
                 made |= zip(names, mapped(file, sum(counts)).split(counts), strict=True)
@@ -236,21 +239,21 @@ class SsdStore:
         """The shard of ``table`` on this rank; KeyError where there is none."""
         return self._shards[table]
 
-    def local_shard(self, table: str, owner: bool, states: list[str]) -> LocalShard:
+    def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
         """The shard of ``table`` on this rank, as row access and checkpoints see it."""
         return _DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
-        """Copies of the rows at ``places`` [n] (of the shard): float32 [n, dim + 2], weights, state, and no value."""
+        """Copies of the rows at ``places`` [n] (of the shard): float32 [n, values + 1], the last one meaningless."""
         shard = self._shards[table]
         shard.slots.trained()
         return self._worker.call(lambda: self._fetcher.read(shard, places))
 
-    def write(self, table: str, places: NDArray[np.int64], weights: F32, state: F32) -> None:
-        """Overwrite the rows at ``places`` [n], each once, with ``weights`` [n, dim] and ``state`` [n]."""
+    def write(self, table: str, places: NDArray[np.int64], values: F32) -> None:
+        """Overwrite the rows at ``places`` [n], each once, with ``values`` [n, values]: weights and states."""
         shard = self._shards[table]
         shard.slots.trained()
-        self._worker.call(lambda: shard.put(places, weights, state))
+        self._worker.call(lambda: shard.put(places, values))
 
     def zero_state(self, table: str) -> None:
         """Set the optimizer state of all rows of ``table`` on this rank to zero; reads and writes the used ones."""
@@ -260,7 +263,9 @@ class SsdStore:
         def zero(places: I64) -> None:
             places = shard.used(places)
             if len(places):
-                shard.put(places, self._fetcher.read(shard, places)[:, :-2], np.zeros(len(places), np.float32))
+                values = self._fetcher.read(shard, places)[:, :-1]
+                values[:, shard.dim :] = 0.0
+                shard.put(places, values)
 
         for start in range(0, shard.rows, INIT_BLOCK_ROWS):
             block = np.arange(start, min(start + INIT_BLOCK_ROWS, shard.rows))
@@ -298,44 +303,50 @@ class _DiskShard(LocalShard):
     """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
 
     _store: SsdStore
-    _states: list[str]
+    _states: dict[str, slice | int]  # which values of a row they are
+    _values: int
 
-    def __init__(self, store: SsdStore, shard: SsdShard, owner: bool, states: list[str]) -> None:
+    def __init__(self, store: SsdStore, shard: SsdShard, owner: bool, states: Sequence[StateColumn]) -> None:
         place = {"table": shard.name, "row": shard.first, "rows": shard.rows, "column": 0, "columns": shard.dim}
-        for name, value in {**place, "owner": owner, "_store": store, "_states": states}.items():
+        own = {"_store": store, "_states": _places(states, shard.dim), "_values": shard.values}
+        for name, value in {**place, "owner": owner, **own}.items():
             object.__setattr__(self, name, value)
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """All rows: [rows, columns]. Only for tables that fit in memory."""
-        return self._read(slice(0, self.rows))[:, :-2].contiguous()
+        return self._read(slice(0, self.rows))[:, : self.columns].contiguous()
 
     @property
     def state(self) -> dict[str, Tensor]:  # type: ignore[override]
-        """The states of all rows by name: [rows]."""
-        return {name: self._read(slice(0, self.rows))[:, -2].contiguous() for name in self._states}
+        """The states of all rows by name: [rows] or [rows, columns]."""
+        records = self._read(slice(0, self.rows)) if self._states else None
+        return {name: records[:, at].contiguous() for name, at in self._states.items() if records is not None}
 
     def _read(self, places: Places) -> Tensor:
-        return torch.from_numpy(self._store.read(self.table, _numbers(places)))
+        return torch.from_numpy(self._store.read(self.table, _numbers(places)))[:, : self._values]
 
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
         """See ``LocalShard``."""
         records = self._read(places)
-        weight.copy_(records[:, :-2])
-        for into in state.values():
-            into.copy_(records[:, -2])
+        weight.copy_(records[:, : self.columns])
+        for name, into in state.items():
+            into.copy_(records[:, self._states[name]])
 
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
         """See ``LocalShard.put``. Rows that are not given whole are read first."""
-        whole = weight.shape[1] == self.columns and not add and set(state) == set(self._states)
-        records = torch.zeros(len(weight), self.columns + 2) if whole else self._read(places)
+        whole = weight.shape[1] == self.columns and not add and state.keys() == self._states.keys()
+        records = torch.zeros(len(weight), self._values) if whole else self._read(places)
         records[:, column : column + weight.shape[1]] = weight
-        for values in state.values():
-            records[:, -2] = records[:, -2] + values if add else values
-        written = records.numpy()
-        self._store.write(self.table, _numbers(places), written[:, :-2], written[:, -2])
+        for name, values in state.items():
+            at = self._states[name]
+            if isinstance(at, slice):
+                records[:, at.start + column : at.start + column + values.shape[1]] = values
+            else:
+                records[:, at] = records[:, at] + values if add else values
+        self._store.write(self.table, _numbers(places), records.numpy())
 
     def scratch(self) -> Tensor | None:
         """See ``LocalShard``."""
@@ -351,13 +362,23 @@ class _DiskShard(LocalShard):
         return torch.device("cpu")
 
     def state_shapes(self, rows: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the states of ``rows`` rows by name; on this tier a state is one figure a row."""
-        return dict.fromkeys(self._states, (rows,))
+        """See ``LocalShard.state_shapes``."""
+        return {name: (rows, self.columns) if isinstance(at, slice) else (rows,) for name, at in self._states.items()}
 
     def zero_state(self) -> None:
         """Set the optimizer state of all rows to zero."""
         if self._states:
             self._store.zero_state(self.table)
+
+
+def _places(states: Sequence[StateColumn], dim: int) -> dict[str, slice | int]:
+    """Which of a row's values each state is; the weights come first."""
+    places: dict[str, slice | int] = {}
+    at = dim
+    for column in states:
+        places[column.name] = slice(at, at + dim) if column.per_value else at
+        at += dim if column.per_value else 1
+    return places
 
 
 def _numbers(places: Places) -> NDArray[np.int64]:
