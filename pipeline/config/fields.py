@@ -1,7 +1,7 @@
-"""One setting of the configuration: its default, its bounds or choices, and its sentence of documentation.
+"""One setting of the configuration: its default, its bounds or choices, and its documentation.
 
-``setting`` declares a dataclass field that carries all of them. The checks (``values``), ``nightjar explain`` and
-``docs/configuration.md`` read them from there. Nothing here imports torch.
+``setting`` declares a dataclass field with all of them. The checks (``values``), ``nightjar explain`` and
+``docs/configuration.md`` read them from the field.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ _NOTHING: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of a field besides its type and default.
+    """The declaration of a field besides its type and default.
 
-    ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end. ``choices``:
-    the allowed values (of a list or a dictionary: of its entries), as a tuple, or a function that lists them where
-    they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers. ``more``: what registered
-    choices say of themselves, appended to ``doc`` by ``text``. ``quiet``: at its default it stays out of artifact
-    keys, so that a setting can be added without new keys for what was made before.
+    ``doc``: the documentation, with the unit. ``low``, ``high``: a closed range; None: open. ``choices``: the allowed
+    values (of a list or dictionary, of its entries), or a function that lists registered ones. ``auto``: the word
+    ``auto`` is allowed besides numbers. ``more``: documentation of registered choices, which ``text`` appends.
+    ``quiet``: at its default the setting stays out of artifact keys, so adding it changes no key.
     """
 
     doc: str
@@ -40,7 +39,7 @@ class Setting:
         return f"{self.doc} {self.more()}" if self.more else self.doc
 
     def allowed(self) -> tuple[str, ...]:
-        """The allowed values; empty where any value of the type is."""
+        """The allowed values; empty if every value of the type is allowed."""
         return tuple(self.choices() if callable(self.choices) else self.choices or ())
 
 
@@ -64,6 +63,6 @@ def setting(
 
 
 def setting_of(each: Field[Any]) -> Setting:
-    """The ``Setting`` that dataclass field ``each`` was declared with; KeyError where it was not by ``setting``."""
+    """The ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
     known: Setting = each.metadata[METADATA]
     return known

@@ -1,4 +1,4 @@
-"""What an optimizer of the dense part says of itself: how it is built, its state in memory and in checkpoints."""
+"""The protocol of a dense optimizer: how it is built, and its state in memory and in checkpoints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 class DenseOptimizer(Protocol):
-    """How the dense parameters learn; one file each in ``training/optimizers/``.
+    """An optimizer of the dense parameters, one file in ``training/optimizers/``.
 
-    ``classes``: the PyTorch classes that ``build`` may make, by their names, which checkpoints record with the state
-    of each parameter. ``state_values``: float32 values of state for each parameter.
+    ``classes``: names of the PyTorch classes that ``build`` may return; checkpoints record them with the state.
+    ``state_values``: float32 values of state per parameter.
     """
 
     name: str
@@ -22,4 +22,4 @@ class DenseOptimizer(Protocol):
 
     @abstractmethod
     def build(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """The optimizer of ``parameters``; the schedule sets its learning rate before each step."""
+        """Build the optimizer of ``parameters``. The schedule sets its learning rate before each step."""
