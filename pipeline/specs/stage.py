@@ -109,8 +109,7 @@ class Stage(ABC):
     unless ``launch.inline`` says otherwise. ``needs_rows``: it cannot run on a list of tables. ``shared``: its
     artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it runs on all ranks
     of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in time, and it
-    commits a checkpoint before it ends. ``modules``: what ``run`` imports that takes long; ranks are forked from a
-    process that has done so.
+    commits a checkpoint before it ends.
     """
 
     name: str
@@ -123,7 +122,6 @@ class Stage(ABC):
     shared = False
     distributed = False
     trains = False
-    modules: tuple[str, ...] = ()
 
     def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
         """ConfigError if the stage cannot run with ``config``."""
@@ -163,6 +161,13 @@ class Stage(ABC):
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""
+
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """What ``run`` imports that takes long, torch above all: its rank is forked from a process that has done so.
+
+        Nothing that starts threads when it is imported: a forked process does not have them.
+        """
+        return ()
 
     def seconds_to_end(self, config: Config) -> float:
         """Seconds that a rank may take to end after SIGTERM."""

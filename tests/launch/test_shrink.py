@@ -162,6 +162,9 @@ class Pods:
     def expect(self, steps: list[Step]) -> None:
         pass
 
+    def takes(self, stage: str) -> bool:
+        return False
+
     def find(self, step: Step) -> None:
         return None
 
