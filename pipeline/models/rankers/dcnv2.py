@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from pipeline.models.dcnv2 import DcnV2Config
 from pipeline.models.layers import CrossNet, HeadedRanker, Logit, side_by_side, top_mlp
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.dcnv2 import DcnV2Config
 
 
 class DcnV2(HeadedRanker):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
-from pipeline.models.deepfm import DeepFmConfig
 from pipeline.models.layers import HeadedRanker, Logit, Vectors, pair_products, top_mlp, with_own_weights
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.deepfm import DeepFmConfig
 
 
 class DeepFm(HeadedRanker):

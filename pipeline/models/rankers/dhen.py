@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.dhen import DhenConfig
 from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, SelfAttention, VectorLinear, Vectors, top_mlp
 from pipeline.models.layers.cross import LowRankCross
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.dhen import DhenConfig
 
 
 class Dot(nn.Module):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from pipeline.models.dlrm import DlrmConfig
 from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, compute_dtype, mlp, top_mlp
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.dlrm import DlrmConfig
 
 
 class Dlrm(HeadedRanker):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.finalmlp import FinalMlpConfig
 from pipeline.models.layers import BilinearLogit, FeatureGate, Ranker, mlp, side_by_side, top_mlp
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.finalmlp import FinalMlpConfig
 
 
 class FinalMlp(Ranker):

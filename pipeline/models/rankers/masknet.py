@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers import HeadedRanker, Logit, MaskBlock, Vectors, top_mlp
-from pipeline.models.masknet import MaskNetConfig
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.masknet import MaskNetConfig
 
 
 class MaskNet(HeadedRanker):

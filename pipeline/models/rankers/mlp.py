@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from pipeline.models.layers import HeadedRanker, Logit, side_by_side, top_mlp
-from pipeline.models.mlp import MlpConfig
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.mlp import MlpConfig
 
 
 class MlpRanker(HeadedRanker):

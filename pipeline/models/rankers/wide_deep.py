@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from pipeline.errors import ConfigError
 from pipeline.models.layers import HeadedRanker, Logit, MaxNorm, side_by_side, top_mlp, with_own_weights
-from pipeline.models.wide_deep import WideDeepConfig
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.wide_deep import WideDeepConfig
 
 
 class SparseLinear(nn.Module):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers import HeadedRanker, Logit, VectorLinear, Vectors, mlp, top_mlp
-from pipeline.models.wukong import WukongConfig
 from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.wukong import WukongConfig
 
 
 class FactorBlock(nn.Module):
