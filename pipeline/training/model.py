@@ -28,6 +28,7 @@ from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
+from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.settings import ModelSettings
 
@@ -107,6 +108,7 @@ class DensePart(nn.Module):
         vectors = names or [f"table {name!r}" for name in self.tables]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
+        self.inputs: ModelInputs | None = None  # what the ranking model was built for
 
     def forward(
         self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
@@ -206,8 +208,12 @@ def _dense_part(
     synchronise(ranking)
     if trained and settings.train.compile:
         ranking.compile(dynamic=False)
+    elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
+        use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
-    return DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device), settings.train)
+    part = DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device), settings.train)
+    part.inputs = inputs
+    return part
 
 
 @dataclass(frozen=True)
