@@ -68,8 +68,8 @@ def test_what_a_dlrm_is_charged_with_by_hand() -> None:
     bottom, top = 3 * 6 + 6 * 8, (8 + 10) * 5 + 5
     assert found.flop == 2 * (3 * (bottom + top) - 3 * 6) + 2 * 2 * 5**2 * 8
     assert found.parameters == bottom + top + 6 + 8 + 5 + 1
-    # Outputs of the linear layers, the vectors side by side, their products, what the top MLP takes of these.
-    assert found.activations == (6 + 8 + 5 + 1) + 5 * 8 + 5**2 + (8 + 10)
+    # Outputs of the linear layers, the vectors side by side, their products, the pairs, what the top MLP takes of these.
+    assert found.activations == (6 + 8 + 5 + 1) + 5 * 8 + 5**2 + 10 + (8 + 10)
 
 
 class Gelu(nn.Module):
