@@ -51,6 +51,7 @@ CONTINUATION = (
     use("partition", "probe_steps", when=probes),
     use("model", "*"),
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
+    use("train", "embedding_l2 label_smoothing"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=_scheduled),
