@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.specs.dense_optimizer import DenseOptimizer
+from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
@@ -15,6 +15,7 @@ __all__ = [
     "DENSE_OPTIMIZERS",
     "ID_MAPPINGS",
     "MODELS",
+    "ORDINARY_STATE",
     "REGISTRIES",
     "STAGES",
     "TABLE_OPTIMIZERS",
