@@ -11,7 +11,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers \
-	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults
+	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-optimizers
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -98,6 +98,9 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
+
+bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
+	@.venv/bin/python -m benchmarks.optimizers
 
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))

@@ -3,23 +3,50 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+# float32 values of state for each parameter that a plan has room for at least: a plan is the same for all optimizers
+# that keep no more.
+ORDINARY_STATE = 2.0
+
+
+@dataclass(frozen=True)
+class DenseGroup:
+    """Parameters that share a learning rate and a weight decay."""
+
+    parameters: Sequence[torch.nn.Parameter]
+    lr: float
+    weight_decay: float
+
+    def settings(self) -> dict[str, Any]:
+        """The parameter group of a PyTorch optimizer."""
+        return {"params": list(self.parameters), "lr": self.lr, "weight_decay": self.weight_decay}
 
 
 class DenseOptimizer(Protocol):
     """How the dense parameters learn; one file each in ``training/optimizers/``.
 
+    A spec is a frozen dataclass, whose fields are the settings of ``train.dense_options`` that it uses.
+
     ``classes``: the PyTorch classes that ``build`` may make, by their names, which checkpoints record with the state
-    of each parameter. ``state_values``: float32 values of state for each parameter.
+    of each parameter. ``state_values``: float32 values of state for each parameter. ``elementwise``: a parameter's
+    value learns from its own gradient alone, so threads without locks may share the state.
     """
 
     name: str
     classes: tuple[str, ...]
     state_values: float
+    elementwise: bool = True
 
     @abstractmethod
-    def build(self, parameters: list[torch.nn.Parameter], lr: float, weight_decay: float) -> torch.optim.Optimizer:
-        """The optimizer of ``parameters``; the schedule sets its learning rate before each step."""
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """The optimizer of ``groups``; the schedule sets the learning rates before each step.
+
+        ``own``: parameters whose gradients only some ranks have (towers' modules). All others have equal gradients on
+        all ranks, so an optimizer may deal its work on them to the ranks. Its parameter groups are ``groups`` in order.
+        """
