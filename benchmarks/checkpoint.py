@@ -1,10 +1,12 @@
 """``make bench-checkpoint``: what checkpoints cost, against full float32 ones, ``dd`` and no checkpoints at all.
 
-A DLRM with >= 2 GiB of tables (weights and row-wise Adagrad state) trains on Zipf ids; in an interval about a
-quarter of the rows change, and at its end a checkpoint is taken: with 4 bits behind the training, with 8 bits and
-by ``torch.distributed.checkpoint`` (full, float32) outside the clock. Then: float32 write throughput against ``dd``,
-and the restore on two ranks against ``dd``'s cold read. ``ratio``: bytes of full checkpoints by bytes with 4 bits,
-over whole baseline cycles of the default policy.
+A DLRM with >= 2 GiB of tables (weights and row-wise Adagrad state) trains on Zipf ids. First in turn without and with
+a checkpoint each ``--seconds``: ``throughput_share`` is samples/s with over samples/s without. Then in intervals in
+which about a quarter of the rows change, and at whose end checkpoints are taken: with 4 bits behind the training, and
+outside the clock in the fewest bytes (``quantise=mixed state=bf16``), with 8 bits and by
+``torch.distributed.checkpoint`` (full, float32). Then: float32 write throughput against ``dd``, and the restore on two
+ranks against ``dd``'s cold read. ``ratio`` and ``ratio_best``: bytes of full checkpoints by bytes with 4 bits, and in
+the fewest bytes, over whole baseline cycles of the default policy.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ import torch.distributed.checkpoint as dcp
 
 from benchmarks.checkpoint_disk import measure_restore, race_dd
 from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, schema_of
+from benchmarks.checkpoint_share import measure_coding, measure_share
 from benchmarks.common import finish
 from pipeline.checkpoint.checkpointer import Checkpointer, Model
 from pipeline.checkpoint.index import committed
@@ -53,7 +56,9 @@ def main() -> None:
     options.add_argument("--share", type=float, default=0.25, help="of rows that change in an interval")
     options.add_argument("--zipf", type=float, default=1.2, help="exponent of the ids: less skew, shorter intervals")
     options.add_argument("--state", default="fp32", help="coding of the Adagrad sums: fp32 | bf16")
-    options.add_argument("--rounds", type=int, default=5, help="of the disk races")
+    options.add_argument("--rounds", type=int, default=5, help="of the disk races; 0: none, and no restore")
+    options.add_argument("--seconds", type=float, default=60.0, help="from checkpoint to checkpoint for the share")
+    options.add_argument("--shares", type=int, default=5, help="checkpoints for the share, a whole cycle; 0: none")
     options.add_argument("--folder", help="where to write; a temporary folder unless given")
     given = options.parse_args()
     warnings.simplefilter("ignore")
@@ -61,14 +66,17 @@ def main() -> None:
     began = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=given.folder) as folder:
         bench = _Bench(given, Path(folder))
-        figures = bench.marks()
-        figures |= bench.intervals()
-        figures |= race_dd(bench.write_fp32, Path(folder), given.rounds)
-        shape = (given.tables, bench.rows, given.dim, given.batch)
-        bench.release()
-        figures |= measure_restore(str(folder), "fp32", shape, given.rounds)
-    ratio = figures["bytes_ratio_4bit"]
-    finish("checkpoint", ratio, **figures, seconds_total=time.perf_counter() - began)
+        figures = bench.share() if given.shares else {}
+        figures |= measure_coding(bench.trainer.rows.local_shards()[0].weight)
+        if given.intervals:
+            figures |= bench.marks()
+            figures |= bench.intervals()
+        if given.rounds:
+            figures |= race_dd(bench.write_fp32, Path(folder), given.rounds)
+            shape = (given.tables, bench.rows, given.dim, given.batch)
+            bench.release()
+            figures |= measure_restore(str(folder), "fp32", shape, given.rounds)
+    finish("checkpoint", figures.get("bytes_ratio_4bit"), **figures, seconds_total=time.perf_counter() - began)
 
 
 @dataclass
@@ -81,7 +89,7 @@ class _Intervals:
     shares: list[float] = field(default_factory=list)
     dcp_bytes: list[int] = field(default_factory=list)
     dcp_seconds: list[float] = field(default_factory=list)
-    held: dict[str, list[int]] = field(default_factory=lambda: {"4": [], "8": [], "dcp": []})
+    held: dict[str, list[int]] = field(default_factory=lambda: {"4": [], "8": [], "best": [], "dcp": []})
     steps: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
 
 
@@ -138,34 +146,48 @@ class _Bench:
             self.trainer.step(self.batches)
         return time.perf_counter() - began
 
+    def share(self) -> dict[str, Any]:
+        """Samples/s with checkpoints over samples/s without."""
+        saver = self.saver("share", every_minutes=self.given.seconds / 60)
+        figures = measure_share(self._train, saver, self.given.seconds, self.given.shares)
+        saver.model.touched.detach()
+        shutil.rmtree(self.folder / "share")
+        return figures
+
     def intervals(self) -> dict[str, Any]:
         """Train and checkpoint; bytes, stalls, capacity."""
         four = self.saver("four", quantise="4", state=self.given.state, every_steps=self.steps)
-        eight = self.saver("eight", quantise="8", state=self.given.state)
+        others = {
+            "8": self.saver("eight", quantise="8", state=self.given.state),
+            "best": self.saver("best", quantise="mixed", state="bf16"),
+        }
         seen = _Intervals()
         for number in range(1, self.given.intervals + 1):
-            self._interval(four, eight, number, seen)
-        self._settle(four, eight, seen)
-        four.model.touched.detach()
-        eight.model.touched.detach()
-        return self._figures(four, eight, seen)
+            self._interval(four, others, number, seen)
+        self._settle(four, seen)
+        for saver in (four, *others.values()):
+            saver.model.touched.detach()
+        return self._figures(four, others, seen)
 
-    def _interval(self, four: Checkpointer, eight: Checkpointer, number: int, seen: _Intervals) -> None:
+    def _interval(self, four: Checkpointer, others: dict[str, Checkpointer], number: int, seen: _Intervals) -> None:
         trained = 0.0
         for _ in range(self.steps):
-            flying = four._writer.busy
+            flying = four._flight._writer.busy
             seconds = self._train(1)
             trained += seconds
             # A step in which the writer ended counts as neither.
-            if flying == four._writer.busy:
+            if flying == four._flight._writer.busy:
                 seen.steps[flying].append(seconds)
-        waited = self._settle(four, eight, seen)
+        waited = self._settle(four, seen)
         seen.shares.append(_share(four))
-        eight.save(TrainState(step=number), wait=True)
+        for saver in others.values():
+            saver.save(TrainState(step=number), wait=True)
         self._full(number, seen)
         os.sync()
         began = time.perf_counter()
-        check_layers(self.trainer.dense, number, config_of(self.given.dim, self.given.batch).train)
+        check_layers(
+            self.trainer.dense, self.trainer.optimizers.dense, number, config_of(self.given.dim, self.given.batch).train
+        )
         checked = time.perf_counter() - began
         four.save(TrainState(step=number))
         stall = time.perf_counter() - began
@@ -175,14 +197,13 @@ class _Bench:
         _say(f"interval {number}: {trained:.1f} s of training, {seen.shares[-1]:.1%} of rows in the marks, stopped "
              f"{1000 * stall:.0f} ms (guard {1000 * checked:.0f}) + {1000 * waited:.0f} ms waiting")  # fmt: skip
 
-    def _settle(self, four: Checkpointer, eight: Checkpointer, seen: _Intervals) -> float:
+    def _settle(self, four: Checkpointer, seen: _Intervals) -> float:
         """Wait for the write in flight (time the next save would wait) and note what lies on the disk."""
         began = time.perf_counter()
         four.close()
         waited = time.perf_counter() - began
-        eight.close()
         if seen.shares:
-            for name, path in (("4", "four"), ("8", "eight"), ("dcp", "dcp")):
+            for name, path in (("4", "four"), ("8", "eight"), ("best", "best"), ("dcp", "dcp")):
                 seen.held[name].append(_bytes_under(self.folder / path))
         return waited
 
@@ -197,10 +218,11 @@ class _Bench:
         seen.dcp_bytes.append(_bytes_under(path))
         shutil.rmtree(self.folder / "dcp" / str(number - 2), ignore_errors=True)
 
-    def _figures(self, four: Checkpointer, eight: Checkpointer, seen: _Intervals) -> dict[str, Any]:
+    def _figures(self, four: Checkpointer, others: dict[str, Checkpointer], seen: _Intervals) -> dict[str, Any]:
         full = sum(seen.dcp_bytes)
         mean = {name: statistics.fmean(sizes) for name, sizes in seen.held.items()}
         on, off = seen.steps[True], seen.steps[False]
+        eight, best = others["8"].figures.bytes_written, others["best"].figures.bytes_written
         return {
             "tables_bytes": self.given.tables * self.rows * 4 * (self.given.dim + 1),
             "steps_per_interval": self.steps,
@@ -208,11 +230,14 @@ class _Bench:
             "types": [artifact.summary["type"][0] for artifact in committed(self.store, "four")],
             "bytes_full": full,
             "bytes_4bit": four.figures.bytes_written,
-            "bytes_8bit": eight.figures.bytes_written,
+            "bytes_8bit": eight,
+            "bytes_best": best,
+            "ratio_best": full / best,
             "bytes_ratio_4bit": full / four.figures.bytes_written,
-            "bytes_ratio_8bit": full / eight.figures.bytes_written,
+            "bytes_ratio_8bit": full / eight,
             "capacity_ratio_4bit": mean["dcp"] / mean["4"],
             "capacity_ratio_8bit": mean["dcp"] / mean["8"],
+            "capacity_ratio_best": mean["dcp"] / mean["best"],
             "capacity_ratio_4bit_least": min(d / f for d, f in zip(seen.held["dcp"], seen.held["4"], strict=True)),
             "interval_seconds": [round(seconds, 2) for seconds in seen.seconds],
             "stall_ms": [round(1000 * stall) for stall in seen.stalls],

@@ -45,6 +45,8 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=3_276_800, help="train rows; a fifth of them more to test on")
     options.add_argument("--restores", type=int, nargs="*", default=RESTORES)
     options.add_argument("--hot", type=float, default=CheckpointConfig.hot_share, help="checkpoint.hot_share")
+    options.add_argument("--quantise", default=CheckpointConfig.quantise, help="checkpoint.quantise")
+    options.add_argument("--state", default=CheckpointConfig.state, help="checkpoint.state")
     options.add_argument("--seeds", type=int, nargs="*", default=(1, 2, 3))
     given = options.parse_args()
     warnings.simplefilter("ignore")
@@ -53,7 +55,8 @@ def main() -> None:
         store = Store(folder)
         print(f"generating {given.rows * 6 // 5:,} rows ...", flush=True)
         dataset = generate(store, given.rows, given.rows // 5)
-        changes = np.array([_changes(store, dataset, given.restores, given.hot, seed) for seed in given.seeds])
+        coding = {"hot_share": given.hot, "quantise": given.quantise, "state": given.state}
+        changes = np.array([_changes(store, dataset, given.restores, coding, seed) for seed in given.seeds])
     nudged, changes = changes[:, 0], changes[:, 1:]
     bits = {str(restores): bits_for_restores(restores) for restores in given.restores}
     figures: dict[str, Any] = {"steps": given.rows // 8192, "seeds": len(given.seeds), "bits": bits}
@@ -64,20 +67,24 @@ def main() -> None:
     finish("quality", 1 + changes.mean(axis=0).max(), **figures)
 
 
-def _changes(store: Store, dataset: Artifact, restores: Sequence[int], hot: float, seed: int) -> list[float]:
+def _changes(
+    store: Store, dataset: Artifact, restores: Sequence[int], coding: dict[str, Any], seed: int
+) -> list[float]:
     """Relative change of the test NE by a nudge, then by each number of restores."""
-    never = _train(store, dataset, 0, hot, seed)
-    changes = [_train(store, dataset, 0, hot, seed, nudge=1e-6) / never - 1]
+    never = _train(store, dataset, 0, coding, seed)
+    changes = [_train(store, dataset, 0, coding, seed, nudge=1e-6) / never - 1]
     print(f"seed {seed}: never restored: NE {never:.6f}, nudged {changes[0]:+.4%}", flush=True)
     for count in restores:
-        ne = _train(store, dataset, count, hot, seed)
+        ne = _train(store, dataset, count, coding, seed)
         changes.append(ne / never - 1)
         bits = bits_for_restores(count)
         print(f"seed {seed}: {count} restores, {bits} bit: NE {ne:.6f}, {changes[-1]:+.4%}", flush=True)
     return changes
 
 
-def _train(store: Store, dataset: Artifact, restores: int, hot: float, seed: int, nudge: float = 0.0) -> float:
+def _train(
+    store: Store, dataset: Artifact, restores: int, coding: dict[str, Any], seed: int, nudge: float = 0.0
+) -> float:
     """Test NE of one training with so many restores."""
     config = replace(config_of(), seed=seed)
     device = connect(config.hardware, config.train.threads_per_rank)
@@ -86,7 +93,7 @@ def _train(store: Store, dataset: Artifact, restores: int, hot: float, seed: int
     with torch.no_grad():
         for parameter in trainer.dense.values():
             parameter.mul_(1 + nudge)
-    saver = _saver(store, trainer, restores, hot, seed)
+    saver = _saver(store, trainer, restores, coding, seed)
     steps = split.rows // config.train.global_batch
     stops = {round(steps * (i + 1) / (restores + 1)) for i in range(restores)}
     order = Order(key=dataset.key, seed=seed, global_batch=config.train.global_batch)
@@ -101,8 +108,8 @@ def _train(store: Store, dataset: Artifact, restores: int, hot: float, seed: int
     return _ne(trainer.finished(), SplitReader(store, dataset, "test"))
 
 
-def _saver(store: Store, trainer: Trainer, restores: int, hot: float, seed: int) -> Checkpointer:
-    settings = CheckpointConfig(expected_restores=restores, hot_share=hot)
+def _saver(store: Store, trainer: Trainer, restores: int, coding: dict[str, Any], seed: int) -> Checkpointer:
+    settings = CheckpointConfig(expected_restores=restores, **coding)
     model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
     return Checkpointer(store, f"quality-{restores}-{seed}", settings, model, "bench", {}, {})
 

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -160,6 +161,8 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     first rank has a progress line there, which a warning of another one takes the place of.
     """
     _context.update(rank=rank, stage=stage, run=run)
+    if level != "debug":
+        _quiet_torchrec()
     full: logging.Formatter = Json() if form == "json" else FullText()
     brief = full if form == "json" or in_pod or level == "debug" else BriefText()
     if rank == 0:
@@ -171,6 +174,12 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     shown, clear = _kept_stdout(), CLEAR_LINE if live else ""
     own = _Lines(lambda text: TERMINAL.line(text, _to_stderr), full)
     _install(level, own, _Lines(lambda text: shown(f"{clear}{text}\n"), brief, logging.WARNING))
+
+
+def _quiet_torchrec() -> None:
+    """Leave out what TorchRec warns of once a table and rank: nothing in it is for the one who runs the training."""
+    logging.getLogger("torchrec").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
 
 
 def _kept_stdout() -> Callable[[str], None]:

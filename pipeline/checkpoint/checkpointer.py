@@ -155,7 +155,7 @@ class Checkpointer:
             once(log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}")
             return False
         self._collect(raising=False, timeout=timeout)
-        self._flight.submit(self._job(state, final, prune=timeout is None))
+        self._flight.submit(self._job(state, final, prune=timeout is None, awaited=wait))
         if wait:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
             self._finish(state, final, left)
@@ -170,7 +170,7 @@ class Checkpointer:
             if timeout is not None:
                 raise
             once(log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message)
-            self._flight.submit(self._job(state, final, prune=True))
+            self._flight.submit(self._job(state, final, prune=True, awaited=True))
             self._collect(raising=True)
 
     def turn_to(self, directory: str) -> None:
@@ -188,7 +188,7 @@ class Checkpointer:
         self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
 
-    def _job(self, state: TrainState, final: bool, prune: bool) -> Job:
+    def _job(self, state: TrainState, final: bool, prune: bool, awaited: bool) -> Job:
         """Decide what to write and copy it; ``prune``: what retention does not need goes once it is committed."""
         self.model.touched.unite()
         chain = newest_chain(self._entries)
@@ -210,11 +210,12 @@ class Checkpointer:
         }
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
-            blocks=blocks, coding=partial(self._codings.of, final=final), dense=tensors, state=record,
+            blocks=blocks, coding=self._codings.of(blocks, final=final), dense=tensors, state=record,
             tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
             prune=partial(self._pruner.prune, list(self._entries)) if prune else None,
+            awaited=awaited,
         )  # fmt: skip
 
     def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:

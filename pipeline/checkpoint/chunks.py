@@ -24,6 +24,7 @@ FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Compressed only where it takes off at least this share; quantised codes hardly shrink.
 _WORTH = 0.05
+_PROBE = 64 << 10
 _STATE = "state."
 _CHUNK = "a chunk of table rows"
 HOT = Coding(8)
@@ -34,7 +35,8 @@ class TableCoding:
     """How a table is stored. ``weight``: fp32, fp16 or a quantiser's Coding; ``state``: fp32 or bf16.
 
     ``hot``: share of the rows, those with most of the optimizer state named ``heat``, that are quantised to 8 bits
-    where ``weight`` has fewer. ``exact``: names of the states that are stored as fp32 in any case.
+    where ``weight`` has fewer. ``levels``: instead of both, (least heat, coding) rising from 0 on: rows of at least so
+    much of it are stored so. ``exact``: names of the states that are stored as fp32 in any case.
     """
 
     weight: str | Coding
@@ -43,6 +45,7 @@ class TableCoding:
     hot: float = 0.0
     heat: str = ""
     exact: tuple[str, ...] = ()
+    levels: tuple[tuple[float, Coding], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,19 +62,33 @@ class RowBlock:
     state: dict[str, Tensor]
 
 
+def heat_of(block: RowBlock, name: str) -> Tensor | None:
+    """Of the optimizer state ``name``, which grows with every lookup of a row, the mean a row [n]; None: not kept."""
+    return block.state[name].view(len(block.ids), -1).mean(1) if name in block.state else None
+
+
 def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | None, TableCoding]]:
     """Which rows of ``block`` (places, rising; None: all) are stored how.
 
-    The hottest rows have the largest of an optimizer state that grows with every lookup. They take most of the lookups,
-    so most of what quantisation costs in accuracy is theirs, while they are few.
+    The hottest rows take most of the lookups, so most of what quantisation costs in accuracy is theirs, while they are
+    few.
     """
-    hot = round(coding.hot * len(block.ids))
-    if not hot or coding.heat not in block.state or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
+    heat = heat_of(block, coding.heat)
+    if heat is None or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
         return [(None, coding)]
-    heat = block.state[coding.heat].view(len(block.ids), -1).mean(1)
-    first = torch.zeros(len(heat), dtype=torch.bool)
-    first[heat.topk(hot).indices] = True
-    return [(first.nonzero()[:, 0], replace(coding, weight=HOT)), ((~first).nonzero()[:, 0], coding)]
+    codings = [HOT, coding.weight]
+    if coding.levels:
+        codings = [each for _, each in coding.levels]
+        level = torch.bucketize(heat, torch.tensor([least for least, _ in coding.levels[1:]]), right=True)
+    else:
+        level = torch.ones(len(heat), dtype=torch.int64)
+        level[heat.topk(round(coding.hot * len(heat))).indices] = 0
+    places = [(level == number).nonzero()[:, 0] for number in range(len(codings))]
+    return [
+        (None if len(rows) == len(heat) else rows, replace(coding, weight=each))
+        for rows, each in zip(places, codings, strict=True)
+        if len(rows)
+    ]
 
 
 def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
@@ -182,7 +199,7 @@ def _get_ids(tensors: dict[str, Tensor], metadata: dict[str, str], count: int) -
 
 
 def coding_name(coding: str | Coding) -> str:
-    """How a coding is called in files: fp32, fp16, q2, q3, q4 or q8."""
+    """How a coding is called in files: fp32, fp16, q2, q3, q4, q6 or q8."""
     return coding if isinstance(coding, str) else f"q{coding.bits}"
 
 
@@ -206,18 +223,27 @@ def _get_weight(tensors: dict[str, Tensor], metadata: dict[str, str], columns: i
 
 
 def _compress(tensors: dict[str, Tensor]) -> dict[str, tuple[str, list[int]]]:
-    """Replace what shrinks by its zstd bytes; the former dtype and shape by name. fp32 rows are left alone."""
+    """Replace what shrinks by its zstd bytes; the former dtype and shape by name.
+
+    A piece is tried first, as quantised codes hardly shrink. float32 rows are left alone.
+    """
     packer = zstandard.ZstdCompressor(level=1)
     done: dict[str, tuple[str, list[int]]] = {}
     for name, tensor in list(tensors.items()):
-        if tensor.dtype == torch.float32 or not tensor.numel():
+        if not tensor.numel() or (tensor.dtype == torch.float32 and tensor.dim() > 1):
             continue
         raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
+        if len(raw) > 2 * _PROBE and not _shrinks(packer, raw[len(raw) // 2 :][:_PROBE]):
+            continue
         packed = packer.compress(raw)  # type: ignore[arg-type]
         if len(packed) <= len(raw) * (1 - _WORTH):
             done[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape))
             tensors[name] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
     return done
+
+
+def _shrinks(packer: zstandard.ZstdCompressor, raw: NDArray[np.uint8]) -> bool:
+    return len(packer.compress(raw)) <= len(raw) * (1 - _WORTH)  # type: ignore[arg-type]
 
 
 def _decompress(tensors: dict[str, Tensor], compressed: dict[str, tuple[str, list[int]]]) -> None:

@@ -41,6 +41,7 @@ class Job:
     behind the caller, for choosing takes time; ``chunk_bytes``: of rows before encoding.
     ``compact``: done by rank 0 to what was committed (compaction), None: nothing. ``prune``: done by rank 0 last, to
     the committed checkpoint: names of the checkpoints that stay and what went wrong. ``seconds`` a rank may write for.
+    ``awaited``: training waits for it; others make way for training.
     """
 
     path: str
@@ -57,6 +58,7 @@ class Job:
     compact: Callable[[Artifact], Artifact] | None = None
     prune: Callable[[Entry], tuple[list[str], str]] | None = None
     seconds: float = math.inf
+    awaited: bool = False
 
 
 def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on_point: OnPoint = ignore) -> Artifact:

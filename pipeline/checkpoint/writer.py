@@ -5,9 +5,12 @@ The ranks meet on a process group of their own, so training's collectives are ne
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +23,8 @@ from pipeline.checkpoint.job import SLOW, Job, parsed_artifact, write_checkpoint
 from pipeline.checkpoint.ranks import this_rank, together
 from pipeline.errors import NightjarError, PassingError
 from pipeline.store import Artifact, Store
+
+_LOWEST = 19  # niceness
 
 
 @dataclass
@@ -88,7 +93,8 @@ class Writer:
         self._outcome = outcome = Outcome()
         ready = threading.Event()
         threads = torch.get_num_threads()
-        thread = threading.Thread(target=self._run, args=(job, ready, outcome), name="nightjar-checkpoint", daemon=True)
+        work = self._run if job.awaited else self._run_behind
+        thread = threading.Thread(target=work, args=(job, ready, outcome), name="nightjar-checkpoint", daemon=True)
         try:
             thread.start()
             self._thread = thread
@@ -108,6 +114,13 @@ class Writer:
                 raise TimeoutError(f"the checkpoint in flight is not written after {timeout:.1f} s")
         outcome, self._thread, self._outcome = self._outcome, None, None
         return outcome
+
+    def _run_behind(self, job: Job, ready: threading.Event, outcome: Outcome) -> None:
+        """As ``_run``, in a thread that takes what training leaves of the cores, where a thread has a priority."""
+        if sys.platform == "linux":
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+        self._run(job, ready, outcome)
 
     def _run(self, job: Job, ready: threading.Event, outcome: Outcome) -> None:
         began = time.monotonic()

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from pipeline.checkpoint import native
 from pipeline.commands.command import Command
 from pipeline.commands.console import show
 from pipeline.cpus import available_cpus, cpu_quota
@@ -80,7 +81,17 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def examine(store: str) -> list[Finding]:
     """All findings for this machine and the ``store`` URL; takes a few seconds (it imports torch elsewhere)."""
-    findings = [python_version(), *triple(), *tools(), *choices(), cores(), memory(), disk(store), shared_memory()]
+    findings = [
+        python_version(),
+        *triple(),
+        *tools(),
+        *choices(),
+        quantiser(),
+        cores(),
+        memory(),
+        disk(store),
+        shared_memory(),
+    ]
     broken = any(finding.level == "fail" and finding.name == "torch" for finding in findings)
     return [*findings, *([] if broken else lookup(store))]
 
@@ -135,6 +146,14 @@ def choices() -> Iterable[Finding]:
         else:
             listed = (f"{name} ({package})" if package else name for name, package in packages.items())
             yield Finding("ok", registry.kind, ", ".join(listed))
+
+
+def quantiser() -> Finding:
+    """Whether the library that quantises rows of checkpoints was built when the package was installed."""
+    if native.library() is not None:
+        return Finding("ok", "quantiser", "compiled")
+    advice = "install a C compiler, then run make install, or pip install with --no-deps, again"
+    return Finding("warn", "quantiser", "torch; the compiled one is ten times as fast", advice)
 
 
 def cores() -> Finding:

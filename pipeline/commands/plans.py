@@ -59,7 +59,7 @@ def _what_if(options: argparse.Namespace) -> int:
     cases = _cases(jobs, options)
     records = what_if(cases, make_plan, progress(options.json, f"planning {len(cases)}"))
     tell(options.json, records, comparison)
-    return 0 if any(record["fits"] for record in records) else PlanError.exit_code
+    return 0 if any(record.fits for record in records) else PlanError.exit_code
 
 
 def _cases(jobs: list[list[str]], options: argparse.Namespace) -> list[Case | Refused]:

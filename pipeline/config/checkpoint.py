@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline.config.fields import setting
 from pipeline.errors import ConfigError
 
-CODINGS = ("auto", "2", "3", "4", "8", "fp16", "fp32")
+CODINGS = ("auto", "mixed", "2", "3", "4", "8", "fp16", "fp32")
 
 
 @dataclass(kw_only=True)
@@ -31,7 +31,8 @@ class CheckpointConfig:
     quantise: str = setting(
         "auto",
         choices=CODINGS,
-        doc="Bits per stored weight, or fp16 or fp32. auto chooses the bits from `expected_restores`.",
+        doc="Bits per stored weight, or fp16 or fp32. auto chooses the bits from `expected_restores`. mixed gives each "
+        "row 2 to 8 bits by how often it is looked up.",
     )
     final_quantise: str = setting(
         "fp32",

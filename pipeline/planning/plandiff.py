@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import ArtifactError
 from pipeline.planning.hardware import MEMORIES
-from pipeline.records import Plan, ShardPlan, TablePlan, read
+from pipeline.records import MovedTable, Plan, PlanDiff, PlanSide, ShardPlan, TablePlan, TierBytes, read
 from pipeline.store import Store
 
 PINS = "plan.tables."
@@ -99,34 +99,28 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def plan_diff(first: StoredPlan, second: StoredPlan) -> dict[str, Any]:
-    """The differences as plain data, as ``nightjar plan-diff --json`` prints them. Pairs are [first, second].
-
-    ``tables``: those with another tier, sharding, rank or cache, most moved bytes first; ``kinds``: from and to without
-    rank numbers and cached rows, equal for tables that moved alike; ``bytes_moved``: weights and optimizer state on a
-    rank and tier that did not hold them before. ``changes``: hardware figures, settings and profile; ``own``: a table's
-    rows, dim, pooling and pins.
-    """
+def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
+    """Compare two plans."""
     a, b = first.plan, second.plan
     shared = [name for name in a.tables if name in b.tables]
     changes = _changes(first, second)
     moved = {name: _moved(name, first, second, changes) for name in shared}
-    moved = {name: table for name, table in moved.items() if table["places"]}
-    order = sorted(moved, key=lambda name: (-moved[name]["bytes_moved"], -moved[name]["bytes"], name))
-    return {
-        "first": _side(first),
-        "second": _side(second),
-        "changes": {path: pair for path, pair in changes.items() if not path.startswith(PINS)},
-        "own": {name: own for name in shared if (own := _own(name, first, second, changes))},
-        "tables": {name: moved[name] for name in order},
-        "tables_in_both": len(shared),
-        "only_in_first": [name for name in a.tables if name not in b.tables],
-        "only_in_second": [name for name in b.tables if name not in a.tables],
-        "bytes_moved": sum(table["bytes_moved"] for table in moved.values()),
-        "step_ms": [a.predicted_step_ms, b.predicted_step_ms],
-        "phases": _phases(first, second),
-        "memory": {tier: _memory(first, second, tier) for tier in MEMORIES if _memory(first, second, tier)},
-    }
+    moved = {name: table for name, table in moved.items() if table.places}
+    order = sorted(moved, key=lambda name: (-moved[name].bytes_moved, -moved[name].bytes, name))
+    return PlanDiff(
+        first=_side(first),
+        second=_side(second),
+        changes={path: pair for path, pair in changes.items() if not path.startswith(PINS)},
+        own={name: own for name in shared if (own := _own(name, first, second, changes))},
+        tables={name: moved[name] for name in order},
+        tables_in_both=len(shared),
+        only_in_first=[name for name in a.tables if name not in b.tables],
+        only_in_second=[name for name in b.tables if name not in a.tables],
+        bytes_moved=sum(table.bytes_moved for table in moved.values()),
+        step_ms=[a.predicted_step_ms, b.predicted_step_ms],
+        phases=_phases(first, second),
+        memory={tier: used for tier in MEMORIES if (used := _memory(first, second, tier))},
+    )
 
 
 def moved_bytes(old: TablePlan, new: TablePlan) -> int:
@@ -147,12 +141,12 @@ def _overlap(one: ShardPlan, other: ShardPlan) -> int:
     return max(rows, 0) * max(columns, 0)
 
 
-def _side(stored: StoredPlan) -> dict[str, Any]:
+def _side(stored: StoredPlan) -> PlanSide:
     plan = stored.plan
-    return {
-        "name": stored.name, "hardware": plan.hardware, "device": plan.device, "world_size": plan.world_size,
-        "tables": len(plan.tables), "bytes": sum(table.bytes for table in plan.tables.values()),
-    }  # fmt: skip
+    return PlanSide(
+        name=stored.name, hardware=plan.hardware, device=plan.device, world_size=plan.world_size,
+        tables=len(plan.tables), bytes=sum(table.bytes for table in plan.tables.values()),
+    )  # fmt: skip
 
 
 def _changes(first: StoredPlan, second: StoredPlan) -> dict[str, list[Any]]:
@@ -188,7 +182,7 @@ def _own(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, li
     return own | pins
 
 
-def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> dict[str, Any]:
+def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, list[Any]]) -> MovedTable:
     """One table: how its place changed, at what cost, and why."""
     old, new = first.plan.tables[name], second.plan.tables[name]
     places: dict[str, list[Any]] = {
@@ -197,13 +191,13 @@ def _moved(name: str, first: StoredPlan, second: StoredPlan, changes: dict[str, 
         "ranks": [old.ranks, new.ranks],
         "cache_rows": [old.cache_rows, new.cache_rows],
     }
-    return {
-        "places": {key: pair for key, pair in places.items() if pair[0] != pair[1]},
-        "from": _place(old), "to": _place(new), "kinds": [_kind(old), _kind(new)],
-        "bytes": new.bytes, "bytes_moved": moved_bytes(old, new),
-        "cost_ms": [old.cost_ms, new.cost_ms], "hit_rate": [old.hit_rate, new.hit_rate],
-        "because": _because(_own(name, first, second, changes), changes), "reasons": [old.reason, new.reason],
-    }  # fmt: skip
+    return MovedTable(
+        places={key: pair for key, pair in places.items() if pair[0] != pair[1]},
+        before=_place(old), to=_place(new), kinds=[_kind(old), _kind(new)],
+        bytes=new.bytes, bytes_moved=moved_bytes(old, new),
+        cost_ms=[old.cost_ms, new.cost_ms], hit_rate=[old.hit_rate, new.hit_rate],
+        because=_because(_own(name, first, second, changes), changes), reasons=[old.reason, new.reason],
+    )  # fmt: skip
 
 
 def _place(table: TablePlan) -> str:
@@ -246,9 +240,9 @@ def _phases(first: StoredPlan, second: StoredPlan) -> dict[str, list[float]]:
     return {name: [old.get(name, 0.0), new.get(name, 0.0)] for name in dict.fromkeys([*old, *new])}
 
 
-def _memory(first: StoredPlan, second: StoredPlan, tier: str) -> dict[str, list[int]]:
-    """Predicted bytes of ``tier`` in tables: of all ranks and of the fullest; {} where neither plan uses it."""
+def _memory(first: StoredPlan, second: StoredPlan, tier: str) -> TierBytes | None:
+    """Predicted bytes of ``tier`` in tables; None if neither plan uses it."""
     used = [[rank.get(tier, 0) for rank in stored.plan.memory] or [0] for stored in (first, second)]
     if not any(map(any, used)):
-        return {}
-    return {"all_bytes": [sum(side) for side in used], "fullest_bytes": [max(side) for side in used]}
+        return None
+    return TierBytes(all_bytes=[sum(side) for side in used], fullest_bytes=[max(side) for side in used])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.hardware import MEMORIES
 from pipeline.planning.inputs import PlanInputs
-from pipeline.records import Plan
+from pipeline.records import Plan, PlannedCase
 
 Planner = Callable[[PlanInputs], Plan]
 
@@ -44,57 +43,51 @@ def _parts(override: str) -> tuple[str, str]:
 
 def what_if(
     cases: Sequence[Case | Refused], planner: Planner, progress: Callable[[int, int], None] = lambda done, total: None
-) -> list[dict[str, Any]]:
-    """Plan every case; one record each, as ``nightjar what-if --json`` prints it (bytes, ms, seconds).
+) -> list[PlannedCase]:
+    """Plan every case. A combination that does not fit or is invalid gives a record with ``fits`` false.
 
-    A combination that does not fit or is invalid gives a record with ``fits`` false, never an exception.
     ``progress``: called with (plans made, plans in all).
     """
     records = []
     progress(0, len(cases))
     for number, case in enumerate(cases, 1):
-        records.append(_planned(case, planner) if isinstance(case, Case) else _refused(case))
+        records.append(_planned(case, planner) if isinstance(case, Case) else _problem(case.settings, case.error))
         progress(number, len(cases))
     return records
 
 
-def _planned(case: Case, planner: Planner) -> dict[str, Any]:
+def _planned(case: Case, planner: Planner) -> PlannedCase:
     started = time.perf_counter()
-    record: dict[str, Any] = {
-        "settings": case.settings, "hardware": case.inputs.hardware.name, "world_size": case.inputs.world_size,
-    }  # fmt: skip
     try:
-        record |= _outcome(planner(case.inputs))
+        record = _outcome(case.settings, planner(case.inputs))
     except (PlanError, ConfigError) as error:
-        record |= _problem(error)
-    return {**record, "seconds": round(time.perf_counter() - started, 3)}
+        record = _problem(case.settings, error)
+    return replace(
+        record, hardware=case.inputs.hardware.name, world_size=case.inputs.world_size,
+        seconds=round(time.perf_counter() - started, 3),
+    )  # fmt: skip
 
 
-def _refused(case: Refused) -> dict[str, Any]:
-    known = {"settings": case.settings, "hardware": None, "world_size": None}
-    return {**known, **_problem(case.error), "seconds": 0.0}
-
-
-def _problem(error: PlanError | ConfigError) -> dict[str, Any]:
+def _problem(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
     kind = "infeasible" if isinstance(error, PlanError) else "refused"
-    return {
-        "fits": False, "problem": kind, "short": _short(error.message), "way_out": error.hint.split(", or ")[0],
-        "message": error.message, "hint": error.hint,
-    }  # fmt: skip
+    return PlannedCase(
+        settings=settings, fits=False, problem=kind, short=_short(error.message),
+        way_out=error.hint.split(", or ")[0], message=error.message, hint=error.hint,
+    )  # fmt: skip
 
 
-def _outcome(plan: Plan) -> dict[str, Any]:
-    record: dict[str, Any] = {
-        "fits": True, "step_ms": plan.predicted_step_ms, "gap": plan.gap,
-        "tiers": {f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in MEMORIES},
-        "reserved_bytes": sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))),
-        "tables": _tables_by_tier(plan),
-    }  # fmt: skip
-    if plan.phases:
-        phases = plan.phases[plan.slowest_rank]
-        worst = max(phases, key=lambda name: phases[name])
-        record |= {"bottleneck": worst, "bottleneck_ms": phases[worst], "phases": phases}
-    return record
+def _outcome(settings: dict[str, str], plan: Plan) -> PlannedCase:
+    record = PlannedCase(
+        settings=settings, fits=True, step_ms=plan.predicted_step_ms, gap=plan.gap,
+        tiers={f"{tier}_bytes": sum(rank.get(tier, 0) for rank in plan.memory) for tier in MEMORIES},
+        reserved_bytes=sum(plan.reserved_bytes(rank) for rank in range(len(plan.memory))),
+        tables=_tables_by_tier(plan),
+    )  # fmt: skip
+    if not plan.phases:
+        return record
+    phases = plan.phases[plan.slowest_rank]
+    worst = max(phases, key=lambda name: phases[name])
+    return replace(record, bottleneck=worst, bottleneck_ms=phases[worst], phases=phases)
 
 
 def _tables_by_tier(plan: Plan) -> dict[str, int]:

@@ -20,6 +20,7 @@ from pipeline.records.checkpoint import (
     TableSize,
     Verified,
 )
+from pipeline.records.compared import MovedTable, PlanDiff, PlannedCase, PlanSide, TierBytes
 from pipeline.records.dataset import (
     LABEL,
     MISSING_ROW,
@@ -104,10 +105,11 @@ __all__ = [
     "Description", "ErrorPart", "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile", "Figures",
     "Former", "GatePart", "GateRecord", "Histogram", "Index", "IngestPart", "Interval", "Lineage", "LinkShare",
     "ListedCheckpoint", "ListedModel", "ListedVersion", "Milliseconds", "ModelCard", "ModelFigures", "ModelPart",
-    "NightRecord", "Plan", "PlanPart", "Profile", "Promotion", "Record", "Removed", "RemovedFromStore",
-    "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower", "Serving", "ShardPlan", "Shift",
-    "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart", "StageOutcome", "StoredTable",
-    "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "Tower", "TowerEvidence", "TowerModuleSpec",
-    "Towers", "TowersPart", "TrainPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain",
-    "raw_column", "read", "rest", "rest_field", "unseen_column", "weight_column",
+    "MovedTable", "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile", "Promotion",
+    "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower",
+    "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart",
+    "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TierBytes",
+    "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "Verdict", "Verified", "absent",
+    "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field", "unseen_column",
+    "weight_column",
 ]  # fmt: skip

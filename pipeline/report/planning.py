@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline import units
+from pipeline.records import MovedTable, PlanDiff, PlannedCase, PlanSide
 from pipeline.report.text_table import text_table
 
 WIDTH = 80
@@ -17,37 +18,39 @@ MOST_NAMES = 10
 NO_CAUSE = "other tables changed, and this one moved to make or use room"
 
 
-def comparison(records: Sequence[Mapping[str, Any]]) -> str:
-    """``nightjar what-if``: one line a combination, the fastest marked ``*``; below, what does not fit and why."""
-    keys = list(dict.fromkeys(key for record in records for key in record["settings"]))
+def comparison(records: Sequence[PlannedCase]) -> str:
+    """``nightjar what-if``: one line per combination, the fastest marked ``*``; below, what does not fit and why."""
+    keys = list(dict.fromkeys(key for record in records for key in record.settings))
     tiers = [tier for tier in TIERS if any(_tier(record, tier) for record in records)]
-    best = min((record["step_ms"] for record in records if record["fits"]), default=None)
+    best = min((record.step_ms for record in records if record.step_ms is not None), default=None)
     head = ["", *keys, "fits", "step ms*", "bottleneck", *(f"{tier.upper()}*" for tier in tiers)]
     rows = [
         [
-            f"{number}{'*' if record['fits'] and record['step_ms'] == best and len(records) > 1 else ''}",
-            *(record["settings"].get(key, units.ABSENT) for key in keys),
-            "yes" if record["fits"] else "refused" if record.get("problem") == "refused" else "no",
-            units.decimal(record.get("step_ms"), 3),
-            _bottleneck(record),
-            *(units.size(_tier(record, tier)) if record["fits"] else units.ABSENT for tier in tiers),
+            f"{number}{'*' if record.fits and record.step_ms == best and len(records) > 1 else ''}",
+            *(record.settings.get(key, units.ABSENT) for key in keys),
+            "yes" if record.fits else "refused" if record.problem == "refused" else "no",
+            units.decimal(record.step_ms, 3),
+            f"{_words(record.bottleneck)} {units.decimal(record.bottleneck_ms, 3)}"
+            if record.bottleneck
+            else units.ABSENT,
+            *(units.size(_tier(record, tier)) if record.fits else units.ABSENT for tier in tiers),
         ]
         for number, record in enumerate(records, 1)
     ]
     lines = [text_table(head, rows)]
-    for numbers, short, way_out in _problems(records):
-        lines += ["", _wrapped(f"{numbers}: {short}")]
+    for (short, way_out), numbers in _problems(records).items():
+        lines += ["", _wrapped(f"{_joined(numbers)}: {short}")]
         lines += [_wrapped(f"   first remedy: {way_out}")] if way_out else []
     return "\n".join([*lines, "", _verdict(records, best)])
 
 
-def _problems(records: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
-    """(numbers of the combinations, what is wrong with them, the first remedy), once for equal ones."""
-    numbers_by_problem: dict[tuple[str, str], list[int]] = {}
+def _problems(records: Sequence[PlannedCase]) -> dict[tuple[str | None, str | None], list[str]]:
+    """Numbers of the combinations that do not fit, by problem and first remedy."""
+    numbers: dict[tuple[str | None, str | None], list[str]] = {}
     for number, record in enumerate(records, 1):
-        if not record["fits"]:
-            numbers_by_problem.setdefault((record["short"], record["way_out"]), []).append(number)
-    return [(_joined([*map(str, numbers)]), *problem) for problem, numbers in numbers_by_problem.items()]
+        if not record.fits:
+            numbers.setdefault((record.short, record.way_out), []).append(str(number))
+    return numbers
 
 
 def _joined(names: Sequence[str]) -> str:
@@ -55,45 +58,42 @@ def _joined(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMES]) + more
 
 
-def _tier(record: Mapping[str, Any], tier: str) -> float:
-    return record.get("tiers", {}).get(f"{tier}_bytes", 0)
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
-def _bottleneck(record: Mapping[str, Any]) -> str:
-    if "bottleneck" not in record:
-        return units.ABSENT
-    return f"{record['bottleneck'].replace('_', ' ')} {units.decimal(record['bottleneck_ms'], 3)}"
+def _tier(record: PlannedCase, tier: str) -> int:
+    return (record.tiers or {}).get(f"{tier}_bytes", 0)
 
 
-def _verdict(records: Sequence[Mapping[str, Any]], best: float | None) -> str:
-    fits = sum(record["fits"] for record in records)
-    said = f"{fits} of {len(records)} fit"
+def _verdict(records: Sequence[PlannedCase], best: float | None) -> str:
+    fits = sum(record.fits for record in records)
+    text = f"{fits} of {len(records)} fit"
     if best is not None and len(records) > 1:
-        winner, *equal = [record for record in records if record["fits"] and record["step_ms"] == best]
-        said += f"; * fastest: {' '.join(f'{key}={value}' for key, value in winner['settings'].items())}"
-        said += f" and {len(equal)} as fast" if equal else ""
-    said += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
-    return _wrapped(said)
+        winner, *equal = [record for record in records if record.fits and record.step_ms == best]
+        text += f"; * fastest: {' '.join(f'{key}={value}' for key, value in winner.settings.items())}"
+        text += f" and {len(equal)} as fast" if equal else ""
+    text += "; bytes: tables, optimizer state and buffers of one batch, all ranks" if fits else ""
+    return _wrapped(text)
 
 
-def difference(record: Mapping[str, Any]) -> str:
-    """``nightjar plan-diff``: the two plans, what changed of their inputs, cost and memory, and what moved and why."""
-    first, second = record["first"], record["second"]
+def difference(record: PlanDiff) -> str:
+    """``nightjar plan-diff``: both plans; changes of inputs, cost and memory; which tables moved, and why."""
     parts = [
-        f"from {_side(first)}\nto   {_side(second)}",
-        _changes(record["changes"]),
-        _own(record["own"]),
+        f"from {_side(record.first)}\nto   {_side(record.second)}",
+        _changes(record.changes),
+        _own(record.own),
         _figures(record),
-        *(_only(record[key], words) for key, words in (("only_in_first", "gone"), ("only_in_second", "new"))),
+        _only(record.only_in_first, "gone"),
+        _only(record.only_in_second, "new"),
         _moves(record),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _side(side: Mapping[str, Any]) -> str:
-    ranks = units.plural(side["world_size"], f"{side['device']} rank")
-    tables = units.plural(side["tables"], "table")
-    return f"{side['name']}: {side['hardware']}, {ranks}, {tables}, {units.size(side['bytes'])}"
+def _side(side: PlanSide) -> str:
+    ranks = units.plural(side.world_size, f"{side.device} rank")
+    return f"{side.name}: {side.hardware}, {ranks}, {units.plural(side.tables, 'table')}, {units.size(side.bytes)}"
 
 
 def _changes(changes: Mapping[str, Sequence[Any]]) -> str:
@@ -123,18 +123,18 @@ def _pairs(changed: Mapping[str, Sequence[Any]]) -> str:
     return ", ".join(f"{key} {_value(old)} -> {_value(new)}" for key, (old, new) in changed.items())
 
 
-def _figures(record: Mapping[str, Any]) -> str:
+def _figures(record: PlanDiff) -> str:
     """Step, phases and memory, before and after."""
-    rows = [_row("step, ms", record["step_ms"], 3)]
-    rows += [_row(f"  {name.replace('_', ' ')}, ms", pair, 3) for name, pair in record["phases"].items()]
-    for tier, used in record["memory"].items():
-        rows.append(_row(f"{tier.upper()} in tables", used["all_bytes"], None))
-        rows.append(_row("  of the fullest rank", used["fullest_bytes"], None))
+    rows = [_row("step, ms", record.step_ms, 3)]
+    rows += [_row(f"  {_words(name)}, ms", pair, 3) for name, pair in record.phases.items()]
+    for tier, used in record.memory.items():
+        rows.append(_row(f"{tier.upper()} in tables", used.all_bytes, None))
+        rows.append(_row("  of the fullest rank", used.fullest_bytes, None))
     return text_table(("predicted", "from*", "to*", "change*"), rows)
 
 
 def _row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
-    """A figure before and after: with so many ``digits``, or as bytes."""
+    """A figure before and after, with so many ``digits``; None: as bytes."""
     old, new = pair
     shown = [units.size(value) if digits is None else units.decimal(value, digits) for value in pair]
     change = f"{new / old - 1:+.1%}" if old else units.ABSENT
@@ -142,73 +142,62 @@ def _row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
 
 
 def _only(names: Sequence[str], words: str) -> str:
-    if not names:
-        return ""
-    return _wrapped(f"{units.plural(len(names), 'table')} {words}: {_joined(names)}")
+    return _wrapped(f"{units.plural(len(names), 'table')} {words}: {_joined(names)}") if names else ""
 
 
-def _moves(record: Mapping[str, Any]) -> str:
-    moved = record["tables"]
+def _moves(record: PlanDiff) -> str:
+    moved = record.tables
     if not moved:
         return "no table moved"
-    both = units.plural(record["tables_in_both"], "table")
-    lines = [f"{units.count(len(moved))} of {both} moved, {units.size(record['bytes_moved'])} to be copied"]
-    groups = _alike(moved, record["own"])
+    both = units.plural(record.tables_in_both, "table")
+    lines = [f"{units.count(len(moved))} of {both} moved, {units.size(record.bytes_moved)} to be copied"]
+    groups = _alike(moved, record.own)
     for names in groups[:MOST_MOVED]:
-        lines += ["", *_move({name: moved[name] for name in names}, names[0] in record["own"])]
-    rest = [moved[name] for names in groups[MOST_MOVED:] for name in names]
-    if rest:
-        lines += ["", f"and {len(rest)} more, {units.size(_total(rest, 'bytes_moved'))} (--json)"]
+        lines += ["", *_move({name: moved[name] for name in names}, names[0] in record.own)]
+    if rest := [moved[name] for names in groups[MOST_MOVED:] for name in names]:
+        lines += ["", f"and {len(rest)} more, {units.size(sum(table.bytes_moved for table in rest))} (--json)"]
     return "\n".join(lines)
 
 
-def _alike(moved: Mapping[str, Mapping[str, Any]], own: Mapping[str, Any]) -> list[list[str]]:
+def _alike(moved: Mapping[str, MovedTable], own: Mapping[str, Any]) -> list[list[str]]:
     """Names of the tables that moved alike for the same cause, in the order of the first of each group."""
     groups: dict[tuple[Any, ...], list[str]] = {}
-    for name, change in moved.items():
-        key = (*change["kinds"], *change["places"], *change["because"], name in own)
-        groups.setdefault(key, []).append(name)
+    for name, table in moved.items():
+        groups.setdefault((*table.kinds, *table.places, *table.because, name in own), []).append(name)
     return list(groups.values())
 
 
-def _move(changes: Mapping[str, Mapping[str, Any]], own: bool) -> list[str]:
-    """Tables that moved alike: from where to where, at which cost in all, and why; reasons are those of the first."""
-    names, group = list(changes), list(changes.values())
+def _move(tables: Mapping[str, MovedTable], own: bool) -> list[str]:
+    """Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first."""
+    names, group = list(tables), list(tables.values())
     first = group[0]
-    shared = len(first["because"]) > 1 or first["because"] != [NO_CAUSE]
-    because = "; ".join(first["because"]) if own or not shared else "the inputs above changed, not the table's own"
-    old, new = (units.decimal(sum(change["cost_ms"][side] for change in group), 3) for side in (0, 1))
+    shared = len(first.because) > 1 or first.because != [NO_CAUSE]
+    because = "; ".join(first.because) if own or not shared else "the inputs above changed, not the table's own"
+    old, new = (units.decimal(sum(table.cost_ms[side] for table in group), 3) for side in (0, 1))
     cost = f"{old} -> {new} ms"
-    hits = [sum(change["hit_rate"][side] for change in group) / len(group) for side in (0, 1)]
+    hits = [sum(table.hit_rate[side] for table in group) / len(group) for side in (0, 1)]
     if hits[0] != hits[1]:
         cost += f", {'mean ' * (len(group) > 1)}hit rate {units.percent(hits[0])} -> {units.percent(hits[1])}"
-    tables = units.plural(len(group), "table") if len(group) > 1 else "table"
-    before, after = first["reasons"]
-    whose = f"{names[0]}: " if any(change["reasons"] != first["reasons"] for change in group) else ""
+    copied, size = (units.size(sum(getattr(table, key) for table in group)) for key in ("bytes_moved", "bytes"))
+    before, after = first.reasons
+    whose = f"{names[0]}: " if any(table.reasons != first.reasons for table in group) else ""
     parts = [
-        (
-            "copied",
-            f"{units.size(_total(group, 'bytes_moved'))} ({tables}: {units.size(_total(group, 'bytes'))}), {cost}",
-        ),
+        ("copied", f"{copied} ({units.plural(len(group), 'table') if len(group) > 1 else 'table'}: {size}), {cost}"),
         ("because", because),
         ("was", whose + before if before and before != after else ""),
         ("now" if before != after else "why", whose + after if after else ""),
     ]
     title = _wrapped(f"{_joined(names)}: {_way(group)}", "    ")
-    return [title, *(_wrapped(f"  {word:<7}  {said}", " " * 11) for word, said in parts if said)]
+    return [title, *(_wrapped(f"  {word:<7}  {text}", " " * 11) for word, text in parts if text)]
 
 
-def _way(group: Sequence[Mapping[str, Any]]) -> str:
-    """From where to where; of several tables whose ranks or cached rows differ, without those numbers."""
+def _way(group: Sequence[MovedTable]) -> str:
+    """From where to where; for several tables with different ranks or cached rows, without those numbers."""
     first = group[0]
-    if all((change["from"], change["to"]) == (first["from"], first["to"]) for change in group):
-        return f"{first['from']} -> {first['to']}"
-    old, new = first["kinds"]
-    return f"{old} -> {new}" if old != new else f"{old}, other {' and '.join(first['places']).replace('_', ' ')}"
-
-
-def _total(changes: Sequence[Mapping[str, Any]], key: str) -> int:
-    return sum(change[key] for change in changes)
+    if all((table.before, table.to) == (first.before, first.to) for table in group):
+        return f"{first.before} -> {first.to}"
+    old, new = first.kinds
+    return f"{old} -> {new}" if old != new else f"{old}, other {_words(' and '.join(first.places))}"
 
 
 def _wrapped(text: str, indent: str = "   ") -> str:

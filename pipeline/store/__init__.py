@@ -1,4 +1,4 @@
-"""The store: artifacts, writes on a condition, steady reads. It knows no room above it."""
+"""The store: artifacts, conditional writes, leases, and a file system with retries."""
 
 from pipeline.store.artifacts import Draft, Store
 from pipeline.store.files import Files

@@ -1,9 +1,8 @@
-"""Content-keyed artifacts over fsspec: what stages hand each other.
+"""Artifacts that stages exchange, on any fsspec URL.
 
-An artifact is a directory whose ``manifest.json`` is written last and atomically; without it the
-artifact does not exist. The manifest names kind, schema version, key, stage configuration, inputs by
-key, files with bytes and checksum (XXH3-128), and a summary. Works on any fsspec URL, object stores
-without rename included.
+An artifact is a folder whose ``manifest.json`` is written last and atomically; without it the artifact does not exist.
+The manifest has the kind, schema version, key, stage configuration, input keys, files with sizes and checksums
+(XXH3-128), and a summary.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from pipeline.store.removal import forget, remove
 from pipeline.store.retrying import retried
 
 _BLOCK = 4 << 20  # bytes read at a time
-_READS = 4  # of a file whose bytes are wrong: two that agree are proof
+_READS = 4  # of a file that does not parse; two equal reads prove damage
 
 
 class _HashingFile(io.RawIOBase):
-    """A binary sink that counts and hashes what passes through it; ``guarded`` names it where a write fails."""
+    """A binary sink that counts and hashes what is written. ``guarded``: context that explains a failing write."""
 
     def __init__(self, inner: BinaryIO, guarded: Callable[[], AbstractContextManager[None]]) -> None:
         self.inner = inner
@@ -61,13 +60,13 @@ class _HashingFile(io.RawIOBase):
                 self.inner.flush()
 
     def entry(self) -> FileEntry:
-        """Size and checksum of what has passed so far."""
+        """Size and checksum of what was written so far."""
         return FileEntry(self.count, f"xxh3_128:{self.hash.hexdigest()}")
 
 
 @dataclass
 class Draft:
-    """An artifact being written: files first, ``commit`` last. ``discard`` leaves nothing behind."""
+    """An artifact in the making: write its files, then ``commit``. ``discard`` removes everything."""
 
     store: Store
     path: str
@@ -79,9 +78,9 @@ class Draft:
 
     @contextmanager
     def open(self, name: str) -> Iterator[BinaryIO]:
-        """Open file ``name`` (relative, may hold slashes) for writing; its size and checksum are recorded.
+        """Open file ``name`` (relative, slashes allowed) for writing; records its size and checksum.
 
-        ArtifactError for a full disk. It names this file only for what this file met: others may be open meanwhile.
+        Raises ArtifactError if the disk is full.
         """
         full = self.store.full(f"{self.path}/{name}")
         guarded = partial(disk_errors, f"{self.path}/{name}", self.store.option)
@@ -93,7 +92,7 @@ class Draft:
             yield cast(BinaryIO, sink)
             sink.flush()
         except BaseException:
-            with suppress(Exception):  # what went wrong first is what is told
+            with suppress(Exception):  # the first error is the one to report
                 inner.close()
             raise
         with guarded():
@@ -101,7 +100,7 @@ class Draft:
         self.files[name] = sink.entry()
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write ``value`` as indented JSON into file ``name``."""
+        """Write ``value`` as indented JSON to file ``name``."""
         data = (json.dumps(value, indent=1) + "\n").encode()
 
         def write() -> None:
@@ -111,7 +110,7 @@ class Draft:
         retried(write, f"writing {self.store.url_of(self.path)}/{name}")
 
     def commit(self, summary: dict[str, Any]) -> Artifact:
-        """Write the manifest: from now on the artifact exists. LaunchError where another writer took files away."""
+        """Write the manifest, which creates the artifact. LaunchError if another writer removed files of it."""
         if not self.store.is_local:
             self._require_files()
         artifact = Artifact(
@@ -122,46 +121,46 @@ class Draft:
         return artifact
 
     def _require_files(self) -> None:
-        """An object store has no locks: a second writer of the same key begins by removing what lies there."""
+        """Check the files on an object store, which has no locks: a second writer of the same key removes them."""
         full = self.store.full(self.path)
         self.store.fs.invalidate_cache()
         there = {name: info["size"] for name, info in self.store.fs.find(full, detail=True).items()}
         for name, entry in self.files.items():
             if there.get(f"{full}/{name}") != entry.bytes:
                 raise LaunchError(
-                    f"{self.path}/{name} was removed or replaced before it was committed: another process writes "
-                    f"{self.path} as well",
-                    hint="run the same command again once that one has ended; it uses what was made",
+                    f"{self.path}/{name} was removed or replaced before it was committed: another process also "
+                    f"writes {self.path}",
+                    hint="run the same command again once that one has ended; it uses the finished artifact",
                 )
 
     def clear(self) -> None:
-        """Remove everything written so far; a manifest goes first, so that no half of an artifact looks committed."""
+        """Remove everything in the folder, a manifest first, so that half an artifact never looks committed."""
         forget(self.store, self.path)
         for name in self.store.names(self.path):
             self.store.fs.rm(self.store.full(f"{self.path}/{name}"), recursive=True)
 
     def discard_uncommitted(self) -> None:
-        """Remove what was written, unless it was committed: a process may die before it learns of its commit."""
+        """Remove the draft unless it was committed; the answer to a commit may be lost."""
         if not self.store.exists(f"{self.path}/{MANIFEST}"):
             self.discard()
 
     def discard(self) -> None:
-        """Remove the artifact, as ``clear``, and its folder."""
+        """Remove the artifact and its folder."""
         remove(self.store, self.path)
 
 
 class Store(Files):
-    """The one place (an fsspec URL) that holds datasets, plans, runs and models.
+    """The fsspec URL that holds datasets, plans, runs and models.
 
-    ``option``: how the user gave the URL, for hints; commands that do not compose take ``--store ``.
+    ``option``: how the user gave the URL, for hints: ``store=``, or ``--store `` for commands that do not compose.
     """
 
     def write_manifest(self, artifact: Artifact) -> None:
-        """Write ``artifact``'s manifest, atomically and sealed: from now on it is what lies at its path."""
+        """Write the sealed manifest of ``artifact`` atomically, which makes it the artifact at its path."""
         self.write_bytes(f"{artifact.path}/{MANIFEST}", sealed(artifact.to_json()))
 
     def find(self, path: str) -> Artifact | None:
-        """The artifact committed at ``path``, or None. DamagedError for a manifest that does not parse, read twice."""
+        """The artifact at ``path``, or None. DamagedError if the manifest does not parse in two equal reads."""
         former, where = None, f"{self.url_of(path)}/{MANIFEST}"
         for _ in range(_READS):
             try:
@@ -183,7 +182,7 @@ class Store(Files):
         )
 
     def get(self, path: str, stage: str) -> Artifact:
-        """The artifact committed at ``path``; ArtifactError naming the ``stage`` that makes it where there is none."""
+        """The artifact at ``path``; if there is none, ArtifactError names the ``stage`` that makes it."""
         artifact = self.find(path)
         if artifact is None:
             raise ArtifactError(
@@ -196,28 +195,26 @@ class Store(Files):
     def draft(
         self, path: str, *, kind: str, key: str, config: dict[str, Any], inputs: dict[str, str]
     ) -> Iterator[Draft]:
-        """Write an artifact at ``path``: remains of an earlier try go first, an exception discards the new one.
+        """Write an artifact at ``path``, after removing leftovers of an earlier attempt.
 
-        The caller must ``commit``; leaving without it discards too. LaunchError where another process writes it.
+        The caller must ``commit``. An exception, or leaving without a commit, discards the draft. Raises LaunchError if
+        another process writes the same path.
         """
         draft = Draft(self, path, kind, key, config, inputs)
-        hint = "run the same command again once that one has ended; it uses what was made"
+        hint = "run the same command again once that one has ended; it uses the finished artifact"
         with self.locked(path, taken(f"{path} is already being written", "another process", self.full(path), hint)):
             draft.clear()
             try:
                 with disk_errors(path, self.option):
                     yield draft
             except BaseException:
-                with suppress(Exception):  # what went wrong first is what is told; the next try clears up
+                with suppress(Exception):  # report the first error; the next attempt cleans up
                     draft.discard_uncommitted()
                 raise
             draft.discard_uncommitted()
 
     def verify(self, artifact: Artifact, only: str = "") -> None:
-        """Read every file of ``artifact``, or ``only`` this one, and compare size and checksum.
-
-        DamagedError names the first that differs.
-        """
+        """Check size and checksum of every file of ``artifact``, or of ``only`` one; else DamagedError."""
         for name, entry in artifact.files.items():
             if only and name != only:
                 continue
@@ -233,7 +230,7 @@ class Store(Files):
                 )
 
     def measure(self, path: str) -> FileEntry:
-        """Size and checksum of the file at ``path``, read through."""
+        """Read the file at ``path``; returns its size and checksum."""
         digest, count = xxhash.xxh3_128(), 0
         with self.open(path) as source:
             while block := source.read(_BLOCK):

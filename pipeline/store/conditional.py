@@ -1,8 +1,8 @@
-"""Replacing a small file only while it is still what was read: of two writers one wins, and the other one learns of it.
+"""Compare-and-swap of a small file: of two writers one wins, and the other gets ``SwappedError``.
 
-A local disk uses a lock of the file and a rename. S3 uses conditional requests (``If-Match``, ``If-None-Match``; AWS
-has them since November 2024, for deletes since September 2025). For other stores fsspec offers no condition: the file
-is compared just before it is written, and a warning says so once.
+A local disk uses a file lock and a rename. S3 uses conditional requests (``If-Match``, ``If-None-Match``; on AWS since
+November 2024, for deletes since September 2025). fsspec has no conditions for other stores, so there the file is
+compared just before it is written, and a warning says so once.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from pipeline.store.files import Files, write_beside
 from pipeline.store.refusals import disk_errors
 from pipeline.store.retrying import TRIES, pause, retried
 
-_MEMORY = threading.Lock()  # fsspec's memory:// lives in one process
-_warned: set[str] = set()  # stores that were said to have no conditions
+_MEMORY = threading.Lock()  # fsspec's memory:// is inside this process
+_warned: set[str] = set()  # stores whose missing conditions were reported
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a file held when it was read: ``data`` (None: there was none), and the store's mark of that content."""
+    """The content of a file when it was read (None: there was no file), and the store's ``mark`` (ETag) of it."""
 
     data: bytes | None
     mark: str = ""
 
 
 class SwappedError(Exception):
-    """Somebody else wrote or removed the file since it was read; ``now``: what it holds."""
+    """Another writer changed or removed the file since it was read. ``now``: its content."""
 
     def __init__(self, now: Seen) -> None:
         super().__init__("the file changed after it was read")
@@ -45,7 +45,7 @@ class SwappedError(Exception):
 
 
 def look(store: Files, path: str) -> Seen:
-    """What the small file at ``path`` holds, past every cache and with its mark, in one request."""
+    """Read the small file at ``path`` with its mark, in one request that bypasses every cache."""
     full = store.full(path)
     if _is_s3(store):
         return retried(lambda: _look_s3(store.fs, full), f"reading {store.url_of(path)}")
@@ -56,10 +56,10 @@ def look(store: Files, path: str) -> Seen:
 
 
 def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    """Replace what was ``seen`` by ``data`` (None: remove it); SwappedError if the file has changed since.
+    """Replace the ``seen`` content with ``data`` (None: remove the file); SwappedError if the file has changed.
 
-    If the answer to a request is lost, the file is read again: it holds ``data`` only if this writer won, so ``data``
-    must differ from whatever another writer may write. ArtifactError for a full disk or a refusal.
+    If the answer to a request is lost, the file is read again. It holds ``data`` only if this writer won, so ``data``
+    must be unlike whatever another writer may write. Raises ArtifactError for a full disk or a refusal.
     """
     attempt = 0
     while True:
@@ -84,7 +84,7 @@ def swap(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
 
 
 def is_conditional(store: Files) -> bool:
-    """Whether the store holds the condition of ``swap`` by itself."""
+    """Whether the store itself checks the condition of ``swap``."""
     return _writer(store) is not _unconditional and store.url not in _warned
 
 
@@ -106,7 +106,7 @@ def _is_s3(store: Files) -> bool:
 
 
 def _swap_local(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
-    """Under a lock of the very file that is replaced; where there is none, a hard link decides who makes it."""
+    """Swap under a lock of the replaced file; if there is none yet, a hard link decides who creates it."""
     full = Path(store.full(path))
     full.parent.mkdir(parents=True, exist_ok=True)
     if seen.data is None:
@@ -158,7 +158,7 @@ def _bytes(full: Path) -> Seen:
 
 
 def _is_at(handle: int, full: Path) -> bool:
-    """Whether the open file is still the one of that name: another may have been renamed over it."""
+    """Whether the open file still has that name: another file may have been renamed over it."""
     try:
         return os.path.samestat(os.fstat(handle), full.stat())
     except FileNotFoundError:
@@ -192,7 +192,7 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
             return _unconditional(store, path, seen, data)
         if status in (404, 409, 412):
             now = look(store, path)
-            if now == seen and status == 409:  # two requests at once, none of which was done
+            if now == seen and status == 409:  # two requests at once, neither of which succeeded
                 raise OSError(errno.EBUSY, f"{store.url_of(path)} is being written by another process") from error
             raise SwappedError(now) from error
         raise
@@ -201,7 +201,7 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None) -> Seen:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status with which S3 refused; s3fs turns botocore's error into another one that keeps it as cause."""
+    """The HTTP status of a refusal by S3, from botocore's error or from that of s3fs, which has it as its cause."""
     answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
     status: int | None = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
     return status

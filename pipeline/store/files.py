@@ -1,4 +1,4 @@
-"""The files of a store, an fsspec URL: read past caches, written whole or not at all, folders locked."""
+"""The files of a store: reads bypass caches, writes are atomic, folders can be locked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.store.steady import Steady
 
 
 def _flock(handle: int, busy: NightjarError | None) -> None:
-    """Lock an open folder, waiting for it; where ``busy`` is given, raise that instead of waiting."""
+    """Lock an open folder. If it is locked already, raise ``busy``, or wait if that is None."""
     with suppress(OSError):  # a file system without locks
         if busy is None:
             fcntl.flock(handle, fcntl.LOCK_EX)
@@ -34,7 +34,7 @@ def _flock(handle: int, busy: NightjarError | None) -> None:
 
 
 def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
-    """Write ``data`` to a new file beside ``full``, down to the disk, and let ``place`` put it there."""
+    """Write ``data`` to a new file beside ``full``, sync it to disk, and let ``place`` move it there."""
     handle, name = tempfile.mkstemp(dir=full.parent, prefix=".write-")
     temporary = Path(name)
     try:
@@ -50,10 +50,7 @@ def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> No
 
 
 class Files:
-    """The one place (an fsspec URL) that holds datasets, plans, runs and models.
-
-    ``option``: how the user gave the URL, for hints; commands that do not compose take ``--store ``.
-    """
+    """The files at an fsspec URL. ``option``: how the user gave the URL, for hints."""
 
     def __init__(self, url: str, option: str = "store=") -> None:
         if not url.strip():
@@ -71,28 +68,28 @@ class Files:
         self.fs = cast(AbstractFileSystem, Steady(inner))
 
     def full(self, path: str) -> str:
-        """The file system's own path for a ``path`` relative to the store."""
+        """The file system's path of ``path``, which is relative to the store."""
         return f"{self.root}/{path}"
 
     def url_of(self, path: str) -> str:
-        """The URL of a ``path`` relative to the store, as another process can open it."""
+        """The URL of ``path``, which another process can open."""
         return self.full(path) if self.is_local else self.fs.unstrip_protocol(self.full(path))
 
     def answers(self) -> bool:
-        """Whether the store is there: a folder; UnreachableError where it does not answer."""
+        """Whether the store exists and is a folder; UnreachableError if it does not answer."""
         with reachable(self.url):
             return bool(self.fs.exists(self.root or "/")) and not self.fs.isfile(self.root or "/")
 
     def exists(self, path: str) -> bool:
-        """Whether a file or folder lies at ``path``, past every cache; the store's own error where it cannot tell."""
+        """Whether ``path`` exists, bypassing caches; raises the store's own error if it cannot tell."""
         return self.fs.exists(self.full(path))
 
     def open(self, path: str, mode: str = "rb") -> Any:
-        """Open a file for reading."""
+        """Open a file, by default for reading."""
         return self.fs.open(self.full(path), mode)
 
     def read_json(self, path: str) -> Any:
-        """The parsed JSON file at ``path``; ArtifactError if it is missing or does not parse."""
+        """Parse the JSON file at ``path``; ArtifactError if it is missing or invalid."""
         try:
             with self.open(path) as source:
                 return json.load(source)
@@ -102,7 +99,7 @@ class Files:
             raise ArtifactError(f"{self.url_of(path)} is not valid JSON: {error}", hint="force=true") from None
 
     def write_json(self, path: str, value: Any) -> None:
-        """Write ``value`` as JSON, atomically: a reader sees the former file or the whole new one."""
+        """Write ``value`` as JSON, atomically: readers see the old file or the new one."""
         self.write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
 
     def write_bytes(self, path: str, data: bytes) -> None:
@@ -119,10 +116,9 @@ class Files:
 
     @contextmanager
     def locked(self, path: str, busy: NightjarError | None = None) -> Iterator[None]:
-        """Hold the folder ``path`` against other processes of this file system; wait for it, or raise ``busy`` at once.
+        """Lock the folder ``path`` against other processes of this file system; wait for it, or raise ``busy`` at once.
 
-        An advisory lock: it leaves nothing behind but the folder and ends with the process, however that ends. Object
-        stores, and file systems without locks, have none.
+        The lock is advisory and ends with the process. Object stores, and file systems without locks, have none.
         """
         if not self.is_local:
             yield
@@ -141,15 +137,15 @@ class Files:
             os.close(handle)
 
     def folders(self, path: str) -> list[str]:
-        """Sorted names of the folders directly under ``path``, by one request; empty where it does not exist."""
+        """Sorted names of the folders directly under ``path``, from one request; empty if it does not exist."""
         return [name for name, kind in self._below(path) if kind != "file"]
 
     def names(self, path: str) -> list[str]:
-        """Sorted names directly under ``path``, by one request; empty where it does not exist."""
+        """Sorted names directly under ``path``, from one request; empty if it does not exist."""
         return [name for name, _ in self._below(path)]
 
     def _below(self, path: str) -> list[tuple[str, str]]:
-        """Name and type of all directly under ``path``, sorted."""
+        """Names and types directly under ``path``, sorted."""
         full = self.full(path)
         self.fs.invalidate_cache(full)
         try:

@@ -1,8 +1,7 @@
-"""A lease: one process holds it and renews it; another one takes it over once it is no longer renewed.
+"""A lease: one process holds and renews it, and another takes it over once it is no longer renewed.
 
-Other machines' clocks decide nothing. A holder is alive if its record changes while it is watched, for as long as it
-promised (as in Kubernetes' own leader election). A ``Place`` says where the record is: a file of the store
-(``leasefile.py``) or an object of a cluster.
+No clocks of different machines are compared. A holder is alive if its record changes within the time that it promised,
+as in Kubernetes' leader election. A ``Place`` stores the record: a file (``leasefile.py``) or an object of a cluster.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from pipeline.errors import LaunchError
 from pipeline.store.conditional import Seen, SwappedError
 from pipeline.store.refusals import taken
 
-CHECKS = 6  # of the record, and renewals of it, while a lease lasts
-CLOCKS_DIFFER = 5.0  # seconds more than a renewal takes to be seen
+CHECKS = 6  # checks, and renewals, of the record per lease duration
+CLOCKS_DIFFER = 5.0  # seconds beyond the time that a renewal takes to be seen
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lease: ``id`` of this one process, ``text`` for people, the seconds that each renewal holds.
+    """The holder of a lease: its process ``id``, a ``text`` for messages, and the ``seconds`` that a renewal lasts.
 
-    ``ahead``: seconds that its last renewal lies ahead of this machine's clock; None where that is not compared.
+    ``ahead``: seconds by which its last renewal is ahead of this machine's clock; None if unknown.
     """
 
     id: str
@@ -41,9 +40,9 @@ class Holder:
     ahead: float | None = None
 
     def skew(self, slack: float) -> str:
-        """How far its clock is from this machine's, in words; "" where that does not show.
+        """The difference between its clock and this machine's, in words; "" if there is none to see.
 
-        ``slack``: seconds since the record may have been written.
+        ``slack``: largest age of the record in seconds.
         """
         ahead = self.ahead
         if ahead is None or -slack - CLOCKS_DIFFER <= ahead <= CLOCKS_DIFFER:
@@ -55,10 +54,10 @@ class Holder:
 
 
 class Place(Protocol):
-    """Where a lease's record is, and what the lease protects.
+    """Where the record of a lease is, and what the lease protects.
 
-    ``name`` and ``where``: the lease in messages; ``taken``: what a second process cannot do; ``hint``: what it may do
-    instead; ``id``: this process.
+    ``name`` and ``where`` describe the lease in messages. ``taken`` says why a second process cannot work, and ``hint``
+    what to do instead. ``id``: this process.
     """
 
     name: str
@@ -69,37 +68,37 @@ class Place(Protocol):
 
     @property
     def settle(self) -> float:
-        """Seconds until two writes at once are one for both; 0 where writes are conditional."""
+        """Seconds until both of two simultaneous writers see the same record; 0 with conditional writes."""
         ...
 
     def look(self) -> Seen:
-        """The record as it is now."""
+        """Read the record."""
         ...
 
     def holder(self, seen: Seen) -> Holder | None:
-        """Who holds the lease as it was ``seen``; None where nobody does."""
+        """The holder in the ``seen`` record; None if there is none."""
         ...
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
-        """Write that this process holds the lease (``free``: nobody does); SwappedError unless it is as ``seen``."""
+        """Write this process (with ``free``, nobody) as the holder; SwappedError if the record is not as ``seen``."""
         ...
 
 
 class Lease:
-    """The lease at ``place``; ``seconds``: for how long each renewal holds."""
+    """The lease at ``place``. ``seconds``: how long each renewal lasts."""
 
     def __init__(self, place: Place, seconds: float) -> None:
         self.place, self.seconds = place, seconds
         self.seen = Seen(None)
         self.lost, self._ending = False, threading.Lock()
-        self._since, self._asking_since = 0.0, math.inf  # when the last renewal that held began, and the one in flight
+        self._since, self._asking_since = 0.0, math.inf  # when the last successful renewal began, and the one in flight
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Acquire, renew in the background, release.
+        """Acquire the lease, renew it in the background, and release it.
 
-        A process that loses the lease, because it could not renew it in time, gets SIGTERM; its stages go on. It gets
-        it before another one may take the lease, even while a renewal hangs.
+        A process that cannot renew its lease in time gets SIGTERM, before another one can take the lease and even while
+        a renewal hangs. Its stages on a cluster continue.
         """
         self.acquire()
         self._since, ended = time.monotonic(), threading.Event()
@@ -107,7 +106,7 @@ class Lease:
         try:
             keeper.start()
             threading.Thread(target=self._watch, args=(ended,), name="lease-watch", daemon=True).start()
-        except RuntimeError as error:  # a limit of processes is reached; without a keeper the lease would be lost
+        except RuntimeError as error:  # no threads left; the lease could not be renewed
             ended.set()
             self._leave()
             raise LaunchError(
@@ -123,7 +122,7 @@ class Lease:
                 self._leave()
 
     def acquire(self) -> None:
-        """Take the lease where it is free, given up, or no longer renewed; LaunchError elsewhere."""
+        """Take the lease if it is free or no longer renewed; else LaunchError."""
         seen = self.place.look()
         if (holder := self.place.holder(seen)) is not None:
             seen = self._outwait(seen, holder)
@@ -131,25 +130,25 @@ class Lease:
             self.seen = self.place.put(seen)
         except SwappedError as other:
             raise self._taken(other.now) from None
-        if self.place.settle:  # of two that wrote at once, the later one has it
+        if self.place.settle:  # of two simultaneous writers, the later one wins
             time.sleep(self.place.settle)
             now = self.place.look()
             if not self._is_mine(now) and self.place.holder(now) is not None:
                 raise self._taken(now)
 
     def renew(self) -> bool:
-        """Whether the lease was still this process's, and is now for another while."""
+        """Renew the lease; returns whether this process still held it."""
         try:
             self.seen = self.place.put(self.seen)
         except SwappedError as other:
             if not self._is_mine(other.now):
                 return False
-            self.seen = other.now  # an earlier renewal was done though its answer never came
+            self.seen = other.now  # an earlier renewal succeeded, but its answer was lost
             return self.renew()
         return True
 
     def release(self) -> None:
-        """Leave the lease, where it is still this process's, to the next one at once."""
+        """Free the lease if this process still holds it."""
         try:
             self.place.put(self.seen, free=True)
         except SwappedError as other:
@@ -158,7 +157,7 @@ class Lease:
                 self.release()
 
     def _outwait(self, seen: Seen, holder: Holder) -> Seen:
-        """The record once the holder left the lease, or did not renew it in its own time; LaunchError once it does."""
+        """The record once the holder released the lease or failed to renew it in time; LaunchError if it renews it."""
         log.info(
             "%s holds %s: waiting %g s to see whether it renews its lease%s",
             holder.text, self.place.name, holder.seconds, holder.skew(holder.seconds),
@@ -182,32 +181,32 @@ class Lease:
         return taken(self.place.taken, holder.text, where, self.place.hint)
 
     def _leave(self) -> None:
-        """Release; where the store does not answer the next launcher waits for this one's time to end."""
-        with suppress(Exception):  # clients of object stores have error classes of their own
+        """Release. If the store does not answer, the next launcher waits until the lease expires."""
+        with suppress(Exception):  # object store clients have their own error classes
             self.release()
 
     def _keep(self, ended: threading.Event) -> None:
         while not self.lost and not ended.wait(self.seconds / CHECKS):
             self._asking_since = time.monotonic()
-            with suppress(Exception):  # it is tried again until the lease is over; nothing may end this thread
+            with suppress(Exception):  # try again until the lease is over; nothing may end this thread
                 if not self.renew():
                     self._lose()
                     return
-                self._since = self._asking_since  # it holds from the write on, whenever the answer came
+                self._since = self._asking_since  # it counts from the write, not from the answer
             self._asking_since = math.inf
             if self._is_over():
                 self._lose()
                 return
 
     def _watch(self, ended: threading.Event) -> None:
-        """The keeper cannot tell that the lease is over while it waits for an answer."""
+        """Notice the end of the lease while the keeper waits for an answer."""
         while not ended.wait(self.seconds / CHECKS / 4):
             if time.monotonic() - self._asking_since > self.seconds / CHECKS and self._is_over():
                 self._lose()
                 return
 
     def _is_over(self) -> bool:
-        """Whether another process may soon take the lease; a little early, for it counts by its own clock."""
+        """Whether another process may soon take the lease; a little early, because clocks differ."""
         return time.monotonic() - self._since > self.seconds * (1 - 1 / CHECKS)
 
     def _lose(self) -> None:
@@ -221,7 +220,7 @@ class Lease:
 
 
 def watched(look: Callable[[], Seen], seconds: float, seen: Seen) -> Seen:
-    """What ``look`` returns as soon as that is no longer ``seen``, or once ``seconds`` are over."""
+    """What ``look`` returns once that differs from ``seen``, or after ``seconds``."""
     last = time.monotonic() + seconds
     while True:
         time.sleep(seconds / CHECKS)

@@ -1,4 +1,4 @@
-"""A lease's record as a small file of the store: owner, host, process, when it was renewed and for how long."""
+"""The record of a lease as a small file: owner, host, process, time of renewal and duration."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.store.conditional import Seen, is_conditional, look, swap
 from pipeline.store.files import Files
 from pipeline.store.lease import Holder
 
-SETTLE_SECONDS = 1.0  # on a store without conditions, until what two wrote at once is one of the two for both
+SETTLE_SECONDS = 1.0  # without conditional writes, until two simultaneous writers see the same file
 _FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
 
 
 @dataclass
 class LeaseFile:
-    """The lease of ``name`` at ``path``; ``doing``: what its holder works on, for others. A ``Place``."""
+    """A ``Place``: the lease ``name`` at ``path``. ``doing``: the holder's work, shown to others."""
 
     store: Files
     path: str
@@ -37,15 +37,15 @@ class LeaseFile:
 
     @property
     def settle(self) -> float:
-        """Asked after the first write: an S3 without conditional writes says so only in its answer to that."""
+        """Known after the first write, whose answer shows whether an S3 has conditional writes."""
         return 0.0 if is_conditional(self.store) else SETTLE_SECONDS
 
     def look(self) -> Seen:
-        """The file as it is now."""
+        """Read the file."""
         return look(self.store, self.path)
 
     def holder(self, seen: Seen) -> Holder | None:
-        """Who holds the lease as it was ``seen``. ArtifactError where the file does not parse."""
+        """The holder in the ``seen`` record. ArtifactError if the file is invalid."""
         if seen.data is None:
             return None
         with suppress(ValueError):
@@ -57,7 +57,7 @@ class LeaseFile:
         raise ArtifactError(f"{self.where} does not say who holds {self.name}", hint="remove that file if nobody does")
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
-        """Write the record of this process, or with ``free`` remove the file; SwappedError unless it is as ``seen``."""
+        """Write this process's record, or with ``free`` remove the file; SwappedError if it is not as ``seen``."""
         return swap(self.store, self.path, seen, None if free else self._record())
 
     def _record(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What an artifact's manifest holds, how it is sealed, and how an artifact's key is made."""
+"""The manifest of an artifact: its content, its seal, and the key of the artifact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One file of an artifact: size in bytes and ``xxh3_128:<hex>`` checksum."""
+    """A file of an artifact: its size and its checksum, ``xxh3_128:<hex>``."""
 
     bytes: int
     checksum: str
@@ -24,7 +24,7 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A committed artifact. ``path`` is relative to its store; ``summary`` is its part of ``result.json``."""
+    """A committed artifact. ``path`` is relative to the store. ``summary`` becomes its part of ``result.json``."""
 
     path: str
     kind: str
@@ -37,14 +37,14 @@ class Artifact:
     created: float
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as plain data (the path is where it lies, so it is left out)."""
+        """The manifest as plain data, without the path."""
         record = asdict(self)
         del record["path"]
         return record
 
 
 def artifact_key(stage: str, config: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
-    """Hash (32 hex digits) of stage, its resolved configuration, the keys of its inputs and the schema version."""
+    """Hash (32 hex digits) of the stage, its configuration, the keys of its inputs and the schema version."""
     record = {"stage": stage, "config": config, "inputs": inputs, "schema_version": SCHEMA_VERSION}
     text = json.dumps(record, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
@@ -60,7 +60,7 @@ def sealed(record: dict[str, Any]) -> bytes:
 
 
 def unsealed(data: bytes) -> dict[str, Any]:
-    """What ``sealed`` was given; ValueError if a single bit differs."""
+    """The record that ``sealed`` wrote; ValueError if a single bit differs."""
     body, _, seal = data.rpartition(_SEAL)
     if seal != xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n':
         raise ValueError("its content and its seal (a checksum of it) differ")
@@ -69,7 +69,7 @@ def unsealed(data: bytes) -> dict[str, Any]:
 
 
 def parsed(path: str, data: bytes) -> Artifact:
-    """The artifact whose manifest is ``data``."""
+    """Parse the manifest ``data`` of the artifact at ``path``."""
     record = unsealed(data)
     files = {name: FileEntry(**entry) for name, entry in record.pop("files").items()}
     return Artifact(path=path, files=files, **record)

@@ -1,7 +1,7 @@
-"""Who names what in a store: the records that refer to artifacts, runs and checkpoints.
+"""The references in a store: which records name which artifacts, runs and checkpoints.
 
-A room that writes records describes each kind of them once, as a ``RecordKind``; ``RECORDS`` lists all kinds. They
-alone decide what ``store gc``, ``ckpt gc``, a training that prunes and ``force=true`` may remove.
+A room describes each kind of record that it writes as a ``RecordKind``, and ``RECORDS`` lists all kinds. They decide
+what ``store gc``, ``ckpt gc``, the pruning of a training and ``force=true`` may remove.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Record = dict[str, Any]
 class References:
     """What something refers to.
 
-    A dataset, plan or towers artifact is known by its key, the last part of its path. ``keys``: of artifacts it was
-    made of, ``meant``: of those it may still make, ``runs``: names, ``checkpoints``: paths.
+    ``keys``: keys (the last part of a path) of the datasets, plans and towers it was made from. ``meant``: keys of
+    those it may still make. ``runs``: names. ``checkpoints``: paths.
     """
 
     keys: frozenset[str] = frozenset()
@@ -44,11 +44,10 @@ class References:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordKind:
-    """A kind of record: where such files are (``*``: any folder) and what one of them ``refers`` to.
+    """A kind of record: the ``pattern`` of its path (``*``: any folder) and what a record ``refers`` to.
 
-    ``refers`` may raise KeyError, TypeError or AttributeError for content that is not of its kind. ``starts``: names
-    what its run began from, which is needed only where the run goes on or is called again. ``pins``: what it names as
-    a checkpoint is never removed.
+    ``refers`` may raise KeyError, TypeError or AttributeError for invalid content. ``starts``: the record names what
+    its run started from, which matters only if the run continues. ``pins``: checkpoints it names are never removed.
     """
 
     name: str
@@ -62,7 +61,7 @@ RECORDS: Registry[RecordKind] = Registry("kind of record", setting="record", hom
 
 
 def of_versions(store: Store) -> dict[str, References]:
-    """What every committed version of every model refers to, by its path; DamagedError where one cannot be read."""
+    """The references of every committed version, by its path; DamagedError if a record cannot be read."""
     by_version: dict[str, References] = {}
     for kind in RECORDS:
         if kind.pattern.startswith("models/"):
@@ -72,7 +71,7 @@ def of_versions(store: Store) -> dict[str, References]:
 
 
 def of_run(store: Store, run: str, *, starts: bool) -> References:
-    """What ``run`` refers to; ``starts``: what it began from, too. DamagedError where a record of it cannot be read."""
+    """The references of ``run``; with ``starts``, also what it started from. DamagedError for an unreadable record."""
     total = References()
     for kind in RECORDS:
         if kind.pattern.startswith("runs/") and (starts or not kind.starts):
@@ -82,10 +81,10 @@ def of_run(store: Store, run: str, *, starts: bool) -> References:
 
 
 def pins(store: Store, run: str | None = None) -> dict[str, str]:
-    """Checkpoints that a published model or a finished training names: {path: manifest that names it}.
+    """Checkpoints that a published version or a finished training names: {path: manifest that names it}.
 
-    ``run``: of trainings only this run's are read, which is all that names its checkpoints; "": of none. One request
-    a manifest, and a few for each model. DamagedError for a manifest that cannot be read: then nothing may be removed.
+    ``run``: read only this run's trainings, which is enough for its checkpoints; "": none. Takes one request per
+    manifest, and a few per model. Raises DamagedError for an unreadable manifest; then nothing may be removed.
     """
     pinned: dict[str, str] = {}
     for kind in RECORDS:
@@ -97,27 +96,24 @@ def pins(store: Store, run: str | None = None) -> dict[str, str]:
 
 
 def of_manifest(record: Record) -> References:
-    """What an artifact's manifest refers to: its inputs by key, checkpoints by path anywhere in inputs and summary."""
+    """The references of a manifest: its inputs by key, and checkpoints by their paths in inputs and summary."""
     texts = list(_texts([record.get("inputs"), record.get("summary")]))
     keys = frozenset(_texts(record.get("inputs"))) - {""}
     return References(keys=keys, checkpoints=frozenset(path for text in texts for path in CHECKPOINT.findall(text)))
 
 
 def key_of(path: Any) -> frozenset[str]:
-    """The key that a path ends with; empty for no path."""
+    """The key at the end of a path; empty for no path."""
     return frozenset({str(path).rpartition("/")[2]} if path else ())
 
 
 def run_of(path: Any) -> frozenset[str]:
-    """The run of a checkpoint as it is typed, or by its path; empty for no checkpoint."""
+    """The run of a checkpoint, which is named by path or as users type it; empty for no checkpoint."""
     return frozenset({str(path).removeprefix("runs/").partition("/")[0]} if path else ())
 
 
 def read_record(store: Store, path: str) -> Record | None:
-    """The record at ``path``: a manifest, JSON or YAML by its name; None where there is none.
-
-    DamagedError where it cannot be read.
-    """
+    """The manifest, JSON or YAML record at ``path``; None if there is none, DamagedError if it cannot be read."""
     folder, _, name = path.rpartition("/")
     try:
         if name == MANIFEST:
@@ -135,7 +131,7 @@ def read_record(store: Store, path: str) -> Record | None:
 
 
 def unknown(store: Store, path: str, problem: str) -> DamagedError:
-    """The error for a record that does not say what it refers to."""
+    """The error for a record whose references cannot be read."""
     return DamagedError(
         f"{store.url_of(path)} {problem}, so what it refers to is unknown",
         hint="restore or remove that file; until then nothing is removed",
@@ -143,7 +139,7 @@ def unknown(store: Store, path: str, problem: str) -> DamagedError:
 
 
 def _read_all(store: Store, kind: RecordKind, run: str | None) -> Iterator[tuple[str, References]]:
-    """The records of ``kind``, of one run or of all, and what each refers to."""
+    """The records of ``kind``, of one run or of all, with their references."""
     named = run is not None and kind.pattern.startswith("runs/*")
     for path in _paths(store, kind.pattern.replace("*", run or "*", 1) if named else kind.pattern):
         record = read_record(store, path)
@@ -165,7 +161,7 @@ def _paths(store: Store, pattern: str) -> Iterator[str]:
 
 
 def _manifest(store: Store, folder: str) -> Record | None:
-    """The content of the manifest in ``folder``; its seal is checked, unless another program wrote it without one."""
+    """The manifest in ``folder``. Its seal is checked, unless another program wrote it without one."""
     path = f"{folder}/{MANIFEST}"
     try:
         artifact = store.find(folder)
@@ -181,7 +177,7 @@ def _manifest(store: Store, folder: str) -> Record | None:
 
 
 def _parsed(name: str, data: bytes) -> Any:
-    """JSON or YAML; ValueError where it is neither."""
+    """Parse JSON or YAML; ValueError if invalid."""
     if not name.endswith(".yaml"):
         return json.loads(data)
     import yaml

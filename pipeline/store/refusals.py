@@ -1,4 +1,4 @@
-"""Errors of a store, with a hint: it is full, refuses access, is in use, or does not answer."""
+"""Errors of a store, with hints: it is full, refuses access, is in use, or does not answer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 @contextmanager
 def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") -> Iterator[None]:
-    """Turn a full disk or a refusal into an ArtifactError; ``doing`` names what was done to ``what``.
+    """Turn a full disk or a refusal into an ArtifactError about ``doing`` ``what``.
 
-    ``option``: how the user chooses another place, for the hint; "" if another place is no help.
+    ``option``: how the user chooses another place, for the hint; "" if another place does not help.
     """
     try:
         yield
@@ -35,15 +35,15 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
 
 
 def taken(what: str, holder: str, where: str, hint: str) -> LaunchError:
-    """The error where another process was first: ``what`` is going on already, because ``holder`` holds ``where``."""
+    """The error if another process is first: ``what`` happens already, because ``holder`` holds ``where``."""
     return LaunchError(f"{what}: {holder} holds {where}", hint=hint)
 
 
 @contextmanager
 def reachable(where: str) -> Iterator[None]:
-    """Turn an error of the store itself into UnreachableError: not a missing file, a bad sector or one of the family.
+    """Turn errors of the store into UnreachableError, except a missing file, a bad sector or a NightjarError.
 
-    Clients of object stores raise their own classes for a cut connection or a timeout, so any class counts.
+    Any other class counts, because object store clients have their own classes for a cut connection or a timeout.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Removing from a store: manifests first, so that half of an artifact never looks whole."""
+"""Removing from a store: manifests first, so that half an artifact never looks whole."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.store.refusals import disk_errors
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """Something that goes or stays, and the ``reason`` in words.
+    """Something that is removed or stays, and why.
 
-    ``kind``: what it is, such as dataset or remains; ``bytes`` of its files, None where they are not known;
-    ``noticed``: whether people should see that it stays.
+    ``kind``: what it is, such as dataset. ``bytes``: of its files, None if unknown. ``noticed``: whether to tell the
+    user that it stays.
     """
 
     path: str
@@ -34,22 +34,22 @@ class Removal:
 
 
 def removing(path: str) -> AbstractContextManager[None]:
-    """Around the removal of ``path``: ArtifactError where the store refuses it."""
+    """Context for removing ``path``: ArtifactError if the store refuses."""
     return disk_errors(path, option="", doing="removing")
 
 
 def forget(store: Files, path: str) -> None:
-    """Remove the manifest in ``path``: from now on no artifact is there, whatever files are."""
+    """Remove the manifest in ``path``, so that the artifact no longer exists although its files do."""
     with removing(path):
         if store.exists(f"{path}/{MANIFEST}"):
             store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
 
 
 def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, *, nested: bool = False) -> None:
-    """Remove the file or folder at ``path``: manifests first, then ``between`` is called, then the rest goes.
+    """Remove the file or folder at ``path``: first manifests, then ``between`` is called, then the rest is removed.
 
-    ``nested``: artifacts lie in it, too; those of stages go before checkpoints, and those that rest on others before
-    these. ArtifactError where the store refuses it. Removing what is gone already is no error.
+    ``nested``: the folder contains other artifacts. Artifacts of stages lose their manifests before checkpoints do, and
+    deltas before the checkpoints they depend on. Raises ArtifactError if the store refuses. A missing path is no error.
     """
     full = store.full(path)
     if nested:
@@ -67,12 +67,12 @@ def remove(store: Files, path: str, between: Callable[[], None] = lambda: None, 
 
 
 def age(store: Files, full: str) -> float:
-    """Seconds since a file was written; 0, which is young, where the store does not say."""
+    """Seconds since a file was written; 0 if the store does not say."""
     return time.time() - written(store, full)
 
 
 def written(store: Files, full: str) -> float:
-    """When a file was last written, seconds since 1970; now where the store does not say, for it may be so."""
+    """When a file was last written, seconds since 1970; now if the store does not say."""
     try:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):

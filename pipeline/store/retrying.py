@@ -1,6 +1,6 @@
-"""Which errors pass by themselves, and how often an operation is tried again: one policy for all users of a store.
+"""One retry policy for all users of a store: which errors are temporary, and how often to try again.
 
-Only operations that may be done twice are tried again: reading, listing, writing a whole file in one go, removing.
+Only idempotent operations are retried: reading, listing, writing a whole file at once, removing.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TypeVar
 from pipeline.errors import ArtifactError, NightjarError, PassingError
 
 TRIES = 3
-FIRST_SECONDS, FACTOR = 0.2, 4.0  # between the tries: 0.2 and 0.8 s; clients of object stores wait longer before
-NO_THREAD = "can't start new thread"  # all that CPython says
+FIRST_SECONDS, FACTOR = 0.2, 4.0  # pauses of 0.2 and 0.8 s; object store clients wait longer before that
+NO_THREAD = "can't start new thread"  # the only mark of CPython's error
 
 _PASSING = frozenset(
     getattr(errno, name)
@@ -26,17 +26,17 @@ _PASSING = frozenset(
     )
     if hasattr(errno, name)
 )  # fmt: skip
-# Whose errors of their own mean that a request got no answer; refusals are PermissionError or FileNotFoundError.
+# Packages whose own errors mean that a request got no answer. Refusals are PermissionError or FileNotFoundError.
 _CLIENTS = frozenset(
     ("botocore", "aiobotocore", "aiohttp", "urllib3", "requests", "http", "azure", "gcsfs", "google", "fsspec")
 )
-AGAIN = "run the same command again; what is committed is untouched"
+AGAIN = "run the same command again; committed artifacts are untouched"
 Result = TypeVar("Result")
 _here = threading.local()
 
 
 def passes(error: BaseException) -> bool:
-    """Whether ``error`` may be gone at the next try: one of the machine, the disk or the network, not of the data."""
+    """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data."""
     if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
         return True
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | NotADirectoryError):
@@ -49,7 +49,7 @@ def passes(error: BaseException) -> bool:
 
 
 def pause(error: BaseException, attempt: int) -> bool:
-    """Wait before the try after number ``attempt`` (from 1); False at once where no other one is worth it."""
+    """Wait before the try after number ``attempt`` (from 1); returns False at once if another try is pointless."""
     if attempt >= TRIES or not passes(error):
         return False
     time.sleep(FIRST_SECONDS * FACTOR ** (attempt - 1))
@@ -57,9 +57,9 @@ def pause(error: BaseException, attempt: int) -> bool:
 
 
 def retried(work: Callable[[], Result], doing: str) -> Result:
-    """What ``work`` returns, done again while its errors pass; after the last try its error, noted with ``doing``.
+    """Call ``work``, again if its error is temporary; the last error gets a note with ``doing``.
 
-    Within another one's ``work`` it is done once: the outermost tries again, so that tries do not multiply.
+    Inside the ``work`` of another call there is only one try: the outermost call retries, so tries do not multiply.
     """
     if getattr(_here, "retried", False):
         return work()
@@ -80,7 +80,7 @@ def retried(work: Callable[[], Result], doing: str) -> Result:
 
 
 def explained(error: BaseException) -> NightjarError | None:
-    """``error`` as a message for the user if it passes or is a refusal; None if it is neither, or a message already."""
+    """A message for the user if ``error`` is temporary or a refusal; None otherwise, or if it is a message already."""
     said = " ".join(str(error).split())
     where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
     if isinstance(error, PermissionError):

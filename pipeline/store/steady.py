@@ -1,7 +1,7 @@
-"""A file system that never reports an error as "does not exist": passing errors are tried again, others are raised.
+"""A file system that never reports an error as "does not exist": it retries temporary errors and raises others.
 
-fsspec answers ``exists``, ``isdir`` and ``isfile`` with "no" where the disk or the connection fails, and ``find``
-leaves out folders that cannot be listed. A file that seems absent is written again or removed, so here they raise.
+fsspec's ``exists``, ``isdir`` and ``isfile`` return False if the disk or the connection fails, and ``find`` skips
+folders that cannot be listed. Files that seem absent are then written again or removed, so here these methods raise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.store.retrying import retried
 
-# These may be done twice. So may removing: a file that is gone at the second try was removed by the first one.
+# Idempotent operations. Removing is one of them: a file that is missing at the second try was removed by the first.
 _READS = frozenset(("info", "ls", "size", "modified", "glob", "du", "cat_file", "cat_ranges", "get", "ukey"))
 _WRITES = frozenset(("makedirs", "pipe_file"))
 _REMOVES = frozenset(("rm_file", "rmdir"))
@@ -28,13 +28,13 @@ _DOING = {
 
 
 class Steady:
-    """What an fsspec file system offers, steadied; everything else is passed on to ``inner``."""
+    """An fsspec file system with retries; other attributes are those of ``inner``."""
 
     def __init__(self, inner: AbstractFileSystem) -> None:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        if name == "inner":  # while it is copied
+        if name == "inner":  # in copy()
             raise AttributeError(name)
         method = getattr(self.inner, name)
         if name not in _DOING:
@@ -48,19 +48,19 @@ class Steady:
         return again
 
     def exists(self, path: str) -> bool:
-        """Whether a file or a folder lies at ``path``; the file system's error where it cannot tell."""
+        """Whether ``path`` exists; raises the file system's error if it cannot tell."""
         return self._kind(path) is not None
 
     def isdir(self, path: str) -> bool:
-        """Whether a folder lies at ``path``; the file system's error where it cannot tell."""
+        """Whether ``path`` is a folder; raises the file system's error if it cannot tell."""
         return self._kind(path) == "directory"
 
     def isfile(self, path: str) -> bool:
-        """Whether a file lies at ``path``; the file system's error where it cannot tell."""
+        """Whether ``path`` is a file; raises the file system's error if it cannot tell."""
         return self._kind(path) == "file"
 
     def find(self, path: str, **more: Any) -> Any:
-        """All files below ``path``; the file system's error where a folder cannot be listed."""
+        """All files below ``path``; raises the file system's error if a folder cannot be listed."""
         if not self.inner.async_impl:
             more["on_error"] = _unless_missing
         return retried(lambda: self.inner.find(path, **more), f"listing {path}")
@@ -92,7 +92,7 @@ class Steady:
                 self.inner.rmdir(name)
 
     def mv(self, path: str, new: str) -> None:
-        """Rename the file at ``path``; like ``rm``, it takes neither for a pattern."""
+        """Rename the file at ``path``; like for ``rm``, both are names and not patterns."""
         if isinstance(self.inner, LocalFileSystem):
             self.inner.mv(path, new)
         else:
@@ -100,7 +100,7 @@ class Steady:
             self.rm(path)
 
     def open(self, path: str, mode: str = "rb", **more: Any) -> Any:
-        """The open file; one for reading bytes is read on where an error passes."""
+        """Open a file; reading bytes from it survives temporary errors."""
         file = retried(lambda: self.inner.open(path, mode, **more), f"opening {path}")
         return SteadyFile(file, path) if mode == "rb" else file
 
@@ -108,7 +108,7 @@ class Steady:
         return retried(lambda: self._look(path), f"reading {path}")
 
     def _look(self, path: str) -> str | None:
-        self.inner.invalidate_cache(path)  # an earlier listing says nothing about now
+        self.inner.invalidate_cache(path)  # an earlier listing may be outdated
         try:
             if isinstance(self.inner, LocalFileSystem):
                 mode = Path(LocalFileSystem._strip_protocol(path)).stat().st_mode
@@ -121,7 +121,7 @@ class Steady:
 
 
 class SteadyFile:
-    """A file open for reading bytes: a read that met an error that passes is done again from the same place."""
+    """A file open for reading bytes. A read that fails for a while is repeated from the same place."""
 
     def __init__(self, inner: Any, path: str) -> None:
         self._inner, self._path = inner, path
@@ -141,11 +141,11 @@ class SteadyFile:
         return iter(self._inner)
 
     def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes, all there are where that is negative."""
+        """Read up to ``size`` bytes; all if it is negative."""
         return self._again(lambda: self._inner.read(size))
 
     def readinto(self, buffer: Any) -> int:
-        """Fill ``buffer``; the number of bytes."""
+        """Fill ``buffer``; returns the number of bytes."""
         return self._again(lambda: self._inner.readinto(buffer))
 
     def _again(self, work: Callable[[], Any]) -> Any:
@@ -160,7 +160,7 @@ class SteadyFile:
 
 
 def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..., Any]:
-    """``work`` for ``retried``; where ``missing_is_done``, what a second try does not find has been removed."""
+    """``work`` for ``retried``. ``missing_is_done``: a path that a second try does not find has been removed."""
     tried = False
 
     def attempt(*args: Any, **more: Any) -> Any:
@@ -177,6 +177,6 @@ def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..
 
 
 def _unless_missing(error: OSError) -> None:
-    """For ``walk``: what is not there any more has nothing below it."""
+    """For ``walk``: a folder that no longer exists is empty."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError) and error.errno != errno.ENOENT:
         raise error

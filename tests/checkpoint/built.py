@@ -79,11 +79,16 @@ CODINGS = {
     "fp32": FP32,
     "fp16": TableCoding("fp16", "bf16"),
     "q8": TableCoding(Coding(8)),
+    "q6": TableCoding(Coding(6), "bf16"),
     "q4": TableCoding(Coding(4, 25, 0.6), "bf16"),
     "q3": TableCoding(Coding(3, 10, 0.5)),
     "q2": TableCoding(Coding(2, 10, 0.3), "fp32", compress=False),
+    "q2+q3+q4+q6+q8": TableCoding(
+        Coding(4), "bf16", heat="adagrad_sum",
+        levels=((0.0, Coding(2, 0, 0.0, 2)), (0.3, Coding(3)), (0.6, Coding(4)), (0.8, Coding(6)), (0.95, Coding(8))),
+    ),
     "q4+q8": TableCoding(Coding(4, 0, 0.0, 2), hot=0.1, heat="adagrad_sum"),
-}
+}  # fmt: skip
 
 
 def new_store(folder):

@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from pipeline.checkpoint.chunks import HOT, RowBlock, TableCoding, read_block, split_by_heat, write_block
+from pipeline.checkpoint.codings import Codings
 from pipeline.checkpoint.quantise import Coding
+from pipeline.config import CheckpointConfig
 from pipeline.errors import ArtifactError
+from pipeline.specs import TABLE_OPTIMIZERS
 
 
 def block(ids: list[int] | range, columns: int = 8) -> RowBlock:
@@ -35,7 +38,9 @@ def test_fp32_comes_back_bit_for_bit(ids) -> None:
     assert torch.equal(found.state["adagrad_sum"], rows.state["adagrad_sum"])
 
 
-@pytest.mark.parametrize(("weight", "error"), [("fp16", 2**-10), (Coding(8), 0.01), (Coding(4), 0.2), (Coding(2), 1.0)])
+@pytest.mark.parametrize(
+    ("weight", "error"), [("fp16", 2**-10), (Coding(8), 0.01), (Coding(6), 0.05), (Coding(4), 0.2), (Coding(2), 1.0)]
+)
 def test_smaller_codings_come_back_close(weight, error: float) -> None:
     rows = block(range(500))
     found = read_block(stored(rows, TableCoding(weight, state="bf16")), "x")
@@ -99,3 +104,42 @@ def test_the_hottest_rows_keep_eight_bits() -> None:
 )  # fmt: skip
 def test_rows_are_not_split_where_none_would_gain(coding: TableCoding) -> None:
     assert split_by_heat(block(range(50)), coding) == [(None, coding)]
+
+
+def mixed(rows: list[RowBlock], name: str = "rowwise_adagrad", restores: int = 0) -> list[dict[int, list[int]]]:
+    """Bits by ``quantise=mixed``: {bits: places} of each block."""
+    codings = Codings(CheckpointConfig(quantise="mixed", hot_share=0.0), TABLE_OPTIMIZERS.get(name))
+    codings.restores = restores
+    choose = codings.of(rows, final=False)
+    every = [range(len(each.ids)) for each in rows]
+    return [
+        {
+            part.weight.bits: list(places if at is None else at.tolist())
+            for at, part in split_by_heat(each, choose(each))
+        }
+        for each, places in zip(rows, every, strict=True)
+    ]
+
+
+def test_mixed_gives_a_bit_more_for_four_times_the_heat_of_the_median_of_all_tables() -> None:
+    one, two = block(range(6)), block(range(3))
+    one.state["adagrad_sum"] = torch.tensor([0.0, 1.0, 2.0, 7.9, 8.0, 0.5])
+    two.state["adagrad_sum"] = torch.tensor([32.0, 600.0, 1.0])
+    assert mixed([one, two]) == [{2: [0, 1, 5], 3: [2, 3], 4: [4]}, {6: [0], 8: [1], 2: [2]}]
+
+
+def test_mixed_has_two_bits_for_rows_that_were_never_trained_and_the_rule_where_no_heat_is_known() -> None:
+    cold = block(range(5))
+    cold.state["adagrad_sum"].zero_()
+    assert mixed([cold]) == [{2: [0, 1, 2, 3, 4]}]
+    cold.state.clear()
+    assert mixed([cold]) == [{4: [0, 1, 2, 3, 4]}]
+    assert mixed([block(range(5))], restores=21) == [{8: [0, 1, 2, 3, 4]}]
+
+
+def test_sums_of_rows_compress_and_come_back_bit_for_bit() -> None:
+    rows = block(range(8000), 4)
+    rows.state["adagrad_sum"][1000:] = 0.0
+    data = stored(rows, TableCoding(Coding(2)))
+    assert len(data) < 8000 * (1 + 4) + 4000 * 1.1 + 1000
+    assert torch.equal(read_block(data, "x").state["adagrad_sum"], rows.state["adagrad_sum"])

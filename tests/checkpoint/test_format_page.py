@@ -52,12 +52,12 @@ def read_ids(data, count):
 
 def read_codes(packed, bits, columns):
     codes = np.empty((len(packed), columns), np.float32)
-    wide = packed.astype(np.uint32)
+    wide = packed.astype(np.uint64)
     for j in range(columns):
-        if bits == 3:
-            at = 3 * (j // 8)
-            word = wide[:, at] | wide[:, at + 1] << 8 | wide[:, at + 2] << 16
-            codes[:, j] = word >> 3 * (j % 8) & 7
+        if bits in (3, 6):
+            at = bits * (j // 8)
+            word = sum(wide[:, at + i] << 8 * i for i in range(bits))
+            codes[:, j] = word >> bits * (j % 8) & (2**bits - 1)
         else:
             per = 8 // bits
             codes[:, j] = wide[:, j // per] >> bits * (j % per) & (2**bits - 1)
@@ -143,7 +143,7 @@ def compare(store, artifact):
         np.testing.assert_array_equal(mine[name][1]["adagrad_sum"], sums.numpy())
 
 
-@pytest.mark.parametrize("coding", ["fp32", "fp16", "q8", "q4", "q3", "q2"])
+@pytest.mark.parametrize("coding", ["fp32", "fp16", "q8", "q6", "q4", "q3", "q2", "q2+q3+q4+q6+q8"])
 def test_the_reader_gets_the_rows_that_a_restore_gets(tmp_path, coding):
     from tests.checkpoint.built import CODINGS, new_store, put
 

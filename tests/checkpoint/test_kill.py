@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.checkpoint.fault_points import FaultPoint
+from pipeline.checkpoint.verify import verify
+from pipeline.store import Store
 from tests.checkpoint.killing import DIRECTORY, EPOCHS, ROWS, STEPS, Kill, attempt, ledger, make_dataset
 
 # Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones deltas. A baseline has several
@@ -115,3 +117,21 @@ def test_no_row_is_lost_or_trained_twice(tmp_path, first, undisturbed, name, wor
             assert torch.equal(found[key], value), key
         elif key != "rng":  # one for each rank
             torch.testing.assert_close(found[key], value, rtol=0, atol=1e-4)
+
+
+MIXED = {"quantise": "mixed", "state": "bf16", "final_quantise": "mixed"}
+
+
+@pytest.mark.parametrize("kill", [Kill(FaultPoint.CHUNK, 1, 20), Kill(FaultPoint.BEFORE_COMMIT, 0, 3)], ids=str)
+def test_no_row_is_lost_or_trained_twice_with_mixed_bits(tmp_path, dataset, kill):
+    shutil.copytree(dataset, tmp_path, dirs_exist_ok=True)
+    killed = attempt(tmp_path, tmp_path / "first", 2, MIXED, kill)
+    assert killed.codes[kill.rank] == -9, f"{kill} was never reached: {killed}"
+    last = attempt(tmp_path, tmp_path / "last", 2, MIXED)
+    assert last.codes == [0, 0]
+    assert last.resumed == killed.committed > 0
+    assert Counter(row for _, row in ledger([killed, last]).elements()) == dict.fromkeys(range(ROWS), EPOCHS)
+    store = Store(str(tmp_path))
+    artifact = store.get(f"{DIRECTORY}/step-{STEPS:08d}", "train")
+    assert {"q2", "q3", "q4"} <= set(artifact.summary["codings"])
+    assert verify(store, artifact)[0] == []

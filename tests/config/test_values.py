@@ -95,7 +95,7 @@ ENTRIES: list[tuple[str, str, Any, str]] = [
     ("data", "tables", TableFigures(rows=0), "data.tables.a.rows is 0, expected between 1 and 2147483647"),
     ("plan", "tables", TablePin(tier="hmb"), "plan.tables.a.tier is 'hmb', expected one of: hbm, hbm_cached, ddr, ssd"),
     ("plan", "tables", TablePin(avoid=["sdd"]), "plan.tables.a.avoid names 'sdd', expected some of: hbm,"),
-    ("checkpoint", "tables", "5", "checkpoint.tables.a is '5', expected one of: auto, 2, 3, 4, 8, fp16, fp32"),
+    ("checkpoint", "tables", "5", "checkpoint.tables.a is '5', expected one of: auto, mixed, 2, 3, 4, 8, fp16, fp32"),
 ]
 
 

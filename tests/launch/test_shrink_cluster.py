@@ -29,7 +29,7 @@ def test_a_run_goes_on_with_the_pod_that_has_room(cluster, tmp_path: Path) -> No
     )  # fmt: skip
     admin = cluster.api("admin")
     try:
-        read_until(launcher, r"^step ")
+        read_until(launcher, r"\bstep +\d+/")
         wait_for(lambda: list(tmp_path.glob("runs/shrunk/checkpoints/*/step-*/manifest.json")))
         admin.create(QUOTAS, QUOTA)
         wait_for(lambda: admin.get(f"{QUOTAS}/one").get("status", {}).get("used", {}).get("pods") == "2")

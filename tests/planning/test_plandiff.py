@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import ArtifactError
 from pipeline.planning.plandiff import StoredPlan, find_plan, moved_bytes, plan_diff
-from pipeline.records import Plan
+from pipeline.records import Plan, plain
 from pipeline.report.planning import difference
 from pipeline.store import Store
 from tests.made_up_plans import cached, cluster, laptop, table
@@ -41,7 +41,7 @@ def test_moved_bytes_are_those_that_no_rank_and_tier_held(old, new, rows):
 
 def test_equal_plans_differ_in_nothing():
     record = diff(cluster(), cluster())
-    assert (record["tables"], record["changes"], record["bytes_moved"]) == ({}, {}, 0)
+    assert (record.tables, record.changes, record.bytes_moved) == ({}, {}, 0)
     assert "no table moved" in difference(record) and "same" in difference(record)
 
 
@@ -52,11 +52,11 @@ def test_a_moved_table_says_how_far_at_what_cost_and_why():
         old, tables={**old.tables, "C1": moved}, figures={**old.figures, "hbm_gib": 20.0}, predicted_step_ms=9.6
     )
     record = diff(old, new, {"plan.hbm_reserve": 0.1}, {"plan.hbm_reserve": 0.2})
-    change = record["tables"]["C1"]
-    assert list(record["tables"]) == ["C1"]
-    assert change["places"] == {"tier": ["hbm", "hbm_cached"], "cache_rows": [0, 4_000_000]}
-    assert change["bytes_moved"] == change["bytes"] == 40_000_000 * 129 * 4
-    assert record["changes"] == {"hardware.hbm_gib": [79.0, 20.0], "plan.hbm_reserve": [0.1, 0.2]}
+    change = record.tables["C1"]
+    assert list(record.tables) == ["C1"]
+    assert change.places == {"tier": ["hbm", "hbm_cached"], "cache_rows": [0, 4_000_000]}
+    assert change.bytes_moved == change.bytes == 40_000_000 * 129 * 4
+    assert record.changes == {"hardware.hbm_gib": [79.0, 20.0], "plan.hbm_reserve": [0.1, 0.2]}
     text = difference(record)
     assert "hardware.hbm_gib: 79 -> 20" in text and "plan.hbm_reserve: 0.1 -> 0.2" in text
     assert "C1: hbm row_wise on 2 ranks -> hbm_cached row_wise on 2 ranks, 4,000,000 rows" in text
@@ -73,11 +73,11 @@ def test_a_tables_own_changes_explain_it_before_those_of_the_plan():
     )
     record = diff(old, new, {"seed": 1}, {"seed": 1, "plan.tables.C1.tier": "ssd", "plan.tables.C10.tier": "ddr"})
     own = {"rows": [1_000_000, 2_000_000], "pooling": [1.0, 3.5], "plan.tables.C1.tier": [None, "ssd"]}
-    assert record["own"] == {"C1": own}
-    assert record["tables"]["C1"]["because"] == [
+    assert record.own == {"C1": own}
+    assert record.tables["C1"].because == [
         "rows 1,000,000 -> 2,000,000", "pooling 1.0 -> 3.5", "plan.tables.C1.tier not set -> ssd"
     ]  # fmt: skip
-    assert record["changes"] == {"profile": ["a" * 12, "b" * 12]}
+    assert record.changes == {"profile": ["a" * 12, "b" * 12]}
     assert "plan.tables.C1.tier not set -> ssd" in " ".join(difference(record).split())
 
 
@@ -85,7 +85,7 @@ def test_settings_are_said_as_they_are_typed_and_empty_pins_are_none():
     types = ["data_parallel", "table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise"]
     pins = {"plan.tables.C1.tier": "", "plan.tables.C1.avoid": [], "plan.tables.C1.sharding": "table_wise"}
     record = diff(laptop(), laptop(), {"plan.sharding_types": types}, {"plan.sharding_types": types[1:2], **pins})
-    assert record["own"] == {"C1": {"plan.tables.C1.sharding": [None, "table_wise"]}}
+    assert record.own == {"C1": {"plan.tables.C1.sharding": [None, "table_wise"]}}
     text = difference(record)
     assert "table_column_wise] -> [table_wise]" in " ".join(text.split()) and max(map(len, text.splitlines())) <= 80
 
@@ -128,8 +128,8 @@ def test_hundreds_of_moves_are_summed_up():
     record = diff(old, replace(old, tables=tables))
     text = difference(record)
     assert "1,000 of 1,000 tables moved" in text and "and 980 more" in text
-    assert len(record["tables"]) == 1000 and len(text.splitlines()) < 260
-    json.dumps(record)
+    assert len(record.tables) == 1000 and len(text.splitlines()) < 260
+    json.dumps(plain(record))
 
 
 @pytest.fixture

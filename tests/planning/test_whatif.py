@@ -10,6 +10,7 @@ from plan_cases import configure, cpu, criteo, dataset
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.whatif import Case, Refused, varying, what_if
+from pipeline.records import plain
 from pipeline.report.planning import comparison
 from tests.made_up_plans import PHASES, cluster
 
@@ -42,20 +43,20 @@ def test_what_varies_is_what_not_all_jobs_share():
 def test_a_record_says_step_bottleneck_and_bytes_by_tier():
     plan, seen = cluster(), []
     record = what_if([case(hardware="h100x16x8")], planner([plan]), lambda done, total: seen.append((done, total)))[0]
-    assert record["fits"] and record["step_ms"] == plan.predicted_step_ms and record["gap"] == plan.gap
-    assert record["bottleneck"] == "dense" == max(PHASES, key=PHASES.get)
-    assert record["tiers"]["ssd_bytes"] == sum(rank["ssd"] for rank in plan.memory)
-    assert record["tables"] == {"hbm": 24, "ssd": 1, "hbm_cached": 1}
+    assert record.fits and record.step_ms == plan.predicted_step_ms and record.gap == plan.gap
+    assert record.bottleneck == "dense" == max(PHASES, key=PHASES.get)
+    assert record.tiers["ssd_bytes"] == sum(rank["ssd"] for rank in plan.memory)
+    assert record.tables == {"hbm": 24, "ssd": 1, "hbm_cached": 1}
     assert seen == [(0, 1), (1, 1)]
-    json.dumps(record)
+    json.dumps(plain(record))
 
 
 def test_what_does_not_fit_is_a_row_with_the_shortfall_and_the_first_way_out():
     cases = [case(hosts="1"), case(hosts="2"), case(hosts="0")]
     records = what_if(cases, planner([SHORT, cluster(), ConfigError("a pin cannot run", hint="~plan.tables.a")]))
-    assert [record["fits"] for record in records] == [False, True, False]
-    assert records[0]["short"] == "DDR is short by 3.00 GiB" and records[0]["way_out"] == "hardware.hosts=2"
-    assert (records[0]["problem"], records[2]["problem"]) == ("infeasible", "refused")
+    assert [record.fits for record in records] == [False, True, False]
+    assert records[0].short == "DDR is short by 3.00 GiB" and records[0].way_out == "hardware.hosts=2"
+    assert (records[0].problem, records[2].problem) == ("infeasible", "refused")
     text = comparison(records)
     assert "1: DDR is short by 3.00 GiB\n   first remedy: hardware.hosts=2\n" in text
     assert "3: a pin cannot run" in text and "1 of 3 fit" in text and "* fastest: hosts=2" in text
@@ -70,14 +71,14 @@ def test_combinations_that_are_no_configuration_are_rows_and_the_others_are_plan
         Refused(settings={"hosts": "3"}, error=wrong),
     ]
     records = what_if(cases, planner([cluster()]))
-    assert [record["fits"] for record in records] == [False, True, False]
-    assert records[0].keys() == what_if([case()], planner([SHORT]))[0].keys()
+    assert [record.fits for record in records] == [False, True, False]
+    assert records[0].to_json().keys() == what_if([case()], planner([SHORT]))[0].to_json().keys()
     text = comparison(records)
     assert [line.split()[2] for line in text.splitlines()[1:4]] == ["refused", "yes", "refused"]
     assert (
         text.count("train.global_batch is 1") == 1 and "\n1, 3: train.global_batch is 1, expected 2 or more\n" in text
     )
-    json.dumps(records)
+    json.dumps(plain(records))
     alike = comparison(what_if([case(hosts="1"), case(hosts="2")], planner([cluster(), cluster()])))
     assert "* fastest: hosts=1 and 1 as fast" in alike
 
@@ -94,6 +95,6 @@ def test_the_real_planner_tells_a_machine_that_is_large_enough_from_one_that_is_
         config = configure(cpu(1, 1, ddr=float(ddr)))
         cases.append(Case(settings={"hardware.ddr_gib": ddr}, inputs=PlanInputs.of(config, schema, profile)))
     small, large = what_if(cases, make_plan)
-    assert (small["fits"], large["fits"]) == (False, True)
-    assert "short by" in small["short"] and "hardware." in small["way_out"]
-    assert large["tiers"]["ddr_bytes"] > 30e6
+    assert (small.fits, large.fits) == (False, True)
+    assert "short by" in small.short and "hardware." in small.way_out
+    assert large.tiers["ddr_bytes"] > 30e6

@@ -1,5 +1,6 @@
 """The wheel holds what the code reads when it runs, and says that it is typed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,7 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Paths in the wheel that this checkout makes; built from a copy, as building leaves folders behind."""
     folder = tmp_path_factory.mktemp("wheel")
     for name in ("pipeline", "components", "conf"):
-        ignored = shutil.ignore_patterns("__pycache__")
+        ignored = shutil.ignore_patterns("__pycache__", "*.so")
         shutil.copytree(ROOT / name, folder / "source" / name, symlinks=True, ignore=ignored)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder / "source")
@@ -40,6 +41,11 @@ def test_the_wheel_holds_configuration_templates_and_every_module(names: set[str
     expected |= {str(path.relative_to(ROOT)) for path in (package / "report" / "templates").iterdir()}
     assert len(expected) > 200
     assert sorted(expected - names) == []
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_wheel_holds_the_compiled_quantiser(names: set[str]) -> None:
+    assert [name for name in names if re.fullmatch(r"pipeline/checkpoint/native/rowcodes\..*\.so", name)]
 
 
 def test_the_wheel_says_that_it_is_typed(names: set[str]) -> None:
