@@ -81,8 +81,8 @@ def trained(store: str, optimizer: str, rate: float, steps: int | None, base: li
         raise SystemExit(f"{optimizer}: {result['error']['message']}")
     train = result["train"]
     run = {"ne": result["eval"]["ne"], "steps": train["steps"], "step_ms": 1000 * train["seconds"] / train["steps"]}
-    print(f"{optimizer:<9} lr {rate:<6g} {run['steps']:>6.0f} steps  NE {run['ne']:.5f}  {run['step_ms']:.1f} ms a step",
-          flush=True)  # fmt: skip
+    took = f"{run['steps']:>6.0f} steps of {run['step_ms']:.1f} ms"
+    print(f"{optimizer:<9} lr {rate:<6g} {took}  NE {run['ne']:.5f}", flush=True)
     return run
 
 

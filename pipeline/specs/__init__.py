@@ -13,8 +13,8 @@ from pipeline.specs.table_optimizer import TableOptimizer
 
 __all__ = [
     "DENSE_OPTIMIZERS", "ID_MAPPINGS", "MODELS", "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS",
-    "DenseOptimizer", "IdMapping", "Model", "ModelCosts", "ModelInputs", "Registry", "Stage", "TableOptimizer", "default_stages",
-    "id_mapping_docs", "id_mapping_names", "mapping_of",
+    "DenseOptimizer", "IdMapping", "Model", "ModelCosts", "ModelInputs", "Registry", "Stage", "TableOptimizer",
+    "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
 ]  # fmt: skip
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")

@@ -33,7 +33,7 @@ class LambSteps(torch.optim.Optimizer):
                 self.state[parameter]["step"] = torch.zeros(())
         states = [self.state[parameter] for parameter in parameters]
         means, squares = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         (beta1, beta2), lr, decay = group["betas"], group["lr"], group["weight_decay"]
         for state in states:
             state["step"] += 1
