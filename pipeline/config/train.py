@@ -132,7 +132,7 @@ class TrainConfig:
     @property
     def dense_state_values(self) -> float:
         """float32 values that training keeps for each dense parameter beside it and its gradient."""
-        return self.dense_spec.state_values + self.average.active
+        return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
 
     def check(self, path: str) -> None:
         """The settings of the schedule must agree with each other, and the optimizers must have their options."""
