@@ -1,4 +1,4 @@
-"""Optimizers: steps that Shampoo needs for Adagrad's NE, rows that lazy Adam updates a second, hogwild's spread.
+"""Optimizers: steps that Shampoo needs for Adagrad's NE, and rows that lazy Adam updates a second.
 
     python -m benchmarks.optimizers [--parts shampoo,rows] [--rows 1500000] [--seed 1]
 

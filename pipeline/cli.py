@@ -1,4 +1,4 @@
-"""The command line: ``nightjar <command>``. Commands and exit codes, no logic; heavy imports inside the commands."""
+"""The command line, ``nightjar <command>``: parsing and exit codes. Commands import heavy packages themselves."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ EPILOG = f"""\
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code and prints one clear message for an expected failure."""
-    if arguments is None:  # the process is ours: before any stage loads torch or Polars
+    """Run the command line; returns the exit code. An expected failure prints one message."""
+    if arguments is None:  # this process is ours; before any stage loads torch or Polars
         share_cpus()
     known = commands()
     parser = _parser(known)
@@ -108,7 +108,7 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
 
 
 def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigError | None:
-    """The error for a first word that is no command, with the command that is most like it."""
+    """The error for an unknown command, with the nearest one; None if the command is known."""
     names = [command.name for command in known]
     if not given or given[0].startswith("-") or given[0] in names:
         return None
@@ -118,7 +118,7 @@ def _unknown_command(given: Sequence[str], known: Sequence[Command]) -> ConfigEr
 
 
 def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
-    """What argparse left over: overrides for commands that compose, an error elsewhere."""
+    """The arguments that argparse left: overrides for commands that compose, else an error."""
     flags = [text for text in rest if text.startswith("-")]
     overrides = [text for text in rest if not text.startswith("-")]
     unknown = flags or ([] if options.command in options.composing else overrides)
@@ -129,7 +129,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 
 def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
-    """``arguments`` with ``store=URL`` as ``--store=URL`` for the commands that take it so: both may be typed."""
+    """``arguments`` with ``--store=URL`` for ``store=URL``, for commands that accept both."""
     if arguments and arguments[0] in {command.name for command in known if command.takes_store}:
         return [f"--{text}" if text.startswith("store=") else text for text in arguments]
     return list(arguments)

@@ -1,7 +1,7 @@
-"""CPUs that this process may use, by its affinity and its cgroups' quota (versions 1 and 2), and threads to match.
+"""The CPUs that this process may use, by its affinity and the quota of its cgroups (versions 1 and 2).
 
-A container's quota is not shown by ``os.cpu_count()``. Threads beyond the quota make the kernel stop all of them for
-the rest of every period.
+``os.cpu_count()`` ignores a container's quota. With more threads than the quota allows, the kernel stops all threads
+for the rest of every period.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
-# How often a thread of an OpenMP team looks for the others at a barrier before it sleeps. GNU's default, 300,000, takes
-# milliseconds: beside other work, waiting threads then hold the cores that those they wait for need. Measured in
-# docs/measurements.md; GNU itself takes 100 to 1,000 where it knows of more threads than cores.
+# How often a thread of an OpenMP team polls at a barrier before it sleeps. GNU's default, 300,000, takes milliseconds,
+# in which waiting threads hold the cores that the others need. Measured in docs/measurements.md; GNU itself uses 100 to
+# 1,000 if it knows of more threads than cores.
 _SPINS = 1000
 
 
 def share_cpus() -> None:
-    """Have native libraries that are loaded from now on, here and in child processes, use the available CPUs fairly.
+    """Set the environment so that native libraries loaded from now on, here and in children, share the CPUs fairly.
 
-    Their pools get a thread for each of ``available_cpus``, and threads that wait go to sleep soon. The libraries know
-    environment variables only; one that is set already stays.
+    Their pools get one thread per available CPU, and waiting threads sleep soon. Variables that are already set stay.
     """
     cpus = str(available_cpus())
     own = {
@@ -36,10 +35,10 @@ def share_cpus() -> None:
 
 
 def available_cpus(root: Path | None = None) -> int:
-    """Whole CPUs of this process, at least one: the smaller of its affinity and its quota.
+    """The number of whole CPUs of this process, at least one: the smaller of its affinity and its quota.
 
-    A quota of 2.5 gives 2: the rest is for the threads that read, write and talk beside those that compute. ``root``:
-    where ``proc`` and the cgroups are, by default ``/``.
+    A quota of 2.5 gives 2; the rest is left for threads of input and output. ``root``: the folder of ``proc`` and the
+    cgroups, by default ``/``.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = cpu_quota(root)
@@ -47,7 +46,7 @@ def available_cpus(root: Path | None = None) -> int:
 
 
 def cpu_quota(root: Path | None = None) -> float | None:
-    """CPUs by the quota of this process's cgroup and of those above it, the smallest; None where none is set."""
+    """The smallest CPU quota of this process's cgroup and its parents; None if there is none."""
     try:
         quotas = [quota for folder in _cgroups(root or _ROOT) if (quota := _quota_of(folder)) is not None]
     except (OSError, ValueError):  # no cgroups here, or files of another form
@@ -56,7 +55,7 @@ def cpu_quota(root: Path | None = None) -> float | None:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of this process's cgroups that may hold a CPU quota, from its own up to the mounted root."""
+    """Folders of this process's cgroups that may have a CPU quota, from its own up to the mounted root."""
     owns: dict[str, str] = {}
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
@@ -77,9 +76,9 @@ def _cgroups(root: Path) -> Iterator[Path]:
 
 
 def _upwards(point: Path, top: str, own: str) -> Iterator[Path]:
-    """The folder of cgroup ``own`` and those above it, where the hierarchy below ``top`` is mounted at ``point``.
+    """The folder of cgroup ``own`` and its parents, if the hierarchy below ``top`` is mounted at ``point``.
 
-    A cgroup outside of what is mounted (a container's own view of a hierarchy) is its root.
+    A cgroup outside the mount (in a container's view of the hierarchy) counts as the root.
     """
     parts = Path(own).parts[1:]
     if top != "/":
@@ -92,7 +91,7 @@ def _upwards(point: Path, top: str, own: str) -> Iterator[Path]:
 
 
 def _quota_of(folder: Path) -> float | None:
-    """CPUs of the cgroup at ``folder``; None without a limit of its own."""
+    """The CPU quota of the cgroup at ``folder``; None if it has none."""
     if (both := folder / "cpu.max").is_file():
         quota, period = both.read_text().split()
     elif (old := folder / "cpu.cfs_quota_us").is_file():

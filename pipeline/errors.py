@@ -1,9 +1,7 @@
-"""The error classes: every failure that a user can cause or see, each with its exit code.
+"""Error classes: one for each kind of failure that a user can cause or see, with its exit code.
 
-A message says what was found and what was expected; ``hint`` names the override or command that
-fixes it. The command line prints both and exits with ``exit_code``, without a traceback.
-``exit_code_of`` decides the exit code of an exception for the process, ``result.json``, a night's record
-and a rank's report.
+A message says what was found and what was expected, and ``hint`` names the override or command that fixes it. The
+command line prints both and exits with ``exit_code``, without a traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ SIGNALLED = 128  # plus the signal's number, as shells have it
 
 
 class NightjarError(Exception):
-    """Base of all expected failures (exit code 1 is kept for unexpected ones)."""
+    """Base class of expected failures. Exit code 1 is for unexpected ones."""
 
     exit_code = UNEXPECTED
 
@@ -40,14 +38,14 @@ class NightjarError(Exception):
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
 
     def to_json(self) -> dict[str, object]:
-        """Plain form that crosses a process boundary; ``from_json`` restores it."""
+        """Plain data that crosses a process boundary; ``from_json`` restores the error."""
         return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
 
     @staticmethod
     def from_json(record: dict[str, object]) -> NightjarError:
-        """The error that ``to_json`` described; an unknown class becomes a plain NightjarError."""
+        """Restore the error from ``to_json``. An unknown class becomes a NightjarError."""
         kind = _family(NightjarError).get(str(record.get("error")), NightjarError)
-        error = kind.__new__(kind)  # what a class's own __init__ asks for beside these did not cross
+        error = kind.__new__(kind)  # the arguments of a class's own __init__ did not cross
         NightjarError.__init__(error, str(record.get("message", "")), hint=str(record.get("hint", "")))
         if isinstance(error, DamagedError):
             error.file = str(record.get("file", ""))
@@ -102,7 +100,7 @@ class DamagedError(ArtifactError):
         self.file = file
 
     def to_json(self) -> dict[str, object]:
-        """As for the others, with the file."""
+        """Plain data, with the file."""
         return {**super().to_json(), "file": self.file}
 
 
@@ -115,23 +113,23 @@ class UnreachableError(PassingError):
 
 
 class LaunchError(NightjarError):
-    """The scheduler could not start, find or finish a stage."""
+    """A stage could not be started, found or finished."""
 
     exit_code = 8
 
 
 def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
-    """``kind`` and all classes below it, by name."""
-    found = {kind.__name__: kind}
+    """``kind`` and all its subclasses, by name."""
+    family = {kind.__name__: kind}
     for below in kind.__subclasses__():
-        found |= _family(below)
-    return found
+        family |= _family(below)
+    return family
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code for ``error``: what its class says, of a signal 128 and its number, else 1.
+    """The exit code of ``error``: that of its class, 128 plus the number for a signal, else 1.
 
-    A broken pipe counts as its signal, which Python turns into an exception, and so does Ctrl-C.
+    A broken pipe and Ctrl-C count as signals, which Python turns into exceptions.
     """
     if isinstance(error, KeyboardInterrupt):
         return SIGNALLED + signal.SIGINT

@@ -1,7 +1,7 @@
-"""Logging: where the lines of the logger ``pipeline`` go, as text or JSON, and the progress line they never tear.
+"""Logging: where the lines of the logger ``pipeline`` go, as text or JSON, without breaking the progress line.
 
-A module logs through ``log = logging.getLogger(__name__)``. The process says once where lines go: a launcher by
-``start`` and ``speak``, a rank by ``start_rank``. Until then only warnings are seen, by Python's own default.
+A module logs through ``log = logging.getLogger(__name__)``. A launcher calls ``start`` and ``speak`` once, a rank calls
+``start_rank``. Before that, only warnings are shown, which is Python's default.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Terminal:
-    """Standard output, where a progress line may be open; ``put`` (by default standard output) takes text as it is."""
+    """Standard output with a progress line. ``put`` writes text, by default to standard output."""
 
     def __init__(self, put: Callable[[str], None] | None = None) -> None:
         self._put = put or _to_stdout
@@ -36,20 +36,20 @@ class Terminal:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> None:
-        """Write ``text`` as it is; a last line without an end counts as an open progress line."""
+        """Write ``text``. A last line without a line end counts as the open progress line."""
         if text:
             with self._lock:
                 self._put(text)
                 self._open = not text.endswith("\n")
 
     def pass_on(self, data: bytes) -> None:
-        """Write the output of a child process, which may end in the middle of a character, to standard output."""
+        """Write output of a child process, which may end inside a character, to standard output."""
         if data:
             with self._lock:
                 sys.stdout.flush()
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)
-                else:  # a caller in this process captures text
+                else:  # a caller captures text
                     sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()
                 self._open = not data.endswith(b"\n")
@@ -61,7 +61,7 @@ class Terminal:
                 self.write("\n")
 
     def line(self, text: str, put: Callable[[str], None] | None = None) -> None:
-        """Write ``text`` as a line of its own; ``put``: elsewhere than to this terminal."""
+        """Write ``text`` as a separate line. ``put``: write it elsewhere than to this terminal."""
         with self._lock:
             self.end_line()
             (put or self.write)(f"{text}\n")
@@ -81,7 +81,7 @@ TERMINAL = Terminal()
 
 
 class _Lines(logging.Handler):
-    """Hands each line to ``put``. An output that fails (a closed pipe, a full disk) fails the caller, as ``print``."""
+    """Passes each line to ``put``. If the output fails (closed pipe, full disk), the caller fails, like ``print``."""
 
     def __init__(self, put: Callable[[str], None], formatter: logging.Formatter, level: int = logging.NOTSET) -> None:
         super().__init__(level)
@@ -93,10 +93,10 @@ class _Lines(logging.Handler):
 
 
 class BriefText(logging.Formatter):
-    """For people: the message, behind ``warning:`` or ``error:`` and the rank where it is not the first one's."""
+    """For people: the message, after ``warning:`` or ``error:``, and the rank unless it is 0."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, or several where the message has several."""
+        """Format the message."""
         level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
         rank = f"rank {_context['rank']}: " if _context["rank"] else ""
         return f"{level}{rank}{_message(self, record)}"
@@ -112,10 +112,10 @@ class FullText(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """For clusters: one JSON object a line."""
+    """For clusters: one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, rank (null: the launcher), stage, run, logger, message, and exception where there is one."""
+        """Time, level, rank (null: the launcher), stage, run, logger, message, and the exception if there is one."""
         fields = {"time": _time(record), "level": record.levelname.lower(), **_context, "logger": record.name}
         fields["message"] = record.getMessage()
         if record.exc_info:
@@ -138,7 +138,7 @@ def add_level(parser: ArgumentParser) -> None:
 
 
 def start(level: str = "info", *, to_stderr: bool = False) -> None:
-    """Show lines from ``level`` on, on standard output or (``to_stderr``) error; at debug with time and logger."""
+    """Show lines from ``level`` on, on standard output or error; at level debug with time and logger."""
     _context.update(rank=None, stage=None, run=None)
     formatter = FullText() if level == "debug" else BriefText()
     put = (lambda text: TERMINAL.line(text, _to_stderr)) if to_stderr else TERMINAL.line
@@ -146,7 +146,7 @@ def start(level: str = "info", *, to_stderr: bool = False) -> None:
 
 
 def speak(form: str, run: str) -> None:
-    """Go on as ``launch.logs`` (``form``) asks, about ``run``."""
+    """Continue in the format ``form`` (``launch.logs``), with ``run`` in JSON lines."""
     _context["run"] = run
     for handler in _ROOT.handlers:
         if isinstance(handler, _Lines) and is_json() != (form == "json"):
@@ -154,11 +154,11 @@ def speak(form: str, run: str) -> None:
 
 
 def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod: bool, live: bool = False) -> None:
-    """Set up a rank. The first one's lines go to standard output, of the others only warnings.
+    """Set up logging of a rank: rank 0 shows all lines, the others only warnings.
 
-    In a pod (``in_pod``) that is its log, whose lines have times. Else the launcher passes standard output on: it gets
-    lines for people, and whatever else other ranks print goes to their log file with standard error. ``live``: the
-    first rank has a progress line there, which a warning of another one takes the place of.
+    In a pod (``in_pod``), lines have times. Otherwise the launcher shows the standard output of the ranks, and whatever
+    else ranks other than 0 print goes to their log file. ``live``: rank 0 has a progress line, which warnings of other
+    ranks replace.
     """
     _context.update(rank=rank, stage=stage, run=run)
     if level != "debug":
@@ -183,7 +183,7 @@ def _quiet_torchrec() -> None:
 
 
 def _kept_stdout() -> Callable[[str], None]:
-    """A way to write to standard output, which all other output leaves for standard error."""
+    """A function that writes to standard output; all other output goes to standard error from now on."""
     sys.stdout.flush()
     kept = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -205,7 +205,7 @@ def _install(level: str, *handlers: logging.Handler) -> None:
 
 
 def level_arguments() -> list[str]:
-    """The arguments by which a process that this one starts logs from the same level on; none for the default."""
+    """Arguments that give a child process the same log level; none for the default."""
     name = logging.getLevelName(_ROOT.level).lower()
     return ["--log-level", name] if name in LEVELS and name != "info" else []
 
@@ -216,7 +216,7 @@ def is_json() -> bool:
 
 
 def show(text: str) -> None:
-    """Print what a run ends with, whatever the level; where lines are JSON as one of them."""
+    """Print the end of a run at any level; as a JSON line if lines are JSON."""
     if is_json():
         log.info("%s", text.strip("\n"))
     else:
@@ -224,7 +224,7 @@ def show(text: str) -> None:
 
 
 def show_fault(error: BaseException) -> None:
-    """Print the traceback of ``error`` on standard error; where lines are JSON as one of them."""
+    """Print the traceback of ``error`` on standard error; as a JSON line if lines are JSON."""
     if is_json():
         log.error("unexpected %s: %s", type(error).__name__, error, exc_info=error)
     else:
@@ -234,7 +234,7 @@ def show_fault(error: BaseException) -> None:
 
 @contextmanager
 def about(stage: str) -> Iterator[None]:
-    """Lines within are about ``stage``."""
+    """Context whose lines are about ``stage``."""
     former, _context["stage"] = _context["stage"], stage
     try:
         yield

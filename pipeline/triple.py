@@ -1,7 +1,7 @@
-"""torch, torchrec and fbgemm-gpu: pinned together, and installed by a command of their own.
+"""torch, torchrec and fbgemm-gpu, which are pinned together and installed by their own command.
 
-The metadata of torchrec asks for the GPU build of fbgemm-gpu, which overwrites files of the CPU build. So the three and
-the two packages that depend on torch are installed with ``--no-deps``; pyproject.toml names all that they need.
+The metadata of torchrec requires the GPU build of fbgemm-gpu, which overwrites files of the CPU build. So they
+and two packages that depend on torch are installed with ``--no-deps``; pyproject.toml lists their dependencies.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ INSTALL = f"pip install --no-deps {' '.join(PACKAGES.values())}"
 
 
 def require_triple() -> None:
-    """ConfigError where one of PACKAGES is not installed; imports none of them."""
+    """ConfigError if one of PACKAGES is not installed. Imports none of them."""
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise _not_installed(missing)
 
 
 def missing_triple(error: BaseException) -> ConfigError | None:
-    """What to say of an import that failed because one of PACKAGES is not installed; None for any other ``error``."""
+    """The message for an import that failed because one of PACKAGES is missing; None for another ``error``."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     return _not_installed([name]) if name in PACKAGES else None
 

@@ -1,4 +1,4 @@
-"""Units, and numbers as people read them. A value that is absent or not finite is shown as ``-``."""
+"""Units, and numbers as text. A value that is absent or not finite is shown as ``-``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def size(value: object) -> str:
 
 
 def clock(seconds: object) -> str:
-    """Seconds as ``hh:mm:ss``, with days in front where there are any."""
+    """Seconds as ``hh:mm:ss``, after the days if there are any."""
     if not known(seconds):
         return ABSENT
     whole = max(0, round(seconds))
@@ -57,7 +57,7 @@ def clock(seconds: object) -> str:
 
 
 def duration(seconds: object) -> str:
-    """Seconds as one glance takes them in: ``0.32 s``, ``12.3 s``, ``3 min 12 s``, ``2 h 05 min``."""
+    """Seconds in short: ``0.32 s``, ``12.3 s``, ``3 min 12 s``, ``2 h 05 min``."""
     if not known(seconds):
         return ABSENT
     if seconds < 59.95:
@@ -70,7 +70,7 @@ def duration(seconds: object) -> str:
 
 
 def short(value: object, spread: object = None) -> str:
-    """For axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``; ``spread``: distance between ticks, which sets the decimals."""
+    """For axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``. ``spread``: the distance between ticks, for the decimals."""
     if not known(value):
         return ABSENT
     step = abs(float(spread)) if known(spread) and spread else abs(float(value)) or 1.0

@@ -90,7 +90,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
     from pipeline.schedule.cluster import apply
-    from pipeline.schedule.manifests import access, accounts
+    from pipeline.schedule.manifests import access
     from tests.launch.cluster_cases import config_for
 
     if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # a test run that is told to end leaves no cluster behind
@@ -100,7 +100,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as running:
         admin = _api(running.kubeconfig_admin)
         config = config_for()
-        apply(admin, [*accounts(config), *access(config)])
+        apply(admin, access(config.launch))
         path = f"/api/v1/namespaces/training/serviceaccounts/{config.launch.pods.launcher_account}/token"
         token = admin.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         own = home / "nightjar.kubeconfig"

@@ -39,7 +39,8 @@ def _serve(options: argparse.Namespace) -> int:
 
     parser = argparse.ArgumentParser(prog="nightjar worker")
     add_arguments(parser)
-    return serve(options.modules, lambda arguments: _work(parser.parse_args(arguments)))
+    own = ["pipeline.commands.run", "pipeline.compose", "pipeline.report", "pipeline.stages.worker"]
+    return serve([*options.modules, *own], lambda arguments: _work(parser.parse_args(arguments)))
 
 
 def _work(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
-"""The configuration schema: a module and a keyword-only dataclass for each Hydra group.
+"""The configuration schema: one module and one keyword-only dataclass per Hydra group.
 
-Hydra composes the YAML of ``conf/`` over these dataclasses, so an unknown key or a wrong type is an
-error before anything starts. ``checks.check`` then looks at the values. Nothing here imports torch.
+Hydra composes the YAML of ``conf/`` over these dataclasses, so an unknown key or a wrong type is an error before
+anything starts. ``checks.check`` then checks the values. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -86,5 +86,5 @@ class Config:
 
     @property
     def world_size(self) -> int:
-        """Ranks over all hosts."""
+        """The number of ranks on all hosts."""
         return self.hardware.world_size

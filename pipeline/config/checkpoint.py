@@ -12,7 +12,7 @@ CODINGS = ("auto", "mixed", "2", "3", "4", "8", "fp16", "fp32")
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """Checkpoints: when, how small, how many. One is always taken at the end of training.
+    """When to write checkpoints, how small, and how many to keep. There is always one at the end of training.
 
     A checkpoint is a baseline with all rows, or a delta with the rows that changed.
     """

@@ -1,8 +1,8 @@
-"""The check of a whole configuration: every value by itself, every group, and then settings of different groups."""
+"""Checks a whole configuration: every value, every group, and then combinations of groups."""
 
 from __future__ import annotations
 
-from pipeline.config import Config, DataConfig
+from pipeline.config import CheckpointConfig, Config, DataConfig, GateConfig, TrainConfig
 from pipeline.config.kubernetes import check_kubernetes
 from pipeline.config.renamed import RENAMED
 from pipeline.config.values import check_values
@@ -11,21 +11,20 @@ from pipeline.specs import ID_MAPPINGS, STAGES, default_stages, mapping_of
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for the first value or combination that is wrong, with the override that fixes it."""
+    """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
     check_values(config)
     _check_stages(config)
-    _check_batch(config)
-    _check_slices(config)
-    _check_checkpoint_tables(config)
+    _check_batch(config.train, config.world_size)
+    _check_features(config.data, config.gate, config.checkpoint)
     _check_allowed(config)
     if config.launch.name == "kubernetes":
         check_kubernetes(config)
 
 
 def check_mapping_settings(data: DataConfig) -> None:
-    """Raise ConfigError for the first feature that sets what its id mapping does not use.
+    """Raise ConfigError for the first feature that sets something its id mapping does not use.
 
-    Asked of what is composed, not of what is recorded: stores hold such settings from before they were refused.
+    This applies to composed configurations only: recorded ones may be older than the check.
     """
     users = {setting: mapping.name for mapping in reversed(list(ID_MAPPINGS)) for setting in mapping.settings}
     for name, feature in data.sparse.items():
@@ -58,28 +57,26 @@ def _check_stages(config: Config) -> None:
             )
 
 
-def _check_batch(config: Config) -> None:
-    batch = config.train.global_batch
-    if isinstance(batch, int) and batch < config.world_size:
+def _check_batch(train: TrainConfig, ranks: int) -> None:
+    batch = train.global_batch
+    if isinstance(batch, int) and batch < ranks:
         raise ConfigError(
-            f"train.global_batch is {batch}, expected at least one sample for each of the {config.world_size} ranks",
-            hint=f"train.global_batch={1024 * config.world_size}",
+            f"train.global_batch is {batch}, expected at least one sample for each of the {ranks} ranks",
+            hint=f"train.global_batch={1024 * ranks}",
         )
 
 
-def _check_slices(config: Config) -> None:
-    for name in config.gate.slices:
-        if name not in config.data.sparse and name != "day":
+def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointConfig) -> None:
+    """Slices and tables must be sparse features."""
+    for name in gate.slices:
+        if name not in data.sparse and name != "day":
             raise ConfigError(
                 f"gate.slices names {name!r}, expected sparse features or day",
-                hint=f"gate.slices=[{next(iter(config.data.sparse), 'day')}]",
+                hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
-
-
-def _check_checkpoint_tables(config: Config) -> None:
-    for table in config.checkpoint.tables:
-        if table not in config.data.sparse:
-            near = ", ".join(list(config.data.sparse)[:5])
+    for table in checkpoint.tables:
+        if table not in data.sparse:
+            near = ", ".join(list(data.sparse)[:5])
             raise ConfigError(
                 f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
                 hint=f"~checkpoint.tables.{table}",

@@ -64,7 +64,7 @@ class WatermarkConfig:
     )
 
     def check(self, path: str) -> None:
-        """Partitions are plain names of folders."""
+        """Partitions must be plain folder names."""
         for name in self.partitions:
             if not name.strip("/") or ".." in name.split("/") or set(name) & set("*?["):
                 raise ConfigError(
@@ -75,7 +75,7 @@ class WatermarkConfig:
 
 @dataclass(kw_only=True)
 class DriftLimits:
-    """How far the train rows may differ from the previous day's; null: without limit."""
+    """How far the train rows may differ from the previous day's; null: no limit."""
 
     label_rate: float | None = setting(
         None, low=0.0, doc="Largest change of the label rate, relative to the previous day's."
@@ -173,7 +173,7 @@ class DataConfig:
     dense_features: int = setting(13, low=0, doc="Number of numeric features of format tables.")
 
     def check(self, path: str) -> None:
-        """The settings of a format must be there, features must have usable names, days must be known."""
+        """A format needs its settings, features need usable names, and days must be known."""
         check_name(f"{path}.name", self.name, "clicks")
         if self.format == "tables":
             self._check_tables(path)
@@ -191,7 +191,7 @@ class DataConfig:
         for name in self.tables:
             if set(name) & set("/."):
                 raise ConfigError(
-                    f"{path}.tables has a table called {name!r}, expected a name without '/' and '.'",
+                    f"{path}.tables has a table {name!r}, expected a name without '/' and '.'",
                     hint=f"call it {path}.tables.{re.sub('[/.]', '_', name)}",
                 )
 
@@ -246,7 +246,7 @@ class DataConfig:
 
     @property
     def _knows_days(self) -> bool:
-        """Whether the day of a row is known: by its file, by a column, or because it is generated."""
+        """Whether the day of a row is known: from its file, from a column, or because it is generated."""
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
 
     def _check_day(self, path: str) -> None:
@@ -276,7 +276,7 @@ class DataConfig:
             )
         if self.split.by == "hours" and self.day is None:
             raise ConfigError(
-                f"{path}.split.by is 'hours', the last ones of {path}.day, but {path}.day is null",
+                f"{path}.split.by is 'hours', which means the last hours of {path}.day, but {path}.day is null",
                 hint=f"{path}.day=2026-01-31, or {path}.split.by=day for the last days of a log",
             )
         if self.split.by == "hours" and self.format != "synthetic" and self.timestamp is None:

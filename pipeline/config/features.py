@@ -1,4 +1,4 @@
-"""Features and tables of the ``data`` group: what one column, one id or one table may be."""
+"""Features and tables of the ``data`` group."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_no
 WHEN_FULL = ("replace", "keep")
 MOST_ROWS = 2**31 - 1  # row numbers are int32
 
-# A table is a submodule of its collection by the feature's name: names that modules have already cannot be tables.
+# A table is a submodule with the name of its feature, so attributes of modules cannot be names of features.
 TAKEN_NAMES = frozenset(
     (
         "T_destination", "add_module", "apply", "bfloat16", "buffers", "call_super_init", "children", "clear",
@@ -33,7 +33,7 @@ TAKEN_NAMES = frozenset(
 
 @dataclass(kw_only=True)
 class LabelConfig:
-    """The label: which column is the click, and which of its values count."""
+    """The label: its column, and which of its values are clicks."""
 
     column: str = setting("label", doc="Column with the label.")
     positive: str = setting("1", doc="Label of a click.")
@@ -124,7 +124,7 @@ class SparseFeature:
     required: bool = setting(False, doc="Send rows without an id to quarantine.")
 
     def check(self, path: str) -> None:
-        """An id comes from a cross, from bins or from a field with separators, not from two of them."""
+        """An id has one source: a cross, bins or a field with separators."""
         if sum((bool(self.cross), self.bins is not None, self.separator is not None)) > 1:
             raise ConfigError(
                 f"{path} has more than one of cross, bins and separator, expected only one",
@@ -147,7 +147,7 @@ class TableDefaults:
 
 @dataclass(kw_only=True)
 class TableFigures:
-    """A table of ``data.format=tables``: known by its figures alone, without logs."""
+    """A table of ``data.format=tables``, described by its figures, without logs."""
 
     rows: int = setting(MISSING, low=1, high=MOST_ROWS, doc="Number of rows of the table.")
     pooling: float | None = setting(None, low=0.0, high=1e6, doc="Overrides `data.table_defaults.pooling`.")
@@ -161,7 +161,7 @@ class TableFigures:
     weighted: bool = setting(False, doc="Whether lookups have weights.")
 
     def check(self, path: str) -> None:
-        """The hit curve must rise to 1, and exclude ``zipf``."""
+        """A hit curve must rise to 1, and excludes ``zipf``."""
         rows, shares = self.hot_rows, self.hot_share
         rising = all(a < b for a, b in zip(rows, rows[1:], strict=False)) and shares == sorted(shares)
         inside = all(1 <= k <= self.rows for k in rows) and all(0.0 < share <= 1.0 for share in shares)

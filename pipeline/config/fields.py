@@ -1,7 +1,7 @@
-"""One setting of the configuration: its default, its bounds or choices, and its sentence of documentation.
+"""One setting of the configuration: its default, its bounds or choices, and its documentation.
 
-``setting`` declares a dataclass field that carries all of them. The checks (``values``), ``nightjar explain`` and
-``docs/configuration.md`` read them from there. Nothing here imports torch.
+``setting`` declares a dataclass field with all of them. The checks (``values``), ``nightjar explain`` and
+``docs/configuration.md`` read them from the field.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ _NOTHING: Any = object()
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What is known of a field besides its type and default.
+    """The declaration of a field besides its type and default.
 
-    ``doc``: one sentence or a few, unit included. ``low``, ``high``: a closed range, None is an open end. ``choices``:
-    the allowed values (of a list or a dictionary: of its entries), as a tuple, or a function that lists them where
-    they are registered elsewhere. ``auto``: the word ``auto`` is allowed beside numbers. ``more``: what registered
-    choices say of themselves, appended to ``doc`` by ``text``.
+    ``doc``: the documentation, with the unit. ``low``, ``high``: a closed range; None: open. ``choices``: the allowed
+    values (of a list or dictionary, of its entries), or a function that lists registered ones. ``auto``: the word
+    ``auto`` is allowed besides numbers. ``more``: documentation of registered choices, which ``text`` appends.
     """
 
     doc: str
@@ -38,7 +37,7 @@ class Setting:
         return f"{self.doc} {self.more()}" if self.more else self.doc
 
     def allowed(self) -> tuple[str, ...]:
-        """The allowed values; empty where any value of the type is."""
+        """The allowed values; empty if every value of the type is allowed."""
         return tuple(self.choices() if callable(self.choices) else self.choices or ())
 
 
@@ -61,6 +60,6 @@ def setting(
 
 
 def setting_of(each: Field[Any]) -> Setting:
-    """The ``Setting`` that dataclass field ``each`` was declared with; KeyError where it was not by ``setting``."""
+    """The ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
     known: Setting = each.metadata[METADATA]
     return known

@@ -85,7 +85,7 @@ class GateConfig:
     )
 
     def check(self, path: str) -> None:
-        """Whoever forces the gate gives a reason."""
+        """Forcing the gate needs a reason."""
         if self.force is not None and len(self.force.strip()) < _SHORTEST_REASON:
             raise ConfigError(
                 f"{path}.force is {self.force!r}, expected a reason, in words, for publishing despite the gate",

@@ -1,10 +1,10 @@
-"""Checks of ``launch=kubernetes``: names, the image, secrets, and whether pods see the store and the logs."""
+"""Checks of ``launch=kubernetes``: names, image, secrets, and whether pods can see the store and the logs."""
 
 from __future__ import annotations
 
 import re
 
-from pipeline.config import Config, PodConfig
+from pipeline.config import Config, HardwareConfig, LaunchConfig, PodConfig, ScheduleConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import STAGES
 
@@ -14,7 +14,7 @@ SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRETIVE = re.compile(r"(SECRET|PASSWORD|TOKEN|CREDENTIAL|PRIVATE_KEY|ACCESS_KEY)", re.IGNORECASE)
 CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
-# The fields of a schedule as Kubernetes reads them: first value, last value, names of values.
+# The fields of a cron schedule: first value, last value, names of values.
 CRON_FIELDS = {
     "minute": (0, 59, ()),
     "hour": (0, 23, ()),
@@ -23,11 +23,11 @@ CRON_FIELDS = {
     "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-LAUNCHER = "launcher"  # whose resources stand beside those of the stages
+LAUNCHER = "launcher"  # its key in ``resources``, besides the stages
 
 
 def check_kubernetes(config: Config) -> None:
-    """ConfigError for a setting of ``launch`` or ``schedule`` that no cluster would take, or that leaks a secret."""
+    """ConfigError for a setting that a cluster would refuse, or that leaks a secret."""
     pods = config.launch.pods
     if not DIGEST.fullmatch(pods.image):
         raise ConfigError(
@@ -35,7 +35,7 @@ def check_kubernetes(config: Config) -> None:
             "every attempt runs the same code",
             hint="launch.pods.image=<registry>/<name>@sha256:<64 hex digits>; skopeo inspect or docker push shows it",
         )
-    _check_names(config)
+    _check_names(config.launch, config.schedule)
     if len(config.schedule.name) > 52:
         raise ConfigError(
             f"schedule.name has {len(config.schedule.name)} characters, expected at most 52, "
@@ -46,13 +46,13 @@ def check_kubernetes(config: Config) -> None:
         raise ConfigError(
             f"schedule.cron is {config.schedule.cron!r}, expected {problem}", hint="'schedule.cron=0 2 * * *'"
         )
-    _check_hosts(config)
+    _check_hosts(config.launch, config.hardware)
     _check_pods(pods)
-    _check_places(config)
+    _check_places(config.store, config.data.path, pods)
 
 
 def _cron_problem(text: str) -> str:
-    """What a schedule should be; "" where it is one. The API server would refuse it, on the night it is applied."""
+    """What a schedule must be; "" if ``text`` is one. The API server would refuse it only when it is applied."""
     fields = text.lower().split()
     if len(fields) != len(CRON_FIELDS):
         return f"five fields: {' '.join(CRON_FIELDS)}"
@@ -72,11 +72,11 @@ def _is_range(part: str, low: int, high: int, numbers: dict[str, int]) -> bool:
     return ends == sorted(ends) and all(low <= end <= high for end in ends)
 
 
-def _check_names(config: Config) -> None:
-    """Names that the API server would refuse."""
-    pods, launch = config.launch.pods, config.launch
+def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
+    """ConfigError for a name that the API server would refuse."""
+    pods = launch.pods
     names = [
-        ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", config.schedule.name),
+        ("launch.namespace", launch.namespace), ("launch.queue", launch.queue), ("schedule.name", schedule.name),
         ("launch.pods.service_account", pods.service_account),
         ("launch.pods.launcher_account", pods.launcher_account),
         *((f"launch.pods.volumes.{name}", name) for name in pods.volumes),
@@ -90,14 +90,14 @@ def _check_names(config: Config) -> None:
             raise ConfigError(f"{path} is {name!r}, expected up to 63 of a-z, 0-9 and '-'", hint=f"{path}={good}")
 
 
-def _check_hosts(config: Config) -> None:
-    """``launch.min_hosts`` and the time until a run is content with it."""
-    launch, hosts = config.launch, config.hardware.hosts
+def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
+    """Check ``launch.min_hosts`` and ``launch.shrink_after_minutes``."""
+    hosts = hardware.hosts
     if launch.min_hosts is None:
         return
     if launch.min_hosts > hosts:
         raise ConfigError(
-            f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={config.hardware.name}",
+            f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={hardware.name}",
             hint=f"launch.min_hosts={hosts}, or null",
         )
     for name in ("pending_minutes", "rendezvous_minutes"):
@@ -151,10 +151,10 @@ def _check_pods(pods: PodConfig) -> None:
             )
 
 
-def _check_places(config: Config) -> None:
-    """The store, and logs that are read by path, must lie where every pod sees them."""
-    volumes = [volume.path.rstrip("/") + "/" for volume in config.launch.pods.volumes.values()]
-    for path, place in (("store", config.store), ("data.path", config.data.path)):
+def _check_places(store: str, logs: str | None, pods: PodConfig) -> None:
+    """The store and the logs must be visible to every pod."""
+    volumes = [volume.path.rstrip("/") + "/" for volume in pods.volumes.values()]
+    for path, place in (("store", store), ("data.path", logs)):
         if place is None or ("://" in place and not place.startswith("file://")):
             continue
         if not any(f"{place.removeprefix('file://')}/".startswith(volume) for volume in volumes):

@@ -18,7 +18,9 @@ class LaunchConfig:
         "local", choices=("local", "kubernetes"), doc="Run stages on this machine, or as jobs on a Kubernetes cluster."
     )
     inline: list[str] = setting(
-        factory=inline_stages, choices=STAGES.names, doc="Stages that run in the launcher's own process."
+        factory=inline_stages,
+        choices=STAGES.names,
+        doc="Stages that run in the launcher's own process, or in a fork that has imported torch already.",
     )
     attempts: int = setting(
         1, low=1, high=100, doc="How often to try a stage that dies; each attempt continues from the newest checkpoint."

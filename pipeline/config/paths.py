@@ -1,4 +1,4 @@
-"""Settings by their dotted paths, such as ``train.lr``: which there are, their types, and what a misspelt one means."""
+"""Settings by dotted path, such as ``train.lr``: a list of them, their types, and the nearest to a misspelt one."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 @dataclass(frozen=True)
 class Place:
-    """A setting or a group of the schema: its dotted ``path``, type, default and the dataclass field that declares it.
+    """A setting or a group: its dotted ``path``, its type, its default and its dataclass field.
 
-    ``*`` in the path stands for the name of each entry of a dictionary.
+    ``*`` in the path stands for the names of a dictionary's entries.
     """
 
     path: str
@@ -41,17 +41,17 @@ class Place:
         return typing.get_origin(self.kind) is dict
 
     def inside(self) -> Any:
-        """The group with its defaults, or an entry of it; None for a setting."""
+        """The group, or an entry of it, with defaults; None for a setting."""
         return self.default if dataclasses.is_dataclass(self.default) else self.group and self.group()
 
     @property
     def prefix(self) -> str:
-        """What the paths of its own settings begin with."""
+        """The beginning of the paths of its settings."""
         return f"{self.path}.*." if self.has_entries else f"{self.path}."
 
 
 def places(node: Any = None, prefix: str = "") -> Iterator[Place]:
-    """All groups and settings below dataclass ``node`` (None: a default Config), each group before its own settings."""
+    """All groups and settings below dataclass ``node`` (None: a default Config), groups before their settings."""
     for place in _own(Config() if node is None else node, prefix):
         yield place
         if place.group:
@@ -59,22 +59,22 @@ def places(node: Any = None, prefix: str = "") -> Iterator[Place]:
 
 
 def settings() -> Iterator[Place]:
-    """All settings of the configuration: what has a value of its own."""
+    """All settings of the configuration, without groups."""
     return (place for place in places() if not place.group)
 
 
 def find_place(path: str) -> Place | None:
-    """The group or setting that ``path`` means: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None for none."""
+    """The group or setting at ``path``: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None if there is none."""
     return _walked(path)[0]
 
 
 def field_type(path: str) -> Any:
-    """The type of the setting, group or entry at a dotted ``path``, or None where the schema has none."""
+    """The type of the setting, group or entry at ``path``; None if there is none."""
     return _walked(path)[1]
 
 
 def _walked(path: str) -> tuple[Place, Any] | tuple[None, None]:
-    """The last setting or group on ``path``, and the type at its end: of the setting, or of an entry in it."""
+    """The last setting or group on ``path``, and the type at its end."""
     node: Any = Config()
     place, prefix, kind = None, "", Config
     for part in path.split("."):
@@ -95,7 +95,7 @@ def _walked(path: str) -> tuple[Place, Any] | tuple[None, None]:
 
 
 def _own(node: Any, prefix: str) -> Iterator[Place]:
-    """What is right below dataclass ``node``; below a model's, what any registered model has."""
+    """Everything directly below dataclass ``node``; for a model, the settings of all registered models."""
     seen: set[str] = set()
     for owner in [node, *(spec.config() for spec in MODELS)] if type(node) is ModelConfig else [node]:
         hints = typing.get_type_hints(type(owner))
@@ -106,18 +106,18 @@ def _own(node: Any, prefix: str) -> Iterator[Place]:
 
 
 def children(path: str) -> list[str]:
-    """Names of the settings and groups right below ``path`` ("": at the top)."""
+    """Names of the settings and groups directly below ``path`` ("": at the top)."""
     kind = strip_none(field_type(path)) if path else Config
     return [place.path for place in _own(kind(), "")] if dataclasses.is_dataclass(kind) else []
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
-    """The known key that ``key`` means, or is most like: under the same parent first, then anywhere."""
+    """The setting that ``key`` means or resembles most: first below the same parent, then anywhere."""
     if meant := meant_by(key):
         return meant
     parent, _, name = key.rpartition(".")
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
-        return name  # train.seed: the setting stands above all groups
+        return name  # train.seed: the setting is at the top
     siblings = children(parent) if parent else [*children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:

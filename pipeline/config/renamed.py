@@ -1,7 +1,7 @@
-"""Settings that have a new name: what people type, and what stores hold from before.
+"""Settings that have been renamed.
 
-Artifact keys and run names are made of the names that a setting had first, so they keep their bytes. Recorded
-configurations are read with either name.
+Artifact keys and run names use the first name of a setting, so their bytes stay. Recorded configurations are read with
+either name. An old name on the command line is an error.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _LISTS_SETTINGS = "checkpoint.allow"  # its values are names of settings
 
 
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
-    """The error for a former name ``path``, None for any other; ``before``, ``after``: of the new name in the hint."""
+    """The error for an old name; None for any other. ``before``, ``after``: text around the new name in the hint."""
     now = RENAMED.get(path)
     return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record``, a configuration or part of one as plain data, with every setting under its name now."""
+    """``record``, a configuration or a part of one as plain data, with the current names."""
     return _renamed(record, RENAMED)
 
 
 def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record`` with every setting under its first name, as keys have it."""
+    """``record`` with the first names, as keys use them."""
     return _renamed(record, _FIRST)
 
 
 def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = "") -> dict[str, Any]:
-    """Names change within their group, at their place in the order, and where a value lists settings."""
+    """Rename keys in place, and the settings that a value lists."""
     made: dict[str, Any] = {}
     for name, value in record.items():
         path = f"{prefix}{name}"

@@ -9,9 +9,9 @@ from pipeline.config.fields import setting
 
 @dataclass(kw_only=True)
 class SyntheticConfig:
-    """Criteo-shaped logs with a known logistic truth, used when ``data.format=synthetic``.
+    """Criteo-like logs with known click probabilities, for ``data.format=synthetic``.
 
-    Effects are standard deviations of the log odds they add. With ``data.day`` the log is that day's alone.
+    Effects are standard deviations of the log odds they add. With ``data.day``, the log is of that day only.
     """
 
     rows: int = setting(1_000_000, low=1, doc="Rows of the log; with `data.day`, rows per day.")

@@ -13,7 +13,7 @@ from pipeline.specs.options import with_options
 
 @dataclass(kw_only=True)
 class GuardConfig:
-    """When training stops itself, with exit code 5. Losses that are not finite always stop it."""
+    """When training stops with exit code 5. A loss that is not finite always stops it."""
 
     window_steps: int = setting(50, low=1, doc="Number of last steps that the guard judges.")
     collapse_after_steps: int = setting(200, low=0, doc="Steps after which the guard starts.")
@@ -111,7 +111,7 @@ class TrainConfig:
 
     @property
     def batch(self) -> int:
-        """``global_batch`` in samples; ConfigError where it is ``auto`` still, which only the rows settle."""
+        """``global_batch`` in samples; ConfigError if it is still ``auto``, which depends on the number of rows."""
         if isinstance(self.global_batch, int):
             return self.global_batch
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""Checks of values: one walk over the configuration compares every setting with its bounds and choices.
-
-A complaint names the setting, its value, what is expected and the override that fixes it.
-"""
+"""Compares every value of a configuration with the bounds and choices of its setting."""
 
 from __future__ import annotations
 
@@ -21,18 +18,17 @@ _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}"
 
 @runtime_checkable
 class Checked(Protocol):
-    """A group whose settings must also fit each other."""
+    """A group that checks its settings against each other."""
 
     def check(self, path: str) -> None:
-        """Raise ConfigError where settings of the group, which lies at dotted ``path``, contradict each other."""
+        """Raise ConfigError if settings of the group at ``path`` contradict each other."""
         ...
 
 
 def check_values(node: Any, path: str = "") -> None:
-    """Raise ConfigError for the first setting below dataclass ``node`` that its declaration does not allow.
+    """Raise ConfigError for the first value below dataclass ``node``, at ``path``, that its setting does not allow.
 
-    ``path``: where the node lies in the configuration. Entries of dictionaries and lists are checked too. A node that
-    has a method ``check`` is asked once all its settings are fine by themselves.
+    This includes the entries of dictionaries and lists. A node's own ``check`` runs after its settings are checked.
     """
     for each in dataclasses.fields(node):
         _check(getattr(node, each.name), f"{path}.{each.name}" if path else each.name, each)
@@ -67,7 +63,7 @@ def _check_list(values: list[Any], path: str, each: Field[Any]) -> None:
 
 
 def check_value(value: Any, path: str, known: Setting) -> None:
-    """Raise ConfigError where ``value`` of the setting at ``path`` is none of its choices or outside its bounds."""
+    """Raise ConfigError if ``value`` is not among the choices of its setting, or outside the bounds."""
     allowed = known.allowed()
     if allowed and value not in allowed:
         raise ConfigError(
@@ -89,7 +85,7 @@ def _check_range(value: float, path: str, low: float | None, high: float | None)
 
 
 def span(low: float | None, high: float | None) -> str:
-    """A closed range in words; "" where both ends are open."""
+    """A range in words; "" if it is open."""
     if low is None:
         return "" if high is None else f"at most {_plain(high)}"
     return f"at least {_plain(low)}" if high is None else f"between {_plain(low)} and {_plain(high)}"
@@ -100,12 +96,12 @@ def _plain(bound: float) -> str:
 
 
 def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
-    """The one of ``allowed`` that is spelled most like ``value``, the first where none is."""
+    """The entry of ``allowed`` that is spelled most like ``value``, else the first."""
     return next(iter(difflib.get_close_matches(str(value), allowed, n=1)), allowed[0])
 
 
 def check_name(path: str, name: str, example: str) -> None:
-    """Raise ConfigError where ``name`` cannot be a directory's; ``example``: the hint where nothing of it can stay."""
+    """Raise ConfigError if ``name`` cannot name a folder. ``example``: for the hint if no part of it is valid."""
     if not re.fullmatch(_NAME, name):
         raise ConfigError(
             f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'",
@@ -114,7 +110,7 @@ def check_name(path: str, name: str, example: str) -> None:
 
 
 def check_time_zone(path: str, zone: str | None) -> None:
-    """Raise ConfigError where ``zone`` is not the name of a time zone."""
+    """Raise ConfigError if ``zone`` is not a time zone."""
     try:
         if zone not in (None, "Etc/UTC"):  # the default works where no zones are installed
             ZoneInfo(str(zone))

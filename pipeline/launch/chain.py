@@ -177,9 +177,9 @@ class Chain:
             wanted.extend(n for n in step.inputs if self.store.find(self.all[n].path) is not None)
 
     def _expect(self) -> None:
-        """Let the scheduler get ready for the steps that it will be given."""
-        launched = [step for step in self.selected if step.name not in self.config.launch.inline]
-        if ahead := [step for step in launched if self.config.force or self.store.find(step.path) is None]:
+        """Let the scheduler get ready where it will be given a step."""
+        ahead = [step for step in self.selected if self.config.force or self.store.find(step.path) is None]
+        if any(step.name not in self.config.launch.inline for step in ahead):
             self._scheduler().expect(ahead)
 
     def _run_step(self, step: Step) -> None:
@@ -203,7 +203,7 @@ class Chain:
         log.info("%-10s started", step.name)
         started = time.monotonic()
         try:
-            artifact = self._inline(step) if step.name in self.config.launch.inline else self._launched(step)
+            artifact = self._inline(step) if self._is_inline(step.name) else self._launched(step)
         except BaseException:
             self.outcomes[step.name] = Outcome("failed", time.monotonic() - started, None)
             raise
@@ -231,6 +231,10 @@ class Chain:
             self.all[step.name] = fresh
             write_steps(self.store, str(self.config.run), list(self.all.values()))
         return fresh
+
+    def _is_inline(self, stage: str) -> bool:
+        """Whether ``stage`` runs in this process."""
+        return stage in self.config.launch.inline and not (self._runner is not None and self._runner.takes(stage))
 
     def _inline(self, step: Step) -> Artifact:
         with deadline(step.name, self.config.launch.deadline_minutes):

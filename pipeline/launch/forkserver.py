@@ -21,7 +21,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 from pipeline.launch.signals import ENDING
 
@@ -49,12 +49,19 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
             for number, handler in former.items():
                 signal.signal(number, handler)
             _become_rank(request, requests, answers)
-            return run(list(request["arguments"]))
+            _end(run(list(request["arguments"])))
         with contextlib.suppress(PermissionError):  # the rank did so already
             os.setpgid(process, process)
         _answer(answers, process)
         _answer(answers, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]))
     return 0
+
+
+def _end(code: int) -> NoReturn:
+    """End a forked process without taking apart what it shares with the server: that would copy all of it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def end_with_parent() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.launch.appdefs import rank_environment, ranks_of, stage_app, worker_arguments
+from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, stage_app, worker_arguments
 from pipeline.launch.forked import ForkedJob, ForkServer
 from pipeline.launch.logs import Tail, collect, death
 from pipeline.launch.protocol import StageJob
@@ -32,9 +32,16 @@ class LocalStages:
         self._forks = 0
 
     def expect(self, steps: Sequence[Step]) -> None:
-        """Begin to import what the first of ``steps`` needs."""
-        if steps and self._is_forked(steps[0].name):
-            self._fork_server(steps[0].name)
+        """Begin to import what forked ranks of ``steps`` need, where the first one that is submitted is forked."""
+        submitted = [step.name for step in steps if step.name not in self.config.launch.inline]
+        if submitted and self.is_forked(submitted[0]):
+            self._fork_server(submitted[0], [step.name for step in steps if self.is_forked(step.name)])
+
+    def takes(self, stage: str) -> bool:
+        """Whether ``stage`` needs what a fork server imports anyway."""
+        server = self._server
+        alike = server is not None and server.lives() and server.environment == rank_environment(stage, self.config)
+        return alike and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
 
     def find(self, step: Step) -> StageJob | None:
         """None: no child outlives its launcher."""
@@ -42,7 +49,7 @@ class LocalStages:
 
     def submit(self, step: Step, config_url: str) -> StageJob:
         """Start the stage's rank, or its ranks under torchrun."""
-        if not self._is_forked(step.name):
+        if not self.is_forked(step.name):
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             self._torchx = self._torchx or LocalRunner()
             return LocalJob(self._torchx, self._torchx.submit(app))
@@ -51,16 +58,20 @@ class LocalStages:
         name = f"{self.config.run}-{step.name}-{self._forks}"
         return ForkedJob(self._fork_server(step.name), arguments, self._log_directory(), name)
 
-    def _is_forked(self, stage: str) -> bool:
+    def is_forked(self, stage: str) -> bool:
         """Whether ``stage`` needs no torchrun; CUDA does not work in a process that is forked."""
-        return ranks_of(stage, self.config) == 1 and self.config.hardware.device == "cpu"
+        return ranks_of(stage, self.config) == 1 and (self.config.hardware.device == "cpu" or not distributed(stage))
 
-    def _fork_server(self, stage: str) -> ForkServer:
-        """The server for the rank of ``stage``; another one where that needs other variables, or the former is gone."""
+    def _fork_server(self, stage: str, stages: Sequence[str] = ()) -> ForkServer:
+        """The server for the rank of ``stage``; another one where that needs other variables, or the former is gone.
+
+        ``stages``: those that are to be expected.
+        """
         environment = rank_environment(stage, self.config)
         if self._server is None or not self._server.lives() or self._server.environment != environment:
             self._close_server()
-            self._server = ForkServer(STAGES.get(stage).modules, environment, self._log_directory())
+            modules = [name for each in stages or [stage] for name in STAGES.get(each).modules(self.config)]
+            self._server = ForkServer(modules, environment, self._log_directory())
         return self._server
 
     def _log_directory(self) -> Path:

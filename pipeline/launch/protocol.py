@@ -47,7 +47,10 @@ class StageRunner(Protocol):
     poll_seconds: float
 
     def expect(self, steps: Sequence[Step]) -> None:
-        """These steps will be submitted, in this order: what takes long to get ready may begin."""
+        """These steps will be done, in this order: what takes long to get ready may begin."""
+
+    def takes(self, stage: str) -> bool:
+        """Whether ``stage``, which may run in the launcher, is better submitted: the launcher then imports no torch."""
 
     def find(self, step: Step) -> StageJob | None:
         """The job of ``step`` that an earlier launcher submitted and that has not ended; None where there is none."""

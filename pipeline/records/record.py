@@ -20,24 +20,24 @@ _SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {
 
 
 def absent(default: Any = None, *, unless: str = "") -> Any:
-    """A field that is left out of the JSON where it has its default, so that an earlier release can read that.
+    """A field that is left out of the JSON if it has its default, so that an earlier release can read the record.
 
-    ``unless``: another field; where that one has a value, the default is written too.
+    ``unless``: the name of another field; if that one has a value, the default is written too.
     """
     return dataclasses.field(default=default, metadata={_UNLESS: unless})
 
 
 def rest() -> Any:
-    """A field that takes the keys which no other field has, and writes them in its place."""
+    """A field for the keys that no other field has."""
     return dataclasses.field(default_factory=dict, metadata={_UNLESS: _REST})
 
 
 class Record:
-    """Base of the records: frozen dataclasses whose JSON has the names and the order of their fields.
+    """Base class of the records: frozen dataclasses whose JSON has the names and the order of their fields.
 
-    A field with a default may be missing. Unknown keys are ignored, so a release may add some without a new version;
-    a ``STRICT`` record is an instruction, and what this release does not know it cannot obey. ``VERSION`` rises where a
-    key is removed or changes its meaning; other versions are refused. JSON without ``VERSION_KEY`` has version 1.
+    A field with a default may be missing. Unknown keys are ignored, so a release may add some without a new version. A
+    ``STRICT`` record refuses them, because it is an instruction. ``VERSION`` rises when a key is removed or changes its
+    meaning; other versions are refused. JSON without ``VERSION_KEY`` has version 1.
     """
 
     FILE: ClassVar[str] = "the record"
@@ -49,21 +49,20 @@ class Record:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for ``json.dumps``."""
-        found, kind = dict[str, Any](), cast(Any, type(self))
+        record, kind = dict[str, Any](), cast(Any, type(self))
         for name, default, unless in _layout(kind):
             value = getattr(self, name)
             if unless == _REST:
-                found |= plain(value)
+                record |= plain(value)
             elif unless is None or value != default or (unless and getattr(self, unless) is not None):
-                found[name] = plain(value)
-        return found
+                record[name] = plain(value)
+        return record
 
     @classmethod
     def from_json(cls, data: object, where: str = "") -> Self:
-        """The record that ``to_json`` wrote.
+        """Read what ``to_json`` wrote. ``where``: the file, for messages.
 
-        ``where``: the file, for messages. Raises ArtifactError, naming file and key, for another version, a key that is
-        missing and a value of another type.
+        Raises ArtifactError, with file and key, for another version, a missing key or a value of another type.
         """
         where = where or cls.FILE
         version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
@@ -87,14 +86,14 @@ class Reads(Protocol):
     """A store, as far as reading a record goes."""
 
     def read_json(self, path: str) -> Any:
-        """The parsed file; ArtifactError where it is missing or damaged."""
+        """Parse the file; ArtifactError if it is missing or damaged."""
 
     def url_of(self, path: str) -> str:
-        """How people are told of ``path``."""
+        """``path`` for messages."""
 
 
 def read(kind: type[R], store: Reads, path: str) -> R:
-    """The record of type ``kind`` at ``path``; ArtifactError as ``from_json`` and where the file is missing."""
+    """Read the record of type ``kind`` at ``path``; ArtifactError if the file is missing or invalid."""
     return kind.from_json(store.read_json(path), store.url_of(path))
 
 
@@ -108,13 +107,13 @@ class _WrongError(Exception):
 
 @cache
 def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
-    """Names of the fields, each with its default and its ``unless``: None where the field is always written."""
+    """The fields with their defaults and their ``unless``, which is None for a field that is always written."""
     return tuple((field.name, field.default, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
 
 
 @cache
 def rest_field(kind: type) -> str | None:
-    """The field of ``kind`` that ``rest`` declared, if there is one."""
+    """The field of ``kind`` declared by ``rest``; None if there is none."""
     return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
 
 
@@ -134,7 +133,7 @@ def required(kind: type) -> frozenset[str]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as ``json.dumps`` takes it: records, wherever they stand in it, by their ``to_json``."""
+    """``value`` for ``json.dumps``: records inside it become plain data."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -169,7 +168,7 @@ def _at(key: str, hint: Any, value: object) -> Any:
 
 
 def _convert(hint: Any, value: object) -> Any:
-    """``value`` of JSON as the type ``hint``."""
+    """Convert ``value`` of JSON to the type ``hint``."""
     if hint is Any or hint is object:
         return value
     if hint in _SCALARS:

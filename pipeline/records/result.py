@@ -246,10 +246,10 @@ class Result(Record):
 
     @property
     def seconds(self) -> float:
-        """Wall seconds of all stages this run did."""
+        """Wall seconds of all stages."""
         return sum(stage.seconds for stage in self.stages.values())
 
     def artifact(self, stage: str) -> str | None:
-        """The path of the artifact of ``stage``; None where it has none."""
-        found = self.stages.get(stage)
-        return found.artifact if found is not None else None
+        """The path of the artifact of ``stage``; None if it has none."""
+        outcome = self.stages.get(stage)
+        return outcome.artifact if outcome is not None else None

@@ -8,32 +8,26 @@ from typing import Any
 from pipeline import units
 from pipeline.records import Curve, Evaluation
 from pipeline.report.page import Figure
-from pipeline.report.svg import Axis, Line, Point, line_plot, reliability_plot
+from pipeline.report.svg import Axis, Line, Point, line_plot, percent_tick, reliability_plot
 
 STEPS = Axis(title="step", from_zero=True, whole=True)
+WAIT = Axis(title="wait", from_zero=True, show=percent_tick)
 
 
 def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliability: Curve | None) -> list[Figure]:
-    """Loss, NE, speed, data wait and learning rate over steps, and calibration; what is not known is left out."""
+    """Loss, NE, speed, data wait and learning rate over steps, and calibration; unknown ones are left out."""
     return [
         *_curve(records, "loss", "Training loss", "nats per sample", Axis(title="loss")),
         *_curve(records, "ne_window", "Training NE", "over a window of steps", Axis(title="NE"), _ne_lines(scores)),
         *calibration(reliability),
         *_curve(records, "samples_per_s", "Speed", "samples per second", Axis(title="samples/s", from_zero=True)),
-        *_curve(records, "data_wait_share", "Waiting for data", "share of the time", _share_axis()),
+        *_curve(records, "data_wait_share", "Waiting for data", "share of the time", WAIT),
         *_curve(records, "lr", "Learning rate", "dense parts", Axis(title="rate", from_zero=True)),
     ]
 
 
-def _share_axis() -> Axis:
-    def show(value: float, spread: float) -> str:
-        return units.percent(value, 0 if spread >= 0.01 else 1 if spread >= 0.001 else 2)
-
-    return Axis(title="wait", from_zero=True, show=show)
-
-
 def _ne_lines(scores: Evaluation) -> list[Line]:
-    """Where the held-out rows ended, and the best that is reachable there."""
+    """Lines at the NE of the held-out rows, and at the best reachable one."""
     lines = ((scores.ne, "held-out"), (scores.bayes_ne, "best reachable"))
     return [Line(value, f"{name} {units.decimal(value)}") for value, name in lines if units.known(value)]
 
@@ -49,7 +43,7 @@ def _curve(
 
 
 def calibration(curve: Curve | None, whose: str = "") -> Iterator[Figure]:
-    """The plot of ``curve``, as ``evaluation.reliability`` gives it, where there is one; ``whose``: a model's name."""
+    """The reliability plot of ``curve``, if there is one. ``whose``: the name of the model."""
     if curve is not None and curve.predicted:
         of = f" of the {whose}" if whose else ""
         plot = reliability_plot(

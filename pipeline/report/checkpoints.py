@@ -1,4 +1,4 @@
-"""The results of ``nightjar ckpt`` as text: plain tables that fit a terminal and a mail."""
+"""The results of ``nightjar ckpt`` as text."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from pipeline.store import Artifact, Store
 
 QUALITY, PROFILE = "quality.json", "profile.json"
 MOST_FEATURES, MOST_REASONS = 200, 8
-FULL_METER = 0.5  # PSI at which the meter is full; above 0.25 much has moved
+FULL_METER = 0.5  # PSI at which the meter is full
 
 
 def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
-    """Quality, profile and size in bytes of ``dataset``; empty for one without ``quality.json``."""
+    """Quality, profile and bytes of ``dataset``; empty if it has no ``quality.json``."""
     if dataset is None or QUALITY not in dataset.files:
         return {}
     files = {name: store.read_json(f"{dataset.path}/{name}") for name in (QUALITY, PROFILE) if name in dataset.files}
@@ -24,7 +24,7 @@ def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
 
 
 def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
-    """A line about a run's dataset; ``data``: as ``read_data`` gives it."""
+    """A line about a run's dataset. ``data``: from ``read_data``."""
     against = data[QUALITY]["checks"]["against"]
     parts = [
         f"{units.count(part.rows_train)} train and {units.count(part.rows_test)} test rows, "

@@ -1,4 +1,4 @@
-"""The gate's verdict for people: a page of its own, Markdown, and a few lines; all from the record ``gate.json``."""
+"""The page of a verdict as HTML and Markdown, from ``gate.json``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.report.page import Table, from_template, pill
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 FIGURES = (("ne", "NE"), ("auc", "AUC"), ("calibration", "calibration"))
 _SLICE = "slice: "
-LEAST_CHANGE = 0.01  # of coverage, to be listed
-# Pill, Markdown and word of an answer, by what ``_answer`` gives.
+LEAST_CHANGE = 0.01  # smallest change of coverage that is shown
+# Pill, Markdown and word of an answer, by the index that ``_answer`` returns.
 _ANSWERS = (("failed", "**no**", "no"), ("skipped", "warned", "warned"), ("done", "yes", "yes"))
 
 
 def gate_page(record: GateRecord) -> str:
-    """The page of a verdict; everything that comes from data is escaped, parts that are not known are left out."""
+    """The page as HTML. Unknown parts are left out."""
     verdict = record.verdict
     return from_template(
         "gate.html", title=f"Gate: {verdict} {_model(record)}", files="gate.json", heading=_model(record) or "Gate",
@@ -31,7 +31,7 @@ def gate_page(record: GateRecord) -> str:
 
 
 def gate_markdown(record: GateRecord) -> str:
-    """The same as Markdown, for a ticket or a chat; without the plots."""
+    """The same as Markdown without plots, for a ticket or a chat."""
     lines = [f"# Gate: {record.verdict}", "", _sentence(record), ""]
     lines += [*(f"- {reason}" for reason in record.reasons), ""] if record.reasons else []
     lines += [*(f"- warning: {words}" for words in record.warnings), ""] if record.warnings else []
@@ -87,7 +87,7 @@ def _rows_that_tell(rows: int, power: RowsPower) -> str:
 
 
 def _interval(values: Interval | None, signed: str = "") -> str:
-    """``0.7411 [0.7380, 0.7442]``; ``signed`` %: in per cent with sign, +: with sign."""
+    """``0.7411 [0.7380, 0.7442]``. ``signed``: + adds the sign, % writes per cent with the sign."""
     if values is None or not units.known(values.point):
         return units.ABSENT
     kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
@@ -96,7 +96,7 @@ def _interval(values: Interval | None, signed: str = "") -> str:
 
 
 def _figure_rows(record: GateRecord) -> list[list[str]]:
-    """Title and candidate's figure; with an incumbent also its figure, and the change. None without figures."""
+    """Title and figure of the candidate; with an incumbent, also its figure and the change."""
     if record.candidate is None:
         return []
     rows = [[title, _interval(getattr(record.candidate, name))] for name, title in FIGURES]
@@ -108,7 +108,7 @@ def _figure_rows(record: GateRecord) -> list[list[str]]:
 
 
 def _compared_models(record: GateRecord) -> dict[str, Any] | None:
-    """The candidate's figures, beside those of the incumbent and of other models where there are any."""
+    """The candidate's figures, and those of the incumbent and of other models."""
     if record.candidate is None:
         return None
     compared = record.incumbent is not None
@@ -124,7 +124,7 @@ def _compared_models(record: GateRecord) -> dict[str, Any] | None:
 
 
 def _other_models(record: GateRecord) -> list[list[str]]:
-    """Name, NE and the change to the candidate, of the best of the last versions and of the simple model."""
+    """Name, NE and change to the candidate for the best of the last versions and the logistic regression."""
     best = f"best of the last versions: {record.best.version}" if record.best is not None else ""
     named = ((best, record.best), ("logistic regression", record.baseline))
     return [
@@ -135,12 +135,12 @@ def _other_models(record: GateRecord) -> list[list[str]]:
 
 
 def _answer(check: Check) -> int:
-    """Place in ``_ANSWERS``: 0 failed, 1 passed with a warning, 2 passed."""
+    """Index in ``_ANSWERS``: 0 failed, 1 passed with a warning, 2 passed."""
     return 0 if not check.passed else 1 if check.warned else 2
 
 
 def _checks(record: GateRecord) -> list[Check]:
-    """What failed first, then what is warned of; slices that passed are left to their own table."""
+    """Failed checks first, then warnings. Slices that passed are only in their own table."""
     shown = [check for check in record.checks if not (check.passed and check.name.startswith(_SLICE))]
     return sorted(shown, key=_answer)
 

@@ -1,4 +1,4 @@
-"""``runs/<run>/report.html``: one self-contained page: inline CSS and SVG, no script, nothing fetched."""
+"""``runs/<run>/report.html``: the page of a run."""
 
 from __future__ import annotations
 
@@ -39,12 +39,10 @@ RELIABILITY = "reliability.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """Everything the page shows; parts that are not known stay empty.
+    """Everything that the page shows; unknown parts are empty.
 
-    ``plan_problem``: why ``plan.json`` is there but was not read.
-    ``finished``: seconds since 1970 at which the youngest artifact was committed. ``plan_page``, ``towers_page``,
-    ``gate_page``: where the plan's, the towers' and the gate's own pages lie, relative to this one. ``data``: of the
-    dataset, as ``read_data`` gives it.
+    ``plan_problem``: why ``plan.json`` could not be read. ``finished``: when the youngest artifact was committed,
+    seconds since 1970. ``plan_page``, ``towers_page``, ``gate_page``: relative URLs. ``data``: from ``read_data``.
     """
 
     result: Result
@@ -61,11 +59,10 @@ class ReportData:
 
 
 def write_report(store: Store, run: str) -> str:
-    """Write the page of ``run`` from what its directory and artifacts hold; returns its path relative to the store.
+    """Write the page of ``run`` from its records and artifacts; returns its path in the store.
 
-    The calibration plot needs ``reliability.json`` in the evaluate artifact. A plan that is damaged or another
-    release's is said to be so on the page. Raises ArtifactError where the run has no ``result.json`` or another file
-    is damaged.
+    If the plan cannot be read, the page says why. Raises ArtifactError if ``result.json`` is missing or another file is
+    damaged.
     """
     path = f"runs/{run}/report.html"
     store.write_bytes(path, render(read_run(store, run)).encode())
@@ -73,7 +70,7 @@ def write_report(store: Store, run: str) -> str:
 
 
 def read_run(store: Store, run: str) -> ReportData:
-    """Gather what is known about ``run``; ArtifactError where it has no ``result.json``."""
+    """Read what is known about ``run``; ArtifactError if it has no ``result.json``."""
     result = read(Result, store, f"runs/{run}/{Result.FILE}")
     paths = {name: stage.artifact for name, stage in result.stages.items() if stage.artifact}
     artifacts = [artifact for path in paths.values() if (artifact := store.find(path)) is not None]
@@ -100,12 +97,12 @@ def read_run(store: Store, run: str) -> ReportData:
 
 
 def _page(store: Store, path: str | None, name: str) -> str:
-    """URL of page ``name`` of the artifact at ``path`` relative to the report, "" where there is none."""
+    """URL of page ``name`` of the artifact at ``path``, relative to the report; "" if there is none."""
     return f"../../{path}/{name}" if path and store.exists(f"{path}/{name}") else ""
 
 
 def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
-    """The plan in the artifact at ``path``, if it is as it was committed; else what is the matter with it."""
+    """The plan in the artifact at ``path``, or the reason why it cannot be read."""
     artifact = store.find(path) if path else None
     if artifact is None:
         return None, ""
@@ -119,7 +116,7 @@ def _read_plan(store: Store, path: str | None) -> tuple[Plan | None, str]:
 
 
 def render(data: ReportData) -> str:
-    """The page as text; everything that comes from the run is escaped."""
+    """The page as HTML."""
     result, status = data.result, data.result.status
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
     return from_template(
@@ -151,7 +148,7 @@ def _error(error: ErrorPart | None) -> dict[str, str] | None:
 
 
 def _gate(result: Result, page: str) -> dict[str, Any] | None:
-    """Verdict, reasons and what is published; ``page``: relative URL of the gate's own page."""
+    """Verdict, reasons and the published version. ``page``: relative URL of the gate's page."""
     gate, model = result.gate, result.model
     if gate is None:
         return None
@@ -163,7 +160,7 @@ def _gate(result: Result, page: str) -> dict[str, Any] | None:
 
 
 def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The dataset; ``part``: ``ingest`` of ``result.json``, ``data``: as ``read_data`` gives it."""
+    """The dataset. ``part``: ``ingest`` of ``result.json``. ``data``: from ``read_data``."""
     if not data or part is None or part.rows is None:
         return None
     quality = data[QUALITY]
@@ -185,7 +182,7 @@ def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
 
 
 def _figures(result: Result) -> list[tuple[str, str, str]]:
-    """The cards at the top: what a glance should take away."""
+    """The cards at the top."""
     scores, train, rows = result.eval, result.train, result.ingest
     figures: list[tuple[str, str, str]] = []
     if scores is not None:
@@ -207,7 +204,7 @@ def _figures(result: Result) -> list[tuple[str, str, str]]:
 
 
 def _details(result: Result) -> list[tuple[str, str]]:
-    """The remaining figures of ``result.json``, two or three columns of name and value."""
+    """The remaining figures of ``result.json``, as pairs of name and value."""
     figures = [fact for stage in STAGES for fact in stage.facts(result)]
     figures.append(("Fewer hosts", "; ".join(shrunk_lines(result.shrunk)) or units.ABSENT))
     return [(name, value) for name, value in figures if value != units.ABSENT]

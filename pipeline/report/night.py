@@ -1,4 +1,4 @@
-"""The page of a night as HTML and Markdown, both from its record ``nightly.json``."""
+"""The page of a night as HTML and Markdown, from ``nightly.json``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PILL = {"published": "PASS", "held": "HOLD"}
 
 
 def night_page(record: NightRecord) -> str:
-    """The page; everything that comes from data is escaped, parts that are not known are left out."""
+    """The page as HTML. Unknown parts are left out."""
     outcome, stages = record.outcome, record.stages or {}
     why = {"published": "What was overridden", "held": "Why it is held"}.get(outcome, "What stopped it")
     return from_template(

@@ -1,4 +1,4 @@
-"""The HTML pages: what ``templates/`` makes of figures. One file a page, inline CSS and SVG, no script."""
+"""The HTML pages, made by ``templates/``: one file per page, inline CSS and SVG, no script."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from markupsafe import Markup
 
 from pipeline.report.svg import tag
 
-COLOURS = 7  # series that the style sheet tells apart: classes c0 to c6
+COLOURS = 7  # colours of series in the style sheet: classes c0 to c6
 
 
 class Table(NamedTuple):
-    """``head``: ``*`` marks a column of numbers, ``~`` one of prose; ``rows``: cells; ``titles``: a tooltip by row."""
+    """``head``: ``*`` marks a column of numbers, ``~`` one of prose. ``rows``: cells. ``titles``: a tooltip per row."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -31,7 +31,7 @@ class Figure(NamedTuple):
 
 
 def from_template(template: str, **values: object) -> str:
-    """The page or part that ``templates/<template>`` makes of ``values``; every text that is no Markup is escaped."""
+    """Render ``templates/<template>`` with ``values``. Text is escaped unless it is Markup."""
     return _environment().get_template(template).render(values)
 
 
@@ -44,14 +44,14 @@ def _environment() -> Environment:
 
 
 def with_meter(text: str, share: float, least: float = 1.0) -> Markup:
-    """``text`` beside a bar that is full at a ``share`` of 1 and never below ``least`` per cent."""
+    """``text`` beside a bar that is full at a ``share`` of 1 and at least ``least`` per cent long."""
     filled = tag("rect", width=f"{min(max(100 * share, least), 100):.1f}", height=8)
     hidden = {"preserveAspectRatio": "none", "aria-hidden": "true"}
     return text + tag("svg", filled, class_="meter", viewBox="0 0 100 8", **hidden)
 
 
 def with_swatch(colour: int, text: object) -> Markup:
-    """``text`` behind a square of its colour."""
+    """``text`` after a square of its colour."""
     square = tag("rect", class_=f"c{colour}", width=11, height=11)
     return tag("svg", square, class_="swatch", aria_hidden="true") + str(text)
 
@@ -67,7 +67,7 @@ def two_lines(first: str, second: str) -> Markup:
 
 
 def items(record: Mapping[str, Any], key: str) -> list[str]:
-    """The lines of a list in ``record``, none where it has no such list."""
+    """The lines of a list in ``record``; none if it has no such list."""
     return [str(line) for line in record.get(key, ())]
 
 

@@ -1,4 +1,4 @@
-"""Predicted beside measured: where a training step's time went and what memory it took, as text and for the page."""
+"""Predicted and measured time and memory of a training step, as text and for the page."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pipeline.report.page import Table, with_meter, words
 
 
 def phase_lines(train: TrainPart) -> list[str]:
-    """Lines of the table at the end of a run: step, phases and memory, ``measured (predicted)``."""
+    """Lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
     lines = []
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
@@ -22,7 +22,7 @@ def phase_lines(train: TrainPart) -> list[str]:
 
 
 def phases_table(train: TrainPart) -> Table:
-    """The phases of a step, with the whole step and the memory below; no rows where nothing was measured."""
+    """The phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
     longest = max((max(part.measured_ms, part.predicted_ms or 0.0) for part in phases.values()), default=0.0)
     rows = [_row(words(name), part, longest) for name, part in phases.items()]
@@ -36,7 +36,7 @@ def phases_table(train: TrainPart) -> Table:
 
 
 def _row(name: str, part: Milliseconds, longest: float) -> tuple[str, str, str, str]:
-    """A phase; its bars are full at ``longest`` ms, 0: no bars."""
+    """A phase. Its bars are full at ``longest`` ms; 0: no bars."""
     predicted, measured = part.predicted_ms, part.measured_ms
     return name, _cell(predicted, longest), _cell(measured, longest), _ratio(measured, predicted)
 

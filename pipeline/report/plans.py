@@ -1,7 +1,4 @@
-"""``plan.html`` in a plan's artifact: memory and cost of every rank as stacked bars, and why each table is where it is.
-
-One self-contained page from a Plan alone: inline CSS and SVG, no script, nothing fetched, light and dark.
-"""
+"""``plan.html``: memory and cost of every rank as stacked bars, and why each table is where it is."""
 
 from __future__ import annotations
 
@@ -22,11 +19,11 @@ MOST_TABLES = 2_000
 MOST_WORDS = 24
 TABLE_COLOUR = 0
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)  # grey for the overhead
-COLOUR_OF = {"margin": COLOURS}  # no use of the memory, only kept free: faint
+COLOUR_OF = {"margin": COLOURS}  # faint, because this memory is only kept free
 
 
 def plan_page(plan: Plan) -> str:
-    """The page as text; everything that comes from the plan is escaped."""
+    """The page as HTML."""
     hosts, tables = plan.world_size // plan.ranks_per_host, len(plan.tables)
     batch = units.count(plan.global_batch)
     return from_template(
@@ -63,7 +60,7 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
-    """The card of the rank and tier that is nearest to its capacity."""
+    """The card of the rank and tier nearest to its capacity."""
     shares = [
         (sum(part) / room, tier, rank)
         for tier in TIERS
@@ -77,7 +74,7 @@ def _fullest(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _series(plan: Plan, tier: str) -> list[Series]:
-    """Bytes of ``tier`` by rank: its tables, then what is reserved by purpose."""
+    """Bytes of ``tier`` by rank: its tables, then the reservations by purpose."""
     series = [Series(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
         purposes = dict.fromkeys(name for rank in plan.reserved for name in rank)
@@ -106,7 +103,7 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
 
 
 def _reserved_text(series: Sequence[Series]) -> str:
-    """Memory reserved by purpose; the most of any rank."""
+    """Reserved memory by purpose; the largest value of any rank."""
     kept = [f"{one.name} {units.size(max(one.values))}" for one in series if one.colour != TABLE_COLOUR]
     return f"Reserved per rank: {', '.join(kept)}." if kept else ""
 
@@ -131,7 +128,7 @@ def _cost(plan: Plan) -> dict[str, Any] | None:
 
 
 def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
-    """Milliseconds by phase: of the slowest rank, and where there are several of the mean one."""
+    """Milliseconds by phase: of the slowest rank, and with several ranks also the mean."""
     slowest, mean, many = plan.phases[plan.slowest_rank], plan.mean_phases, len(plan.phases) > 1
     total = sum(slowest.values())
     rows = []
@@ -146,7 +143,7 @@ def _phase_table(plan: Plan, names: Sequence[str]) -> Table:
 
 
 def _by_tier(plan: Plan) -> Table:
-    """Tables, bytes and lookups by tier, kernel and sharding type: what many tables come to."""
+    """Tables, bytes and lookups by tier, kernel and sharding type."""
     groups: dict[tuple[str, str, str], list[TablePlan]] = {}
     for table in plan.tables.values():
         groups.setdefault((table.tier, table.kernel, table.sharding), []).append(table)
@@ -188,7 +185,7 @@ def _table_row(plan: Plan, name: str, largest: int, cached: bool) -> tuple[str, 
 
 
 def _shards(plan: Plan, table: TablePlan) -> str:
-    """``rank 3``, or ``16 shards, ranks 0-7``; a long list of single ranks by its number."""
+    """``rank 3``, ``16 shards, ranks 0-7``, or the number of ranks if they are too many to list."""
     ranks = {shard.rank for shard in table.shards}
     shown = rank_words(ranks, plan.world_size)
     if len(table.shards) == 1:

@@ -1,4 +1,4 @@
-"""The reporter of a run: one line that lives on a terminal, plain lines elsewhere, the same record as JSON."""
+"""The progress of a run: a live line on a terminal, plain lines elsewhere, and the same records as JSON."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ SMALLEST_BAR, LARGEST_BAR = 6, 28
 
 
 class Reporter:
-    """Shows the progress of a run and records it in ``metrics.jsonl``. Use one, on rank 0 only.
+    """Shows the progress of a run and records it in ``metrics.jsonl``. Use one per run, on rank 0.
 
-    ``columns``: width of ``terminal``; 0: it is none (a file, a pipe, a pod's log), so every record is logged as a line
-    of its own.
+    ``columns``: width of ``terminal``; 0 for a file, a pipe or a pod's log, where each record is a log line.
     """
 
     def __init__(self, store: Store, run: str, *, columns: int = 0, terminal: Terminal = TERMINAL) -> None:
@@ -31,10 +30,7 @@ class Reporter:
         self._metrics = MetricsLog(store, run)
 
     def interval(self, record: Mapping[str, Any]) -> None:
-        """Show and store one ``record`` of the training loop (keys: ``records.KEYS``).
-
-        Raises ArtifactError when the store's disk is full.
-        """
+        """Show and store a ``record`` of the training loop (``records.KEYS``). ArtifactError if the disk is full."""
         if self.columns:
             self.terminal.write(f"\r{live_line(record, self.columns - 1)}{CLEAR_TO_END}")
         else:
@@ -44,12 +40,12 @@ class Reporter:
             self.close()
 
     def close(self) -> None:
-        """End the live line and put what is not stored yet. The last step does it by itself."""
+        """End the live line and store pending records. The last step calls it."""
         self.terminal.end_line()
         self._metrics.flush()
 
     def summary(self, result: Result) -> str:
-        """Write the table at the end (at most 80 columns) of a run; returns it too."""
+        """Print the table at the end of a run (at most 80 columns), and return it."""
         self.close()
         directory = f"runs/{self.run}"
         there = self.store.names(directory)
@@ -79,7 +75,7 @@ def plain_line(record: Mapping[str, Any]) -> str:
 
 
 def live_line(record: Mapping[str, Any], width: int) -> str:
-    """The same with a bar, never longer than ``width``: first the bar goes, then the less important figures."""
+    """The same with a bar, at most ``width`` long: it drops the bar first, then less important figures."""
     head = f"{record['step']}/{record['steps_total']} {_done(record):4.0%}"
     figures = [
         ("wait", units.percent(record.get("data_wait_share"))),

@@ -1,4 +1,4 @@
-"""``runs/<run>/metrics.jsonl``: one JSON record per log interval, every step at most once."""
+"""``runs/<run>/metrics.jsonl``: one JSON record per log interval, each step at most once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ KEYS = (
     "step", "steps_total", "samples", "samples_per_s", "data_wait_share",
     "loss", "ne_window", "eta_seconds", "lr", "seconds",
 )  # fmt: skip
-# An object store cannot append: the whole file is put again, at most this often and at the last step.
+# An object store cannot append: the whole file is written again, at most this often and at the last step.
 REWRITE_SECONDS = 10.0
 
 
 def metrics_path(run: str) -> str:
-    """Where the records of ``run`` lie, relative to the store."""
+    """The path of the records of ``run``, relative to the store."""
     return f"runs/{run}/metrics.jsonl"
 
 
 def read_records(store: Store, run: str) -> list[dict[str, Any]]:
-    """The records of ``run`` by rising step; empty where there are none. Lines a crash cut short are left out."""
+    """The records of ``run`` by step. Ignores lines that a crash cut short."""
     path = metrics_path(run)
     if not store.exists(path):
         return []
@@ -43,10 +43,10 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 class MetricsLog:
-    """Writer of ``metrics.jsonl``; one process (rank 0) writes it.
+    """Writes ``metrics.jsonl``, on rank 0.
 
-    The first record continues the file of an earlier attempt: what that one wrote after the step this session resumed
-    from (0: it began anew) is dropped, since those steps are trained again.
+    It continues the file of an earlier attempt, without the records after the step from which training resumed, because
+    those steps are trained again.
     """
 
     def __init__(self, store: Store, run: str) -> None:
@@ -57,7 +57,7 @@ class MetricsLog:
         self._written = -math.inf
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Add ``record`` (keys KEYS; numbers that are not finite become null). ArtifactError when the disk is full."""
+        """Append ``record`` (KEYS), with null for numbers that are not finite. ArtifactError if the disk is full."""
         line = json.dumps({key: _plain(value) for key, value in record.items()}, allow_nan=False) + "\n"
         if not self._began:
             self._begin(int(record.get("resumed_step", record["step"] - 1)))
@@ -71,13 +71,13 @@ class MetricsLog:
             self.flush()
 
     def flush(self) -> None:
-        """Put what an object store does not have yet."""
+        """Write pending records to an object store."""
         if self._pending:
             self.store.write_bytes(self.path, "".join(self._lines).encode())
             self._pending, self._written = False, time.monotonic()
 
     def _begin(self, resumed: int) -> None:
-        """Keep an earlier attempt's records up to step ``resumed``, and make sure that the directory exists."""
+        """Keep an earlier attempt's records up to step ``resumed``, and create the folder."""
         kept = [json.dumps(record) + "\n" for record in read_records(self.store, self.run) if record["step"] <= resumed]
         if self.store.is_local:
             self.store.write_bytes(self.path, "".join(kept).encode())

@@ -1,4 +1,4 @@
-"""Stacked bars, one a rank: rows of HTML for a few ranks, one SVG plot for many."""
+"""Stacked bars, one per rank: rows of HTML for a few ranks, one SVG plot for many."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = "rank"
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One colour of every bar: ``values`` by rank; ``colour`` is the number of a class of the style sheet."""
+    """One colour of every bar. ``values``: by rank. ``colour``: the number of a class in the style sheet."""
 
     name: str
     values: Sequence[float]
@@ -28,9 +28,9 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class StackedBars:
-    """Bars to draw: ``series`` from the bottom up, a ``limit`` they are held against (0: none) and its ``limit_name``.
+    """Bars: ``series`` from the bottom up, with a ``limit`` (0: none) called ``limit_name``.
 
-    ``show``: how a value is written; ``unit`` and ``scale``: the axis shows values divided by ``scale``.
+    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``.
     """
 
     title: str
@@ -43,12 +43,12 @@ class StackedBars:
 
     @property
     def ranks(self) -> int:
-        """How many bars there are."""
+        """The number of bars."""
         return len(self.series[0].values)
 
     @property
     def top(self) -> float:
-        """The highest bar, or the limit where that is higher."""
+        """The highest bar, or the limit if that is higher."""
         return max([self.limit, *map(self.total, range(self.ranks))])
 
     def total(self, rank: int) -> float:
@@ -68,7 +68,7 @@ class StackedBars:
         return f"{RANKS} {rank}: {', '.join(parts) or 'nothing'}{limit}"
 
     def figure(self) -> Figure:
-        """Up to MOST_ROWS ranks as rows with their figures, more as a plot over ranks."""
+        """Rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
         if self.ranks <= MOST_ROWS:
             rows = [_row(self, rank, self.top or 1.0) for rank in range(self.ranks)]
             return Figure(self.title, self.unit, tag("div", *rows, class_="stacked-bars"))
@@ -94,7 +94,7 @@ def _row(bars: StackedBars, rank: int, top: float) -> Markup:
 
 
 def _plot(bars: StackedBars) -> Markup:
-    """Vertical bars side by side, one path a series, so that a thousand ranks stay a small file."""
+    """Vertical bars side by side, one path per series, so that a thousand ranks are a small file."""
     x, y = Axis(title=RANKS, whole=True), Axis(title=bars.unit, from_zero=True)
     x_ticks = [tick for tick in ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
     frame = Frame(x, y, x_ticks, ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
@@ -120,7 +120,7 @@ def _paths(bars: StackedBars, frame: Frame) -> list[Markup]:
 
 
 def _hovers(bars: StackedBars, frame: Frame) -> list[Markup]:
-    """Invisible columns that say their figures when pointed at."""
+    """Invisible columns whose tooltips show their figures."""
     if bars.ranks > MOST_HOVERS:
         return []
     width = (WIDTH - LEFT - RIGHT) / bars.ranks
@@ -132,5 +132,5 @@ def _hovers(bars: StackedBars, frame: Frame) -> list[Markup]:
 
 
 def milliseconds(value: float) -> str:
-    """Milliseconds for people."""
+    """``value`` in milliseconds, as text."""
     return f"{units.decimal(value, 2 if value >= 1 else 3)} ms"

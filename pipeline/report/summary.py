@@ -1,4 +1,4 @@
-"""``result.json`` as text: the table at the end of a run, and a small one that compares runs."""
+"""``result.json`` as text: the table at the end of a run, and a table that compares runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NAME = 12
 
 
 def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
-    """The table at the end of a run, at most 80 columns (``where`` apart, which is never cut); absent parts stay out.
+    """The table at the end of a run, at most 80 columns wide except for ``where``.
 
-    ``where``: URL of the run's directory, ``files``: what to look at there.
+    ``where``: URL of the run's folder. ``files``: files in it that are worth a look.
     """
     lines = [_title(result), RULE, *_stage_lines(result.stages), RULE]
     for stage in STAGES:
@@ -33,7 +33,7 @@ def summary(result: Result, where: str = "", files: Sequence[str] = ()) -> str:
 
 
 def reachable_gain(figures: Evaluation) -> float | None:
-    """(1 - NE) / (1 - Bayes NE): how much of what could be learned was learned; None where that is not known."""
+    """(1 - NE) / (1 - Bayes NE), the share of the learnable that was learned; None if unknown."""
     ne, bayes = figures.ne, figures.bayes_ne
     if not units.known(ne) or not units.known(bayes) or bayes >= 1:
         return None
@@ -41,11 +41,7 @@ def reachable_gain(figures: Evaluation) -> float | None:
 
 
 def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> str:
-    """A table of runs, for a sweep: figures of each, the best NE marked ``*``.
-
-    ``results``: in the order to show; ``notes``: what is special about each (its
-    overrides), shown last. At most 80 columns where there are no notes.
-    """
+    """A table of runs, for a sweep; ``*`` marks the best NE. ``notes``: the overrides of each run, shown last."""
     if not results:
         return "no runs to compare"
     if notes is not None and len(notes) != len(results):
@@ -93,7 +89,7 @@ def _stage_lines(stages: Mapping[str, StageOutcome]) -> list[str]:
 
 
 def short_path(path: str, beside: int) -> str:
-    """``path`` in what ``beside`` columns leave of a line: the key shortened first, then the front."""
+    """Shorten ``path`` to fit beside ``beside`` columns: first the key, then the front."""
     width = WIDTH - NAME - beside
     if len(path) <= width:
         return path
@@ -103,15 +99,15 @@ def short_path(path: str, beside: int) -> str:
 
 
 def shrunk_lines(shrunk: Sequence[Shrunk] | None) -> list[str]:
-    """A line for every time that the run went on with fewer hosts."""
+    """A line for each stage that continued with fewer hosts."""
     return [
-        f"{each.stage} went on with {each.hosts} of {units.plural(each.from_hosts, 'host')}: {each.why}"
+        f"{each.stage} continued with {each.hosts} of {units.plural(each.from_hosts, 'host')}: {each.why}"
         for each in shrunk or ()
     ]
 
 
 def error_text(error: ErrorPart) -> str:
-    """What stopped the run."""
+    """The error that stopped the run."""
     return f"{error.message} (exit code {error.exit_code})"
 
 
@@ -120,6 +116,6 @@ def _block(name: str, texts: list[str]) -> list[str]:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    """``text`` beside ``name``, on as many lines as 80 columns ask for."""
+    """``text`` beside ``name``, wrapped to 80 columns."""
     lines = textwrap.wrap(text, WIDTH - NAME, break_long_words=False, break_on_hyphens=False) or [""]
     return [f"{'' if index else name:<{NAME}}{line}" for index, line in enumerate(lines)]

@@ -1,6 +1,6 @@
-"""Small line and scatter plots as inline SVG: axes, ticks, units, and nothing but text coming out.
+"""Small line and scatter plots as inline SVG.
 
-Colours and fonts come from CSS classes (``templates/style.css``), so that one plot serves light and dark pages.
+Colours and fonts come from CSS classes (``templates/style.css``), so that a plot suits light and dark pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Point = tuple[float, float]
 
 
 def tag(name: str, *inside: object, **attributes: object) -> Markup:
-    """An element; text ``inside`` that is no Markup is escaped. ``class_``, ``aria_label``: class, aria-label."""
+    """An element. Text ``inside`` is escaped unless it is Markup. ``class_`` is class, ``aria_label`` aria-label."""
     written = Markup("").join(
         Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), value) for key, value in attributes.items()
     )
@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """One axis: its ``title`` (the unit in it), whether it starts at zero, and how a tick is written."""
+    """One axis. ``title`` contains the unit. ``show`` formats a tick from its value and the distance between ticks."""
 
     title: str
     from_zero: bool = False
@@ -51,7 +51,7 @@ class Axis:
 
 
 def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str) -> Markup:
-    """A curve through ``points`` (finite, rising x). ``label`` is what a screen reader says. "" without points."""
+    """A curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers."""
     if not points:
         return Markup("")
     shown = thin(points)
@@ -71,7 +71,7 @@ def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence
 def reliability_plot(
     predicted: Sequence[float], observed: Sequence[float], rows: Sequence[int], *, x: Axis, y: Axis, label: str
 ) -> Markup:
-    """Observed against predicted rate by bin, with 95 % intervals and the diagonal a calibrated model lies on."""
+    """Observed against predicted rate by bin, with 95 % intervals and the diagonal of a calibrated model."""
     if not predicted:
         return Markup("")
     spans = [wilson(rate, number) for rate, number in zip(observed, rows, strict=True)]
@@ -87,7 +87,7 @@ def reliability_plot(
 
 
 def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's score interval (1927) of a share ``rate`` seen over ``rows`` rows; ``z`` = 1.96 covers 95 %."""
+    """Wilson's score interval (1927) of the share ``rate`` over ``rows`` rows; ``z`` = 1.96 covers 95 %."""
     if rows <= 0:
         return 0.0, 1.0
     scale = 1 + z * z / rows
@@ -97,7 +97,7 @@ def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """At most ``most`` of ``points``: of each stretch its lowest and highest, so that no spike is lost."""
+    """At most ``most`` of ``points``: the lowest and the highest of each stretch, so that no spike is lost."""
     if len(points) <= most:
         return list(points)
     stretches = most // 2
@@ -124,7 +124,7 @@ def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[
 
 @dataclass(frozen=True)
 class Frame:
-    """The box of a plot: ticks on both axes, the way from values to pixels, and marks at values."""
+    """The box of a plot: ticks on both axes, the mapping from values to pixels, and marks at values."""
 
     x_axis: Axis
     y_axis: Axis
@@ -135,7 +135,7 @@ class Frame:
 
     @staticmethod
     def around(points: Sequence[Point], x: Axis, y: Axis) -> Frame:
-        """The frame that holds all ``points``: y ends on ticks, x on the data (on ticks where it starts at zero)."""
+        """The frame around all ``points``. y ends on ticks; x on the data, or on ticks if it starts at zero."""
         xs, ys = [point[0] for point in points], [point[1] for point in points]
         x_ticks = ticks(0.0 if x.from_zero else min(xs), max(xs), about=6, whole=x.whole)
         y_ticks = ticks(0.0 if y.from_zero else min(ys), max(ys), whole=y.whole)
@@ -176,7 +176,7 @@ class Frame:
         return " ".join(f"{'L' if index else 'M'}{self.place(point)}" for index, point in enumerate(points))
 
     def dot(self, point: Point, text: str = "") -> Markup:
-        """A spot at ``point`` that shows ``text`` when pointed at."""
+        """A dot at ``point`` with ``text`` as its tooltip."""
         x, y = self.place(point).split()
         return tag("circle", *([tag("title", text)] if text else []), class_="dot", cx=x, cy=y, r=3.5)
 
@@ -203,8 +203,22 @@ class Frame:
         return axis.show(tick, all_ticks[1] - all_ticks[0] if len(all_ticks) > 1 else abs(tick))
 
 
+def percent_tick(value: float, spread: float) -> str:
+    """A share as per cent, for ``Axis.show``."""
+    return f"{value:.{_percent_digits(spread)}%}"
+
+
+def signed_tick(value: float, spread: float) -> str:
+    """A change as per cent with its sign, for ``Axis.show``."""
+    return f"{value:+.{_percent_digits(spread)}%}"
+
+
+def _percent_digits(spread: float) -> int:
+    return 0 if spread >= 0.01 else 1 if spread >= 0.001 else 2
+
+
 def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
-    """Dashed lines, labelled at the left, where a falling curve leaves room; close ones above and below."""
+    """Dashed lines, labelled at the left, where a falling curve leaves room; close labels avoid each other."""
     out: list[Markup] = []
     last = -math.inf
     for line in sorted(lines, key=lambda line: -line.y):
@@ -219,7 +233,7 @@ def reference_lines(frame: Frame, lines: Sequence[Line]) -> list[Markup]:
 
 
 def _hovers(frame: Frame, points: Sequence[Point]) -> list[Markup]:
-    """Invisible spots that show their values when pointed at."""
+    """Invisible spots whose tooltips show their values."""
     every = max(1, math.ceil(len(points) / MOST_HOVERS))
     out = []
     for x, y in points[::every]:
@@ -230,11 +244,11 @@ def _hovers(frame: Frame, points: Sequence[Point]) -> list[Markup]:
 
 
 def text_at(x: float, y: float, content: str, anchor: str, kind: str = "label") -> Markup:
-    """``content`` with its baseline at ``y``; ``anchor``: which end of it is at ``x``; ``kind``: its CSS class."""
+    """``content`` with its baseline at ``y``. ``anchor``: which end of it is at ``x``. ``kind``: its CSS class."""
     return tag("text", content, class_=kind, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
 
 
 def drawing(body: Sequence[Markup], label: str, box: tuple[float, ...] = (0, 0, WIDTH, HEIGHT)) -> Markup:
-    """The picture around ``body``; ``label`` is what a screen reader says, ``box`` left, top, width and height."""
+    """The picture around ``body``. ``label``: for screen readers. ``box``: left, top, width and height."""
     attributes = {"viewBox": " ".join(f"{edge:g}" for edge in box), "role": "img", "aria-label": label}
     return tag("svg", *body, class_="plot", **attributes)

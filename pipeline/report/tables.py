@@ -1,4 +1,4 @@
-"""Tables of a run's page: stages and plan; and the excerpt of its configuration."""
+"""Tables of a run's page (stages and plan), and the excerpt of its configuration."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pipeline.report.page import COLOURS, Table, pill, with_meter, with_swatch, 
 from pipeline.report.svg import tag
 
 MOST_TABLES = 200
-# Parts of the configuration worth a glance; the data's feature list is long, so only its own values are shown.
+# Parts of the configuration worth a glance. Of data, whose feature list is long, only plain values are shown.
 SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train", "checkpoint", "evaluate")
 
 
 def stages_table(stages: Mapping[str, StageOutcome]) -> Table:
-    """Every stage with its time and artifact."""
+    """The stages with their times and artifacts."""
     seconds = _seconds(stages)
     total = sum(seconds.values())
     rows = []
@@ -37,7 +37,7 @@ def _seconds(stages: Mapping[str, StageOutcome]) -> dict[str, float]:
 
 
 def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
-    """Where the time went: a bar of stages in their order; "" where none took any."""
+    """The time of each stage as one bar; "" if none took any."""
     seconds = _seconds(stages)
     total = sum(seconds.values())
     if not total:
@@ -56,7 +56,7 @@ def stages_bar(stages: Mapping[str, StageOutcome]) -> Markup:
 
 
 def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> Table:
-    """The embedding tables and where each went, largest first; ``plan`` (plan.json) adds rows, sizes and cost."""
+    """The embedding tables and their places, largest first. ``plan`` adds rows, sizes and cost."""
     known = plan.tables if plan is not None else {}
     sizes = {name: known[name].bytes if name in known else 0 for name in tables}
     order = sorted(tables, key=lambda name: (-sizes[name], name))[:MOST_TABLES]
@@ -67,7 +67,7 @@ def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> Table:
 
 
 def plan_words(part: PlanPart, plan: Plan | None) -> str:
-    """A line about all of the plan; ``part``: ``plan`` of ``result.json``."""
+    """A line about the whole plan. ``part``: ``plan`` of ``result.json``."""
     tiers, tables = part.tiers or {}, len(part.tables or ())
     sizes = [
         f"{tier.upper()} {units.size(tiers[f'{tier}_bytes'])}"
@@ -113,7 +113,7 @@ def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
 
 
 def config_excerpt(text: str) -> list[str]:
-    """Top-level blocks SHOWN_CONFIG of a YAML ``text``; of ``data`` only plain values, of others everything."""
+    """The blocks SHOWN_CONFIG of a YAML ``text``; of ``data`` only its plain values."""
     blocks: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():

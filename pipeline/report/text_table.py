@@ -1,4 +1,4 @@
-"""Tables as plain text, which fit a terminal and a mail."""
+"""Tables as plain text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns; a heading that ends with ``*`` marks a column of numbers (to the right)."""
+    """Aligned columns. A heading that ends with ``*`` marks a column of numbers, aligned to the right."""
     names = [name.removesuffix("*") for name in head]
     widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
     right = [name.endswith("*") for name in head]

@@ -1,4 +1,4 @@
-"""Pictures of an assignment to towers as inline SVG: the similarity heat map and the tower map."""
+"""An assignment to towers as inline SVG: the similarity heat map and the tower map."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeline.report.page import COLOURS
 from pipeline.report.svg import drawing, tag
 
 SIDE, MARGIN, PAD = 440, 74, 14
-MOST_CELLS = 96  # on a side; more features are averaged into as many
+MOST_CELLS = 96  # per side; more features are averaged into as many cells
 MOST_LABELS = 64
 LONGEST = 11
 DOT, SMALL_DOT, LETTER = 8.0, 5.0, 6.2  # pixels: radius of a point with and without a label, width of a letter
@@ -21,7 +21,7 @@ Box = tuple[float, float, float, float]
 
 
 def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) -> Markup:
-    """``similarity`` [F][F] as cells from faint (least alike) to strong; rows tower after tower, lines between them."""
+    """``similarity`` [F][F] as cells from faint to strong, ordered by tower, with lines between towers."""
     order = sorted(range(len(names)), key=lambda index: (towers[index], index))
     bins = _bins(order)
     low, high = _range(similarity)
@@ -44,7 +44,7 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
 
 
 def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) -> Markup:
-    """Every feature where the placement has it, in the colour and with the number of its tower."""
+    """Every feature at its place, in the colour and with the number of its tower."""
     width = MARGIN + SIDE + PAD
     low = [min(point[axis] for point in placement) for axis in (0, 1)]
     extent = [max(point[axis] for point in placement) - low[axis] for axis in (0, 1)]
@@ -85,13 +85,13 @@ def _range(similarity: Matrix) -> tuple[float, float]:
 
 
 def _mean(similarity: Matrix, left: Sequence[int], right: Sequence[int]) -> float | None:
-    """Mean over pairs of two bins, a feature with itself left out; None where there is no pair."""
+    """Mean over the pairs of two bins without pairs of a feature with itself; None if there is no pair."""
     values = [similarity[i][j] for i in left for j in right if i != j]
     return sum(values) / len(values) if values else None
 
 
 def _cell(x: float, y: float, size: float, share: float, words: str) -> Markup:
-    """A square, faint for a ``share`` of 0, strong for 1."""
+    """A square, from faint (``share`` 0) to strong (1)."""
     box = {"x": f"{x:.2f}", "y": f"{y:.2f}", "width": f"{size:.2f}", "height": f"{size:.2f}"}
     opacity = f"{0.04 + 0.96 * min(max(share, 0.0), 1.0):.2f}"
     return tag("rect", tag("title", words), class_="cell", **box, fill_opacity=opacity)
@@ -120,7 +120,7 @@ def _edge_labels(names: Sequence[str], size: float) -> list[Markup]:
 
 
 def _scale(low: float, high: float) -> list[Markup]:
-    """What the strengths mean: ten steps from the lowest to the highest value."""
+    """The legend: ten steps from the lowest to the highest value."""
     x, y, step = MARGIN + 40, MARGIN + SIDE + 14, 16
     return [
         tag("text", units.decimal(low, 2), x=x - 6, y=y + 12, text_anchor="end"),
@@ -130,7 +130,7 @@ def _scale(low: float, high: float) -> list[Markup]:
 
 
 def _spot_label(text: str, x: float, y: float, width: float, taken: list[Box]) -> list[Markup]:
-    """``text`` beside a point where nothing else is; left out where there is no such place."""
+    """``text`` beside a point, where nothing else is; nothing if there is no room."""
     long = LETTER * len(text)
     gap = DOT + 3
     for left, base, anchor in (

@@ -1,7 +1,4 @@
-"""``towers.html`` in a partition's artifact: which features share a tower, and what that rests on.
-
-One self-contained page from Towers alone: inline CSS and SVG, no script, nothing fetched, light and dark.
-"""
+"""``towers.html``: which features share a tower, and why."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ STRATEGIES = {
 
 
 def towers_page(towers: Towers) -> str:
-    """The page as text; everything that comes from the towers is escaped."""
+    """The page as HTML."""
     evidence = towers.evidence or TowerEvidence(strategy="")
     strategy = STRATEGIES.get(evidence.strategy, "")
     about = f"Nightjar towers · {evidence.strategy}: {strategy}" if strategy else "Nightjar towers"
@@ -41,7 +38,7 @@ def towers_page(towers: Towers) -> str:
 
 
 def similarities(towers: Towers) -> tuple[float, float] | None:
-    """Mean similarity of two features within a tower, and across towers; None where nothing was compared."""
+    """Mean similarity of two features within a tower, and across towers; None if none were compared."""
     evidence = towers.evidence
     if evidence is None or not evidence.similarity:
         return None
@@ -55,7 +52,7 @@ def similarities(towers: Towers) -> tuple[float, float] | None:
 
 
 def load_shares(towers: Towers, name: str) -> list[float]:
-    """Every tower's share of load ``name`` of the evidence; empty where it is not known or zero."""
+    """Every tower's share of load ``name`` in the evidence; empty if it is unknown or zero."""
     loads = towers.evidence.loads.get(name, []) if towers.evidence else []
     total = sum(loads)
     if not total or towers.evidence is None:
@@ -91,20 +88,17 @@ def _pictures(towers: Towers, evidence: TowerEvidence) -> list[Figure]:
         return []
     home = _homes(towers)
     places = [home[name] for name in evidence.features]
-    near = f"{'similar' if evidence.strategy == 'coherent' else 'dissimilar'} features are near each other"
+    kind = "similar" if evidence.strategy == "coherent" else "dissimilar"
+    placed = tower_map(evidence.features, places, evidence.placement)
     heat = heat_map(evidence.features, places, evidence.similarity)
     return [
         Figure("Similarity", "mean |cosine| of centred embeddings", heat),
-        Figure(
-            "Tower map",
-            f"{near} features are near each other",
-            tower_map(evidence.features, places, evidence.placement),
-        ),
+        Figure("Tower map", f"{kind} features are near each other", placed),
     ]
 
 
 def _known_loads(towers: Towers) -> dict[str, list[float]]:
-    """Every tower's shares of the ms and of the bytes, as far as they are known."""
+    """Every tower's shares of ms and bytes, if known."""
     return {name: shares for name in ("ms", "bytes") if (shares := load_shares(towers, name))}
 
 
@@ -166,7 +160,7 @@ def towers_summary(towers: Towers) -> dict[str, Any]:
 
 
 def refined_text(plan: Plan, flat: Plan) -> str:
-    """One line on the plan that keeps every table to its tower's hosts, beside the one before it."""
+    """One line on the plan with each table on its tower's hosts, compared with the flat plan."""
     kinds = Counter(table.sharding for table in plan.tables.values())
     shown = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
     steps = f"step {plan.predicted_step_ms:.3f} ms (predicted; {flat.predicted_step_ms:.3f} flat)"
@@ -174,7 +168,7 @@ def refined_text(plan: Plan, flat: Plan) -> str:
 
 
 def _pinned(evidence: TowerEvidence, most: int = 8) -> list[str]:
-    """A line for each feature that is where it is because of a pin or a group."""
+    """A line for each feature whose tower follows from a pin or a group."""
     lines = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
     return [*lines[:most], f"  and {len(lines) - most} more pinned or grouped"] if len(lines) > most else lines
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from pipeline.compose import compose
-from pipeline.config import Config
+from pipeline.config import Config, LaunchConfig
 from pipeline.errors import ConfigError
 from pipeline.launch.kubernetes.pods import LAUNCHER, Object, pod_template
 from pipeline.launch.kubernetes.rights import rules
@@ -32,26 +32,22 @@ def schedule_config(overrides: Sequence[str]) -> Config:
 
 def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
     """Accounts, role, binding and CronJob. The nights run with ``overrides``."""
-    return [*accounts(config), *access(config), cron_job(config, overrides)]
+    return [*access(config.launch), cron_job(config, overrides)]
 
 
-def accounts(config: Config) -> list[Object]:
-    """The launcher's service account, and the stages' account, which has no rights and no token."""
-    pods = config.launch.pods
-    return [
-        _object("v1", "ServiceAccount", config, pods.launcher_account, automountServiceAccountToken=False),
-        _object("v1", "ServiceAccount", config, pods.service_account, automountServiceAccountToken=False),
+def access(launch: LaunchConfig) -> list[Object]:
+    """The service accounts of launcher and stages, and the launcher's role in its namespace. Stages have no rights."""
+    name, namespace = launch.pods.launcher_account, launch.namespace
+    accounts = [
+        _object("v1", "ServiceAccount", namespace, account, automountServiceAccountToken=False)
+        for account in (name, launch.pods.service_account)
     ]
-
-
-def access(config: Config) -> list[Object]:
-    """The launcher's role, for one namespace, and its binding."""
-    name = config.launch.pods.launcher_account
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": config.launch.namespace}
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": namespace}
     role = {"apiGroup": RBAC, "kind": "Role", "name": name}
     return [
-        _object(f"{RBAC}/v1", "Role", config, name, rules=rules(config.launch)),
-        _object(f"{RBAC}/v1", "RoleBinding", config, name, roleRef=role, subjects=[subject]),
+        *accounts,
+        _object(f"{RBAC}/v1", "Role", namespace, name, rules=rules(launch)),
+        _object(f"{RBAC}/v1", "RoleBinding", namespace, name, roleRef=role, subjects=[subject]),
     ]
 
 
@@ -84,13 +80,13 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
         "failedJobsHistoryLimit": schedule.keep,
         "jobTemplate": {"metadata": {"labels": labels}, "spec": job},
     }
-    return _object("batch/v1", "CronJob", config, schedule.name, spec=spec)
+    return _object("batch/v1", "CronJob", config.launch.namespace, schedule.name, spec=spec)
 
 
 def _labels() -> dict[str, str]:
     return {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
 
 
-def _object(version: str, kind: str, config: Config, name: str, **content: object) -> Object:
-    metadata = {"name": name, "namespace": config.launch.namespace, "labels": _labels()}
+def _object(version: str, kind: str, namespace: str, name: str, **content: object) -> Object:
+    metadata = {"name": name, "namespace": namespace, "labels": _labels()}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline import logs
 from pipeline.compose import config_hash
-from pipeline.config import Config
+from pipeline.config import Config, DataConfig
 from pipeline.errors import SIGNALLED, GateHeldError, NightjarError, exit_code_of
 from pipeline.ingest.days import path_of
 from pipeline.ingest.rawfiles import fingerprint
@@ -56,7 +56,7 @@ def run_night(
     try:
         record = read_record(store, config.model_name, day)
         if record is not None and not config.force and _decided(record, config, day):
-            again = "its logs have changed: " if record.logs != _logs(config, day) else "nothing to do: "
+            again = "its logs have changed: " if record.logs != _logs(config.data, day) else "nothing to do: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
         record = replace(_begun(config, store, day, record), skipped=tuple(skipped))
@@ -64,8 +64,8 @@ def run_night(
         return _refused(config, day, _of_family(problem))
     log.info("night      %s of model %s: run %s, %s", day, config.model_name, record.run, _from(record.base))
     try:
-        record = replace(record, seconds_waited=round(wait_for(config, day, wait_minutes), 1))
-        record = replace(record, logs=_logs(config, day))
+        waited = wait_for(config.data, day, wait_minutes, config.nightly.poll_seconds)
+        record = replace(record, seconds_waited=round(waited, 1), logs=_logs(config.data, day))
         code, error = run(night_config(config, day, record.base)), None
     except Exception as problem:
         error = _of_family(problem)
@@ -79,7 +79,7 @@ def run_night(
     log.info("night      %s", line_of(record))
     if record.summary is not None:
         log.info("summary    %s", store.url_of(record.summary))
-    _tell(config, record)
+    _post(config.nightly.webhook, record)
     return record
 
 
@@ -128,13 +128,13 @@ def _refused(config: Config, day: date, problem: NightjarError) -> NightRecord:
         model=config.model_name, date=str(day), run=run_name(config.model_name, day), outcome=FAILED,
         exit_code=problem.exit_code, message=problem.message, hint=problem.hint,
     )  # fmt: skip
-    _tell(config, record)
+    _post(config.nightly.webhook, record)
     return record
 
 
-def _tell(config: Config, record: NightRecord) -> None:
-    if config.nightly.webhook:
-        deliver(config.nightly.webhook, _posted(record))
+def _post(webhook: str | None, record: NightRecord) -> None:
+    if webhook:
+        deliver(webhook, _posted(record))
 
 
 def _settings(config: Config) -> str:
@@ -144,16 +144,16 @@ def _settings(config: Config) -> str:
     })  # fmt: skip
 
 
-def _logs(config: Config, day: date) -> str:
+def _logs(data: DataConfig, day: date) -> str:
     """Fingerprint of the day's raw logs; "" if there are none."""
-    return "" if config.data.format == "synthetic" else fingerprint(path_of(config.data, day))
+    return "" if data.format == "synthetic" else fingerprint(path_of(data, day))
 
 
 def _decided(record: NightRecord, config: Config, day: date) -> bool:
     """Whether the night has a verdict. Other settings or logs void the verdict of a held night."""
     if record.outcome != HELD:
         return record.outcome == PUBLISHED
-    return record.settings == _settings(config) and record.logs == _logs(config, day)
+    return record.settings == _settings(config) and record.logs == _logs(config.data, day)
 
 
 def _begun(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:

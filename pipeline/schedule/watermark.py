@@ -6,22 +6,22 @@ import logging
 import time
 from datetime import date
 
-from pipeline.config import Config
+from pipeline.config import DataConfig
 from pipeline.errors import DataError
 from pipeline.ingest.days import day_state
 
 log = logging.getLogger(__name__)
 
 
-def wait_for(config: Config, day: date, minutes: float) -> float:
+def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float) -> float:
     """Wait until the logs of ``day`` are complete (``data.watermark``); returns the seconds that it took.
 
-    Checks every ``nightly.poll_seconds``, and logs what is missing when that changes. Raises DataError, with what is
+    Checks every ``poll_seconds``, and logs what is missing when that changes. Raises DataError, with what is
     missing, after ``minutes``.
     """
     started, logged = time.monotonic(), ""
     while True:
-        state = day_state(config.data, day)
+        state = day_state(data, day)
         waited = time.monotonic() - started
         if state.complete:
             if logged:
@@ -38,7 +38,7 @@ def wait_for(config: Config, day: date, minutes: float) -> float:
         if missing != logged:
             log.info(
                 "watermark  %s is not complete: %s; checking every %g s for up to %.1f minutes",
-                day, missing, config.nightly.poll_seconds, left / 60,
+                day, missing, poll_seconds, left / 60,
             )  # fmt: skip
             logged = missing
-        time.sleep(min(config.nightly.poll_seconds, left))
+        time.sleep(min(poll_seconds, left))

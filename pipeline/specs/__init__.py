@@ -1,4 +1,4 @@
-"""What can be chosen by name, and the registries that know every choice. No torch here, and no room above."""
+"""Choices by name, and their registries. Nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ DENSE_OPTIMIZERS: Registry[DenseOptimizer] = Registry(
 ID_MAPPINGS: Registry[IdMapping] = Registry(
     "id mapping", setting="data.sparse_defaults.mapping", home="pipeline.ingest.mappings"
 )
-# Every registry, for ``nightjar doctor``.
+# All registries, for ``nightjar doctor``.
 REGISTRIES: tuple[Registry[Any], ...] = (STAGES, MODELS, TABLE_OPTIMIZERS, DENSE_OPTIMIZERS, ID_MAPPINGS)
 
 
 def default_stages() -> list[str]:
-    """The stages that run where ``stages`` names none."""
+    """The default of ``stages``."""
     return [stage.name for stage in STAGES if stage.by_default]
 
 
 def inline_stages() -> list[str]:
-    """The stages that run in the launcher's own process where ``launch.inline`` names none."""
+    """The default of ``launch.inline``."""
     return [stage.name for stage in STAGES if stage.inline]
 
 
 def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
-    """The mapping of a feature: of ``bins`` where it has them, else the ``chosen`` one, else the ``default``."""
+    """The mapping of a feature: bins if it has ``bins``, else the ``chosen`` one, else the ``default``."""
     return ID_MAPPINGS.get(BINS if bins else chosen or default)
 
 
@@ -55,7 +55,7 @@ def id_mapping_names() -> tuple[str, ...]:
 
 
 def id_mapping_docs() -> str:
-    """A sentence or two about each of them, with the settings that it reads besides ``rows``."""
+    """Documentation of these mappings, with the settings that each uses besides ``rows``."""
     sentences = []
     for each in (ID_MAPPINGS.get(name) for name in id_mapping_names()):
         used = f" It uses {', '.join(f'`{name}`' for name in each.settings)}." if each.settings else ""

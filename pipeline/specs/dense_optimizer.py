@@ -1,4 +1,4 @@
-"""What an optimizer of the dense part says of itself: how it is built, its state in memory and in checkpoints."""
+"""The protocol of a dense optimizer: how it is built, and its state in memory and in checkpoints."""
 
 from __future__ import annotations
 
@@ -29,19 +29,17 @@ class DenseGroup:
 
 
 class DenseOptimizer(Protocol):
-    """How the dense parameters learn; one file each in ``training/optimizers/``.
+    """An optimizer of the dense parameters, one file in ``training/optimizers/``.
 
     A spec is a frozen dataclass, whose fields are the settings of ``train.dense_options`` that it uses.
 
-    ``classes``: the PyTorch classes that ``build`` may make, by their names, which checkpoints record with the state
-    of each parameter. ``state_values``: float32 values of state for each parameter. ``elementwise``: a parameter's
-    value learns from its own gradient alone, so threads without locks may share the state.
+    ``classes``: names of the PyTorch classes that ``build`` may return; checkpoints record them with the state.
+    ``state_values``: float32 values of state per parameter.
     """
 
     name: str
     classes: tuple[str, ...]
     state_values: float
-    elementwise: bool = True
 
     @abstractmethod
     def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""What a ranking model is to the rest of the code: its settings, its checks, and how it is built."""
+"""The protocol of a ranking model: its settings, its checks, and how it is built."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from torch import nn
 
-C = TypeVar("C", contravariant=True)  # a class of settings, derived from ``ModelConfig``
+C = TypeVar("C", contravariant=True)  # a subclass of ``ModelConfig``
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInputs:
-    """What a model is built for.
+    """The inputs of a model.
 
-    ``dense``: names of the dense features, in the order of their columns. ``vectors``: names of the embedding vectors
-    in their order: sparse features, or what towers put out. ``dim``: width of every vector (with towers another one
-    than ``model.embedding_dim``). ``seed``: of the initial weights.
+    ``dense``: names of the dense features, in the order of their columns. ``vectors``: names of the embedding vectors,
+    in order: sparse features or outputs of towers. ``dim``: width of every vector; with towers it may differ from
+    ``model.embedding_dim``. ``seed``: of the initial weights.
     """
 
     dense: tuple[str, ...]
@@ -28,7 +28,7 @@ class ModelInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
-    """What a model costs: ``flop`` of a sample forward and backward, ``parameters``, ``activations`` of a sample."""
+    """The cost of a model: ``parameters``, and per sample ``flop`` (forward and backward) and ``activations``."""
 
     flop: float
     parameters: int
@@ -36,11 +36,11 @@ class ModelCosts:
 
 
 class Model(Protocol[C]):
-    """A ranking model as a choice of ``model``. Importing the module that defines one must not import torch.
+    """A ranking model. The module that defines it must not import torch at its top.
 
     ``name``: the option of group ``model``, and ``model.name`` in a configuration. ``config``: its settings, a
-    keyword-only dataclass derived from ``ModelConfig`` whose ``name`` defaults to this one. Its method ``check``
-    refuses settings that no model can have, before anything starts.
+    keyword-only subclass of ``ModelConfig`` whose ``name`` has this default. The ``check`` method of the settings
+    refuses invalid ones before anything starts.
     """
 
     @property
@@ -56,14 +56,14 @@ class Model(Protocol[C]):
     def build(self, config: C, inputs: ModelInputs) -> nn.Module:
         """The module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
 
-        The logits are float32 under bf16 autocast too. The module must run
-        on the meta device, where the planner counts its FLOP, and under ``torch.export``, by which it is published.
+        The logits are float32 under bf16 autocast too. The module must run on the meta device, where the planner counts
+        its FLOP, and under ``torch.export``, which publishes it.
         """
         ...
 
 
 def model_problem(spec: Any) -> str:
-    """What keeps ``spec`` from being a choice of ``model``, in words; "" where nothing does."""
+    """Why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
     if isinstance(spec, type):
         return "which is a class, expected an instance of it"
     config = getattr(spec, "config", None)

@@ -1,7 +1,7 @@
-"""Registries of choices: built-in ones by name, and those that installed packages add as entry points.
+"""Registries of choices: built-in ones, and those that installed packages add as entry points.
 
-A registry knows the module that lists its built-in choices and imports it on first use, so that the
-configuration can be checked against the names without importing torch.
+A registry imports the module with its built-in choices on first use. That imports no torch, so that a configuration can
+be checked against the names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ADDED = "added by this process"
 
 
 class Named(Protocol):
-    """What every choice has: the ``name`` by which a configuration asks for it."""
+    """A choice has a ``name``, which a configuration uses."""
 
     @property
     def name(self) -> str:
@@ -32,11 +32,11 @@ T = TypeVar("T", bound=Named)
 
 
 class Registry(Generic[T]):
-    """The choices of one ``kind``, such as models, by name and in the order of their registration.
+    """The choices of one ``kind``, such as model, by name and in the order of registration.
 
-    ``setting``: the key that chooses among them, for messages. ``home``: the module whose tuple ``SPECS`` lists the
-    built-in ones. ``group``: the entry point group in which installed packages add theirs; None where none can.
-    ``problem``: what is wrong with what a package adds, in words; "" where nothing is.
+    ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones.
+    ``group``: the entry point group for installed packages; None: packages cannot add any. ``problem``: a function that
+    says what is wrong with a package's choice; "" if nothing is.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Registry(Generic[T]):
         return iter(self._loaded().values())
 
     def names(self) -> tuple[str, ...]:
-        """Names of all choices, built-in ones first."""
+        """The names of all choices, built-in ones first."""
         return tuple(self._loaded())
 
     def get(self, name: str) -> T:
-        """The choice called ``name``; ConfigError with the nearest name where there is none."""
+        """The choice ``name``; ConfigError with the nearest name if there is none."""
         specs = self._loaded()
         if name not in specs:
             near = difflib.get_close_matches(name, specs, 1, 0.5) or list(specs)
@@ -76,13 +76,13 @@ class Registry(Generic[T]):
         return specs[name]
 
     def origin(self, name: str) -> str:
-        """Where the choice called ``name`` comes from: ``built in``, or the package and its version."""
+        """The origin of the choice ``name``: ``built in``, or the package and its version."""
         self._loaded()
         return self._origins[name]
 
     @contextmanager
     def added(self, *specs: T) -> Iterator[None]:
-        """Within: ``specs`` are choices of this process too, after the others. For tests and notebooks."""
+        """Context in which ``specs`` are choices too, after the others. For tests and notebooks."""
         former, origins = self._loaded(), self._origins
         self._specs = {**former, **{spec.name: spec for spec in specs}}
         self._origins = {**origins, **{spec.name: ADDED for spec in specs}}
@@ -92,7 +92,7 @@ class Registry(Generic[T]):
             self._specs, self._origins = former, origins
 
     def package(self, name: str) -> str:
-        """The installed package, with its version, that adds the choice called ``name``; "" for a built-in one."""
+        """The package and version that adds the choice ``name``; "" for a built-in one."""
         origin = self.origin(name)
         return "" if origin in (BUILT_IN, ADDED) else origin
 
@@ -114,7 +114,7 @@ class Registry(Generic[T]):
         return self._specs
 
     def _load(self, point: EntryPoint, package: str) -> T:
-        """What ``package`` adds by ``point``; ConfigError where it cannot be imported or is no such choice."""
+        """Load a package's choice; ConfigError if it cannot be imported or is invalid."""
         added = f"package {package} adds {self.kind} {point.name!r}"
         try:
             spec: T = point.load()

@@ -1,7 +1,7 @@
-"""What a stage is: one object that knows its inputs, key, path, work and figures. Everything else asks the registry.
+"""The base class of a stage, which knows its inputs, key, path, work and figures.
 
-A stage is one file in ``pipeline/stages/`` whose ``SPEC`` is listed in ``pipeline/stages/__init__.py``. Rooms are
-imported inside ``run`` and the other methods: composing a configuration imports every stage, but no torch.
+A stage is one file in ``pipeline/stages/`` whose ``SPEC`` is listed in ``pipeline/stages/__init__.py``. Its methods
+import other rooms inside, because composing a configuration imports every stage but no torch.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StageIO:
-    """Who hears of a stage: ``interval`` takes a record of the training loop, ``close`` ends the progress line.
+    """Callbacks of a stage: ``interval`` gets a record of the training loop, ``close`` ends the progress line.
 
-    ``on_point``: learns of every named point that training passes (``checkpoint.FaultPoint``).
+    ``on_point`` gets every fault point that training passes (``checkpoint.FaultPoint``).
     """
 
     interval: Callable[[dict[str, Any]], None] = lambda record: None
@@ -33,16 +33,16 @@ class StageIO:
 
 
 def always(config: Config) -> bool:
-    """The condition of settings that always count."""
+    """A condition that always holds."""
     return True
 
 
 @dataclass(frozen=True)
 class Use:
-    """The settings at ``paths`` count where ``when`` holds.
+    """Settings that belong to a key if ``when`` holds.
 
-    ``paths``: dotted, ``*`` for every entry of a dictionary or every field of a group. ``named``: not the value counts
-    but what it names (a file, a checkpoint, a default), which the stage itself puts into the key.
+    ``paths``: dotted; ``*`` stands for every entry of a dictionary or field of a group. ``named``: not the value
+    counts, but what it names (a file, a checkpoint, a default), which the stage itself puts into the key.
     """
 
     paths: tuple[str, ...]
@@ -50,7 +50,7 @@ class Use:
     named: bool = False
 
     def covers(self, path: str) -> bool:
-        """Whether the setting at ``path`` (``*``: an entry of a dictionary) is one of them."""
+        """Whether the setting at ``path`` is one of them. ``*`` in it stands for an entry of a dictionary."""
         parts = path.split(".")
         for pattern in (each.split(".") for each in self.paths):
             whole = len(pattern) == len(parts) or (len(pattern) < len(parts) and pattern[-1] == "*")
@@ -65,7 +65,7 @@ def use(group: str, names: str, *, when: Callable[[Config], bool] = always, name
 
 
 def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
-    """The settings that ``uses`` cover, nested as in the configuration; of those that are ``named`` nothing."""
+    """The settings that ``uses`` cover, nested as in the configuration, without ``named`` ones."""
     settings: dict[str, Any] = {}
     for each in uses:
         if each.named or not each.when(config):
@@ -80,7 +80,7 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
 
 
 def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
-    """The place and value of every setting that ``parts`` mean below ``node``, a dataclass or a dictionary."""
+    """Path and value of every setting that ``parts`` match below ``node``, a dataclass or a dictionary."""
     if not parts:
         yield [], dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
         return
@@ -102,8 +102,7 @@ class Stage(ABC):
     unless ``launch.inline`` says otherwise. ``needs_rows``: it cannot run on a list of tables. ``shared``: its
     artifacts lie outside the run's folder, so runs with the same key share them. ``distributed``: it runs on all ranks
     of the hardware, else on one. ``trains``: it takes training steps, of which the first must come in time, and it
-    commits a checkpoint before it ends. ``modules``: what ``run`` imports that takes long; ranks are forked from a
-    process that has done so.
+    commits a checkpoint before it ends.
     """
 
     name: str
@@ -116,68 +115,74 @@ class Stage(ABC):
     shared = False
     distributed = False
     trains = False
-    modules: tuple[str, ...] = ()
 
     def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
-        """ConfigError where ``config`` names the stage, which cannot run with its other settings."""
+        """ConfigError if the stage cannot run with ``config``."""
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """What of the configuration the key covers, by its names now; ``named_settings`` come on top."""
+        """The settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
-        """The settings of its keys, by name: its own key, and those of what it keeps on the way."""
+        """The settings of its keys, by name: its own key, and keys of what it writes on the way."""
         return {self.name: self.settings}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """What the key covers of that which settings name outside the configuration: files, checkpoints, versions.
+        """What the key covers of things that settings name: files, checkpoints, versions.
 
-        ``made``: the steps before this one, by their stages' names. Raises what looking there raises.
+        ``made``: the earlier steps, by stage.
         """
         return {}
 
     def path(self, config: Config, key: str) -> str:
-        """Where the artifact with ``key`` lies, relative to the store."""
+        """The path of the artifact with ``key``, relative to the store."""
         return f"{run_directory(str(config.run))}/{self.name}/{key}"
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
-        """Other paths that belong to the artifact of ``step``. ``forced``: False asks the store nothing."""
+        """Other paths that belong to the artifact of ``step``. If not ``forced``, it does not read the store."""
         return ()
 
     @abstractmethod
     def run(
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO
     ) -> Artifact | None:
-        """Do the stage on this rank; the committed artifact on rank 0, None elsewhere."""
+        """Run the stage on this rank; returns the committed artifact on rank 0, None elsewhere."""
 
     def draft(self, store: Store, step: Step) -> Any:
-        """The artifact of ``step``, to be filled and committed within the context."""
+        """Context for writing and committing the artifact of ``step``."""
         return store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=step.input_keys)
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
-        """Raise the error that a run ends with though the stage was done; the launcher asks at the end of the chain."""
+        """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""
+
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """What ``run`` imports that takes long, torch above all: its rank is forked from a process that has done so.
+
+        Nothing that starts threads when it is imported: a forked process does not have them.
+        """
+        return ()
 
     def seconds_to_end(self, config: Config) -> float:
-        """Seconds that a rank may take to end when it is told to."""
+        """Seconds that a rank may take to end after SIGTERM."""
         return 0.0
 
     def shown(self, store: Store, path: str) -> str:
-        """The text of the committed artifact at ``path``, for a run that ends with this stage and had nothing to do."""
+        """Text about the artifact at ``path``, for a run that ends with this stage and had nothing to do."""
         return ""
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts of ``result.json`` that the artifact's ``summary`` gives, by name; by default all of it.
+        """The parts of ``result.json`` from the artifact's ``summary``, by name; by default, all of it.
 
-        Those that ``records.Result`` has a field for are of that field's type.
+        A part with a field in ``records.Result`` has the type of that field.
         """
         return {self.name: dict(summary)} if summary else {}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """What the table at the end of a run says of the stage's parts of ``result.json``, by name."""
+        """Lines of the table at the end of a run about the stage's parts of ``result.json``, by name."""
         figures = ", ".join(f"{name} {value}" for name, value in self.facts(result))
         return {self.name: [figures]} if figures else {}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        """Names and values that the report's details list of the stage's parts of ``result.json``."""
+        """Names and values for the report's details, from the stage's parts of ``result.json``."""
         part = result.others.get(self.name, {})
         return [(name, str(value)) for name, value in part.items() if isinstance(value, int | float | str)]

@@ -1,4 +1,4 @@
-"""What a table optimizer says of itself: its formula, its state, where FBGEMM has it, its columns in checkpoints."""
+"""The protocol of a table optimizer: its formula, its state, where FBGEMM has it, its columns in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FLOAT = 4
 
 @dataclass(frozen=True)
 class StateColumn:
-    """A figure that an optimizer keeps of every row, float32, 0 in a row that was never trained.
+    """A float32 state value of every row, 0 in a row that was never trained.
 
-    ``name``: its name in checkpoints, for good. ``per_value``: one for each of the row's weights; else one a row,
-    which where a table is cut by columns belongs to the cut, and of the whole row is the mean over its columns.
-    ``exact``: ``checkpoint.state`` leaves it float32, as a counter needs.
+    ``name``: its permanent name in checkpoints. ``per_value``: one value per weight instead of one per row. If a table
+    is cut by columns, a value per row belongs to the cut, and that of the whole row is the mean over the columns.
+    ``exact``: stays float32 whatever ``checkpoint.state`` says, as a counter needs.
     """
 
     name: str
@@ -75,14 +75,14 @@ class TableOptimizer(Protocol):
 
     @property
     def row_bytes(self) -> int:
-        """State of a row in bytes, whatever its width."""
+        """Bytes of state per row, without those per weight."""
         return FLOAT * sum(not column.per_value for column in self.columns)
 
     @property
     def value_bytes(self) -> int:
-        """State of each weight in bytes."""
+        """Bytes of state per weight."""
         return FLOAT * sum(column.per_value for column in self.columns)
 
     def state_bytes(self, width: int) -> int:
-        """State of a row of ``width`` weights in bytes."""
+        """Bytes of state of a row of ``width`` weights."""
         return self.row_bytes + width * self.value_bytes

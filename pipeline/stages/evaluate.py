@@ -22,7 +22,6 @@ class Evaluate(Stage):
     inputs = ("ingest", "plan", "partition", "train")
     needs_rows = True
     distributed = True
-    modules = ("pipeline.training.predict",)
     settings = (use("evaluate", "global_batch"),)
 
     def check(self, config: Config) -> None:
@@ -32,6 +31,10 @@ class Evaluate(Stage):
                 "data.split.test_share is 0, but stages names evaluate, which needs held-out rows",
                 hint="data.split.test_share=0.2, or stages=[ingest,plan,partition,train]",
             )
+
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """Prediction on ranks."""
+        return ("pipeline.training.predict",)
 
     def run(
         self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO

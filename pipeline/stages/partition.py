@@ -81,6 +81,10 @@ class Partition(Stage):
         """``towers/<key>``."""
         return f"towers/{key}"
 
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """Towers are planned, and a probe is trained; without them nothing is to be done."""
+        return ("pipeline.planning.engine", "pipeline.training.loop") if has_towers(config) else ()
+
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
         from pipeline.planning import plan_summary

@@ -50,6 +50,10 @@ class PlanStage(Stage):
         """``plans/<key>``."""
         return f"plans/{key}"
 
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """The planner."""
+        return ("pipeline.planning.engine",)
+
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
         from pipeline.planning import PlanInputs, make_plan, plan_summary, render_plan

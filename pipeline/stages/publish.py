@@ -21,7 +21,6 @@ class Publish(Stage):
     inputs = ("ingest", "plan", "partition", "train", "evaluate")
     by_default = False
     needs_rows = True
-    modules = ("pipeline.serving.scores", "pipeline.publishing.program")
     settings = (
         use("gate", "*"),
         use("publish", "model", named=True),
@@ -37,6 +36,10 @@ class Publish(Stage):
         from pipeline.stages.promoting import covered_incumbent
 
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
+
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """What exports a version; not what scores it, for that imports Polars, which has threads."""
+        return ("pipeline.publishing.program", "pipeline.publishing.served")
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         """Write, judge and promote a version; its gate report is the stage's artifact."""

@@ -100,7 +100,6 @@ class Train(Stage):
     needs_rows = True
     distributed = True
     trains = True
-    modules = ("pipeline.training.loop",)
     settings = (*CONTINUATION, *END)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
@@ -126,6 +125,10 @@ class Train(Stage):
         key = continuation_key(config, step.config.get("init"), step.input_keys["ingest"])
         place = f"{run_directory(str(config.run))}/checkpoints/{key[:10]}"
         return (current_directory(store, place) if forced else place,)
+
+    def modules(self, config: Config) -> tuple[str, ...]:
+        """The training loop."""
+        return ("pipeline.training.loop",)
 
     def seconds_to_end(self, config: Config) -> float:
         """A checkpoint is committed first."""

@@ -137,7 +137,7 @@ def test_what_tells_no_hour_is_rejected(value):
     [
         ({"timestamp": None}, "data.timestamp names no column with the hour", "data.timestamp=<column>"),
         ({"timestamp": None, "day_column": "t"}, "data.timestamp names no column", "data.split.by=hash"),
-        ({"day": None, "path": "a.csv"}, "the last ones of data.day, but data.day is null", "data.day=2026-01-31"),
+        ({"day": None, "path": "a.csv"}, "the last hours of data.day, but data.day is null", "data.day=2026-01-31"),
         ({"hours": 24}, "data.split.test_hours is 24, expected", "data.split.test_hours=23"),
     ],
 )

@@ -256,6 +256,9 @@ class Stoppable:
     def expect(self, steps: list[Step]) -> None:
         """Nothing takes long."""
 
+    def takes(self, stage: str) -> bool:
+        return False
+
     def find(self, step: Step) -> None:
         """No earlier launcher's."""
 

@@ -1,16 +1,16 @@
 """A forced training that dies: its further attempt goes on from its own checkpoints, a version's stays as it was."""
 
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.checkpoint.index import committed
+from pipeline.launch.forkserver import RANK
 from pipeline.store import Store
 from tests.conftest import ROOT
 
@@ -27,21 +27,10 @@ def command(store: Path, *more: str) -> list[str]:
 
 
 def kill_rank(launcher: subprocess.Popen) -> None:
-    """Kill the processes below the launcher's torchrun: the ranks."""
-    below = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                below.setdefault(int(fields[1]), []).append((int(entry.name), (entry / "cmdline").read_text()))
-            except OSError:
-                continue
-    family = [launcher.pid]
-    for pid in family:
-        for child, line in below.get(pid, []):
-            family.append(child)
-            if "worker" in line and "torch.distributed" not in line:
-                os.kill(child, signal.SIGKILL)
+    """Kill the rank of the launcher's stage."""
+    for child in psutil.Process(launcher.pid).children(recursive=True):
+        if child.name() == RANK:
+            child.kill()
 
 
 @pytest.mark.slow

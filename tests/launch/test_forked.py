@@ -58,21 +58,20 @@ def test_every_request_has_a_process_of_its_own_that_knows_nothing_of_the_last_o
 
 
 def test_a_killed_server_takes_its_rank_along_and_the_next_attempt_has_another(tmp_path: Path) -> None:
-    launcher = start(
-        tmp_path, *SMALL, "data.synthetic.rows=2000000", "launch.attempts=2", "launch.deadline_minutes=0.1"
-    )
+    launcher = start(tmp_path, *SMALL, "data.synthetic.rows=2000000", "launch.attempts=2")
     (rank,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
-    server = rank.parent()
-    server.kill()
-    output, _ = launcher.communicate(timeout=60)
+    rank.parent().kill()
     assert psutil.wait_procs([rank], timeout=15)[1] == []
+    (second,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
+    assert second.pid != rank.pid
+    launcher.terminate()
+    output, _ = launcher.communicate(timeout=60)
     assert "the ingest stage failed: rank 0 was killed by signal 9: most often" in output
     assert "attempt 2 of 2" in output
-    assert "was cancelled at its deadline of 0.1 minutes" in output, "the second attempt ran"
-    assert launcher.returncode == 8
+    assert launcher.returncode == 143
 
 
-def test_train_evaluate_and_publish_are_forked_from_one_server_without_threads(tmp_path: Path, monkeypatch) -> None:
+def test_what_needs_torch_is_forked_from_one_server_without_threads(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # it starts its threads when it is loaded, and again after a fork
     stages = "stages=[ingest,plan,partition,train,evaluate,publish]"
     more = ["train.threads_per_rank=null", "train.max_steps=20", "gate.min_rows=1"]
@@ -88,7 +87,7 @@ def test_train_evaluate_and_publish_are_forked_from_one_server_without_threads(t
     output = launcher.communicate()[0]
     result = json.loads((tmp_path / "runs/x/result.json").read_text())
     assert [each["status"] for each in result["stages"].values()] == ["done"] * 6, output
-    assert len(ranks) == 3 and len(set(ranks.values())) == 1
+    assert len(ranks) == 4 and len(set(ranks.values())) == 1, "planning too: the launcher imports no torch"
     # Arrow's allocator has a thread of its own, which it starts again after a fork.
     assert len(threads - {"jemalloc_bg_thd"}) == 1
 

@@ -162,6 +162,9 @@ class Pods:
     def expect(self, steps: list[Step]) -> None:
         pass
 
+    def takes(self, stage: str) -> bool:
+        return False
+
     def find(self, step: Step) -> None:
         return None
 
@@ -256,5 +259,5 @@ def test_a_lost_pod_that_is_not_replaced_leaves_the_rest_of_the_rows_to_the_othe
     assert train.steps == 8 * -(-rows // 256)  # the batches are those of the two hosts
     assert 0 < resumed.step < train.steps and resumed.step % 20 == 0
     assert result.shrunk == (Shrunk(stage="train", from_hosts=2, hosts=1, why="pod 1 finds no node"),)
-    assert shrunk_lines(result.shrunk) == ["train went on with 1 of 2 hosts: pod 1 finds no node"]
+    assert shrunk_lines(result.shrunk) == ["train continued with 1 of 2 hosts: pod 1 finds no node"]
     assert load(store, "x").hardware.hosts == 1

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.compose import compose
-from pipeline.config import Config
 from pipeline.errors import DataError
 from pipeline.schedule.watermark import wait_for
 from tests.logged import listen
@@ -15,11 +14,12 @@ from tests.logged import listen
 DAY = date(2026, 1, 5)
 
 
-def config(folder: Path) -> Config:
-    return compose([
+def wait(folder: Path, minutes: float) -> None:
+    config = compose([
         "data=csv", "data.name=d", "+data.sparse.a={}", f'data.path="{folder}/{{day}}/*.csv"', f"data.day={DAY}",
-        "data.watermark.success=_SUCCESS", "nightly.poll_seconds=0.01",
+        "data.watermark.success=_SUCCESS",
     ])  # fmt: skip
+    wait_for(config.data, DAY, minutes, poll_seconds=0.01)
 
 
 def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_pa
             (folder / ("_SUCCESS" if (folder / "a.csv").exists() else "a.csv")).write_text("label,a\n1,x\n")
 
     logging.getLogger("pipeline").addHandler(Delivering())
-    wait_for(config(tmp_path), DAY, 1.0)
+    wait(tmp_path, 1.0)
     assert [text.split(";")[0] for text in said] == [
         f"watermark  {DAY} is not complete: there are no files at {folder}/*.csv",
         f"watermark  {DAY} is not complete: {folder}/_SUCCESS does not exist yet",
@@ -46,7 +46,7 @@ def test_a_day_that_stays_incomplete_ends_the_night_and_says_what_is_missing(tmp
     (tmp_path / str(DAY)).mkdir()
     (tmp_path / str(DAY) / "a.csv").write_text("label,a\n1,x\n")
     with pytest.raises(DataError) as error:
-        wait_for(config(tmp_path), DAY, 0.001)
+        wait(tmp_path, 0.001)
     assert f"{DAY} is not complete after 0.001 minutes (nightly.wait_minutes): " in error.value.message
     assert "_SUCCESS does not exist yet" in error.value.message
     assert f"nightjar nightly date={DAY}" in error.value.hint

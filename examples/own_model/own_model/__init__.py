@@ -18,7 +18,7 @@ class FactorMlpConfig(ModelConfig):
     """A factorisation machine (Rendle 2010) whose products feed an MLP."""
 
     name: str = "factor_mlp"
-    hidden: int = setting(64, low=1, doc="The MLP's one hidden layer has this width.")
+    hidden: int = setting(64, low=1, doc="Width of the hidden layer.")
 
 
 class FactorMlpModel:

@@ -54,6 +54,10 @@ class ClusterRunner(ABC):
     def expect(self, steps: Sequence[Step]) -> None:  # noqa: B027 (concrete, and the same for all of them)
         """Nothing: a job takes its place in the cluster when its stage starts."""
 
+    def takes(self, stage: str) -> bool:
+        """No: a pod takes longer than an import."""
+        return False
+
     def find(self, step: Step) -> ClusterJob | None:
         """The job of ``step`` that runs, submitted by a launcher that is gone.
 

@@ -22,7 +22,6 @@ class Lamb(DenseOptimizer):
     name = "lamb"
     classes = ("LambSteps",)
     state_values = 2.0
-    elementwise = False
 
     def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""

@@ -31,7 +31,6 @@ class Shampoo(DenseOptimizer):
     classes = ("ShampooSteps",)
     # Of square blocks: two factors and two roots in float64, a mean of gradients and a sum of their squares.
     state_values = 10.0
-    elementwise = False
 
     def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
