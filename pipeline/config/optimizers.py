@@ -36,6 +36,7 @@ class DenseOptions:
     block_size: int | None = setting(
         None, low=1, high=8192, doc="shampoo cuts layers into blocks of at most this many rows and columns."
     )
+    factor_every: int | None = setting(None, low=1, doc="shampoo's factors take in a gradient every so many steps.")
     root_every: int | None = setting(None, low=1, doc="shampoo computes roots after this many steps each.")
     start_step: int | None = setting(None, low=1, doc="shampoo uses its roots from this step on.")
     grafting: str | None = setting(

@@ -25,7 +25,7 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
     return (
         use("train.sparse_options", "eps beta1 beta2 l1 l2 beta", when=sparse),
         use("train.dense_options", "eps beta1 beta2 momentum nesterov block_size", when=dense),
-        use("train.dense_options", "root_every start_step grafting", when=dense),
+        use("train.dense_options", "factor_every root_every start_step grafting", when=dense),
         use("train.dense_groups", "*.lr *.weight_decay", when=groups),
     )
 

@@ -21,7 +21,7 @@ from tests.embeddings.ranks import spawn
 from tests.training import test_train
 
 SHAPES = {"a.weight": (9, 14), "a.bias": (9,), "b.weight": (3, 9), "b.bias": (3,), "c.weight": (2, 3, 5)}
-SMALL = {"block_size": 4, "root_every": 3, "start_step": 2}
+SMALL = {"block_size": 4, "factor_every": 2, "root_every": 3, "start_step": 2}
 STEPS = 12
 
 
@@ -52,7 +52,7 @@ def steps(named, optimizer, first=0, last=STEPS):
         optimizer.step()
 
 
-def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, root_every, start_step, grafting):
+def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_every, root_every, start_step, grafting):
     """The formulas of ``shampoo_blocks`` in float64, by eigenvalues, block after block; the last directions by name."""
     weights = {
         name: p.detach().double().flatten(1) if p.dim() > 1 else p.detach().double() for name, p in named.items()
@@ -76,7 +76,8 @@ def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, root_every
         if g.dim() == 1:
             return graft
         old, new = (1.0, 1.0) if beta2 == 1 else (beta2, 1 - beta2)
-        s["l"], s["r"] = old * s["l"] + new * g @ g.T, old * s["r"] + new * g.T @ g
+        if (t - 1) % factor_every == 0:
+            s["l"], s["r"] = old * s["l"] + new * g @ g.T, old * s["r"] + new * g.T @ g
         if t >= start_step and (t % root_every == 0 or t == start_step):
             s["roots"] = root(s["l"]), root(s["r"])
         if t < start_step:

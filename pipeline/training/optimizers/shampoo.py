@@ -24,13 +24,14 @@ class Shampoo(DenseOptimizer):
     beta2: float = 1.0
     eps: float = 1e-6
     block_size: int = 256
+    factor_every: int = 5
     root_every: int = 50
     start_step: int = 50
     grafting: str = "adagrad"
     name = "shampoo"
     classes = ("ShampooSteps",)
-    # Of square blocks: two factors and two roots in float64, a mean of gradients and a sum of their squares.
-    state_values = 10.0
+    # Of square blocks: two factors in float64 and their roots, a mean of gradients and a sum of their squares.
+    state_values = 8.0
 
     def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
         """See ``DenseOptimizer.build``."""
@@ -38,8 +39,8 @@ class Shampoo(DenseOptimizer):
         from pipeline.training.optimizers.shampoo_steps import ShampooSteps
 
         formula = Formula(
-            beta1=self.beta1, beta2=self.beta2, eps=self.eps, root_every=self.root_every, start_step=self.start_step,
-            grafting=self.grafting,
+            beta1=self.beta1, beta2=self.beta2, eps=self.eps, factor_every=self.factor_every,
+            root_every=self.root_every, start_step=self.start_step, grafting=self.grafting,
         )  # fmt: skip
         return ShampooSteps([group.settings() for group in groups], formula, self.block_size, own)
 

@@ -1,4 +1,4 @@
-"""Shampoo's formulas for one block of a layer, in float64 but for what it keeps for each weight.
+"""Shampoo's formulas for one block of a layer; factors and their roots are computed in float64.
 
 With G the gradient of a block [m, n], of step t (Shi et al., arXiv 2309.06497, algorithm 1):
 
@@ -7,7 +7,8 @@ With G the gradient of a block [m, n], of step t (Shi et al., arXiv 2309.06497, 
     S = (L + eps max(L) I)^-1/4 M (R + eps max(R) I)^-1/4     max: the largest eigenvalue
     direction = S |A| / |S|                  A: the step of Adagrad or Adam for M (grafting)
 
-Roots are those of every ``root_every``th step. Before ``start_step``, and for vectors, the direction is A.
+L and R take in every ``factor_every``th gradient, from the first on. Roots are those of every ``root_every``th step.
+Before ``start_step``, and for vectors, the direction is A.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Formula:
     beta1: float
     beta2: float
     eps: float
+    factor_every: int
     root_every: int
     start_step: int
     grafting: str
@@ -42,7 +44,7 @@ class Formula:
         if gradient.dim() > 1:
             for factor, root, size in zip((LEFT, RIGHT), (LEFT_ROOT, RIGHT_ROOT), gradient.shape, strict=True):
                 state[factor] = torch.zeros(size, size, dtype=torch.float64, device=gradient.device)
-                state[root] = torch.eye(size, dtype=torch.float64, device=gradient.device)
+                state[root] = torch.eye(size, dtype=gradient.dtype, device=gradient.device)
         return state
 
     def direction(self, gradient: Tensor, state: State, step: int) -> Tensor:
@@ -51,18 +53,18 @@ class Formula:
         grafted = self._graft(mean, gradient, state[SQUARES], step)
         if gradient.dim() == 1:
             return grafted
-        exact = gradient.double()
-        self._accumulate(state[LEFT], exact @ exact.T)
-        self._accumulate(state[RIGHT], exact.T @ exact)
+        if (step - 1) % self.factor_every == 0:
+            exact = gradient.double()
+            self._accumulate(state[LEFT], exact @ exact.T)
+            self._accumulate(state[RIGHT], exact.T @ exact)
         if step >= self.start_step and (step % self.root_every == 0 or step == self.start_step):
             state[LEFT_ROOT].copy_(inverse_fourth_root(state[LEFT], self.eps))
             state[RIGHT_ROOT].copy_(inverse_fourth_root(state[RIGHT], self.eps))
         if step < self.start_step:
             return grafted
-        bent = state[LEFT_ROOT] @ mean.double() @ state[RIGHT_ROOT]
+        bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
         norm = torch.linalg.vector_norm(bent)
-        scale = torch.where(norm > 0, torch.linalg.vector_norm(grafted.double()) / norm, 0.0)
-        return (bent * scale).to(gradient.dtype)
+        return bent * torch.where(norm > 0, torch.linalg.vector_norm(grafted) / norm, 0.0)
 
     def _graft(self, mean: Tensor, gradient: Tensor, squares: Tensor, step: int) -> Tensor:
         if self.grafting == ADAM:
@@ -79,10 +81,14 @@ class Formula:
 
 
 def inverse_fourth_root(factor: Tensor, eps: float) -> Tensor:
-    """(factor + eps * its largest eigenvalue * I)^-1/4 of a symmetric ``factor``; I where that is 0."""
+    """(factor + eps * its largest eigenvalue * I)^-1/4 of a symmetric ``factor``; I where that is 0.
+
+    It is divided by the -1/4th power of the largest eigenvalue: grafting makes the scale meaningless, and so float32
+    holds it.
+    """
     values, vectors = torch.linalg.eigh(factor)
     largest = values[-1]
     if float(largest) <= 0.0:
         return torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-    root = values.clamp(min=0.0).add_(eps * largest).pow_(-0.25)
+    root = values.clamp(min=0.0).div_(largest).add_(eps).pow_(-0.25)
     return (vectors * root) @ vectors.T
