@@ -11,7 +11,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers \
-	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-optimizers
+	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling gpu-check bench-optimizers
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -55,6 +55,9 @@ docs: install ## write docs/configuration.md from the declarations of the settin
 
 lint: install ## ruff and mypy
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check . && .venv/bin/mypy
+
+bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
+	@.venv/bin/python -m benchmarks.scaling
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train
@@ -113,6 +116,10 @@ bench-mappings: install ## test NE of the four id mappings at equal rows, on log
 
 bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
 	@.venv/bin/python -m benchmarks.plan
+
+# WHEELS: the folder of an earlier `python -m benchmarks.gpu_check pack FOLDER`, on a machine without a package index.
+gpu-check: ## the tests and runs that need a GPU, and one JSON line (PYTHON needs torch for CUDA)
+	@$(PYTHON) -m benchmarks.gpu_check run $(if $(WHEELS),--wheels $(WHEELS))
 
 # torch itself wants the CUDA libraries; the CPU lock leaves them out.
 CUDA_PACKAGES := triton cuda-bindings cuda-pathfinder cuda-toolkit nvidia-cublas nvidia-cuda-cupti \

@@ -1,8 +1,11 @@
-"""``make bench-train``: samples per second of our training loop against a plain TorchRec loop, and their test AUC.
+"""``make bench-train``: samples per second of our training loop against plain ones, and their test AUC.
 
-Both train on the same generated rows in the same order, from the same initial values, with the same learning
-rates and threads, turn by turn in short rounds; the ratio is the median over rounds. 26 tables, D 16, batch 8192,
-MLPs 512-256-16 and 512-256-1, row-wise Adagrad. ``--compiled`` adds our loop with train.compile=true.
+The plain loops are TorchRec's (``ratio``) and an eager one with ``nn.EmbeddingBag`` and Adam (``ratio_eager``). All
+train on the same generated rows in the same order, from the same initial values, with the same learning rates and
+threads, turn by turn in short rounds; a ratio is the median over rounds. 26 tables, D 16, batch 8192, MLPs 512-256-16
+and 512-256-1, row-wise Adagrad. ``--compiled`` adds our loop with train.compile=true. ``--no-bf16`` leaves bf16 out
+where the CPU has it (with ``ONEDNN_MAX_CPU_ISA=AVX512_CORE`` it stands in for one that lacks it). ``ceiling_share`` is
+the FLOP/s of our step over what its matrix products reach alone, one after the other, in the same dtype.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import torch
 
 from benchmarks.clicks import config_of, generate, plan_of
 from benchmarks.common import finish
-from benchmarks.reference import PlainLoop
+from benchmarks.reference import EagerLoop, PlainLoop
 from pipeline.config import Config
 from pipeline.evaluation.metrics import exact_auc, split_by_class
 from pipeline.store import Store
@@ -32,7 +35,7 @@ from pipeline.training.parquet import SplitReader
 from pipeline.training.settings import ModelSettings
 from pipeline.training.trainer import Trainer
 
-ROUND_STEPS = 10
+ROUND_STEPS, BATCH = 10, 8192
 Loop = Callable[[Iterator[Batch]], object]
 
 
@@ -42,10 +45,13 @@ def main() -> None:
     options.add_argument("--rows", type=int, default=1_638_400, help="train rows; a fifth of them more to test on")
     options.add_argument("--compiled", action="store_true", help="our loop with train.compile=true too")
     options.add_argument("--threads", type=int, help="threads of every loop; all cores unless given")
+    options.add_argument("--no-bf16", action="store_true", help="our loop with train.precision=fp32")
     given = options.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     config = config_of(given.threads)
+    if given.no_bf16:
+        config = replace(config, train=replace(config.train, precision="fp32"))
     device = connect(config.hardware, config.train.threads_per_rank)
     with tempfile.TemporaryDirectory() as folder:
         store = Store(folder)
@@ -56,31 +62,42 @@ def main() -> None:
         ours = Trainer(ModelSettings.of(config), split.schema, plan, device)
         plain = PlainLoop(config, split.schema)
         plain.start_from(ours)
-        loops: dict[str, Loop] = {"ours": _with_meter(ours), "plain": plain.step}
-        models: dict[str, Callable[[], torch.nn.Module]] = {"ours": ours.finished, "plain": plain.model.eval}
+        eager = EagerLoop(config, split.schema)
+        eager.start_from(ours)
+        loops: dict[str, Loop] = {"ours": _with_meter(ours), "plain": plain.step, "eager": eager.step}
+        models: dict[str, Callable[[], torch.nn.Module]] = {
+            "ours": ours.finished, "plain": plain.model.eval, "eager": eager.model.eval
+        }  # fmt: skip
         if given.compiled:
             settings = ModelSettings.of(replace(config, train=replace(config.train, compile=True)))
             compiled = Trainer(settings, split.schema, plan, device)
             loops["compiled"], models["compiled"] = _with_meter(compiled), compiled.finished
         seconds = _race(loops, split, config)
+        extra = _ceiling(ours, seconds["ours"])
         print("testing ...", flush=True)
         aucs = {name: _auc_of(model(), SplitReader(store, dataset, "test")) for name, model in models.items()}
-    _report(seconds, aucs)
+    _report(seconds, aucs, extra)
 
 
-def _report(seconds: dict[str, list[float]], aucs: dict[str, float]) -> None:
-    speed = {name: ROUND_STEPS * 8192 / statistics.median(rounds) for name, rounds in seconds.items()}
+def _ceiling(ours: Trainer, rounds: list[float]) -> dict[str, float]:
+    """Our loop's rate of floating-point operations, and its share of what its products reach alone."""
+    return ours.measure_speed(BATCH).figures(statistics.median(rounds) / ROUND_STEPS)
+
+
+def _report(seconds: dict[str, list[float]], aucs: dict[str, float], extra: dict[str, float]) -> None:
+    speed = {name: ROUND_STEPS * BATCH / statistics.median(rounds) for name, rounds in seconds.items()}
     ratios = {
         name: statistics.median(b / a for a, b in zip(rounds, seconds["plain"], strict=True))
         for name, rounds in seconds.items()
     }
-    extra = {}
+    against_eager = statistics.median(b / a for a, b in zip(seconds["ours"], seconds["eager"], strict=True))
     if "compiled" in ratios:
-        extra = {"ratio_compiled": ratios["compiled"], "samples_per_s_compiled": speed["compiled"],
-                 "auc_compiled": aucs["compiled"]}  # fmt: skip
+        extra |= {"ratio_compiled": ratios["compiled"], "samples_per_s_compiled": speed["compiled"],
+                  "auc_compiled": aucs["compiled"]}  # fmt: skip
     finish(
         "train", ratios["ours"], samples_per_s=speed["ours"], baseline_samples_per_s=speed["plain"], auc=aucs["ours"],
-        baseline_auc=aucs["plain"], auc_difference=aucs["ours"] - aucs["plain"], rounds=len(seconds["ours"]),
+        baseline_auc=aucs["plain"], auc_difference=aucs["ours"] - aucs["plain"], ratio_eager=against_eager,
+        eager_samples_per_s=speed["eager"], eager_auc=aucs["eager"], rounds=len(seconds["ours"]),
         threads=torch.get_num_threads(), avx512_bf16=bool(torch.cpu._is_avx512_bf16_supported()), **extra,
     )  # fmt: skip
 
@@ -111,7 +128,7 @@ def _race(loops: dict[str, Loop], split: SplitReader, config: Config) -> dict[st
             for _ in range(ROUND_STEPS):
                 loop(batches[name])
             seconds[name].append(time.perf_counter() - began)
-        rates = "  ".join(f"{name} {ROUND_STEPS * 8192 / times[-1]:,.0f}/s" for name, times in seconds.items())
+        rates = "  ".join(f"{name} {ROUND_STEPS * BATCH / times[-1]:,.0f}/s" for name, times in seconds.items())
         print(f"round {number + 1}/{rounds}: {rates}", flush=True)
     for reader in readers.values():
         reader.close()

@@ -17,6 +17,7 @@ from pipeline.commands import (
     clusters,
     doctor,
     explain,
+    init,
     nights,
     plans,
     published,
@@ -82,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def commands() -> list[Command]:
     """All commands, in the order of ``nightjar --help``."""
     families = (
-        plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, worker
+        init, plans, ckpt, published, stores, calibrate, clusters, nights, explain, doctor, result, worker
     )  # fmt: skip
     return [*run.commands(), *(command for family in families for command in family.COMMANDS)]
 

@@ -26,7 +26,11 @@ class Command:
 
 def add_config_dir(parser: argparse.ArgumentParser) -> None:
     """Add ``--config-dir``, for commands that compose."""
-    parser.add_argument("--config-dir", "-cd", help="your configuration directory, in addition to the built-in one")
+    parser.add_argument(
+        "--config-dir",
+        "-cd",
+        help="your configuration directory, in addition to the built-in one (default: my, if it exists)",
+    )
 
 
 def on_store(

@@ -34,6 +34,7 @@ from pipeline.specs import MODELS
 
 SCHEMA = "nightjar_schema"
 ROOT = "config"
+OWN = "my"  # the user's own configuration directory, beside the store
 # Settings of where and how a run works; they do not change its results, nor its name.
 NOT_IN_RUN_NAME = ("run", "store", "stages", "force", "launch", "schedule", "nightly", "gate", "publish")
 
@@ -51,8 +52,13 @@ def conf_directory() -> Path:
 
 @contextmanager
 def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[str]]]:
-    """A Hydra object over ``conf/``, and the overrides that add the user's own ``config_dir`` to its search path."""
+    """A Hydra object over ``conf/``, and the overrides that add the user's own ``config_dir`` to its search path.
+
+    ``config_dir`` None: the directory ``my`` where it is called, if there is one.
+    """
     extra = []
+    if config_dir is None and Path(OWN).is_dir():
+        config_dir = OWN
     if config_dir is not None:
         path = Path(config_dir).resolve()
         if not path.is_dir():

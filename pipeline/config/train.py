@@ -105,6 +105,11 @@ class TrainConfig:
         None, low=1, doc="CPU threads per rank; null: the usable CPUs divided by the ranks of the host."
     )
     log_every_steps: int = setting(20, low=1, doc="Steps between two log lines with loss and speed.")
+    profile: bool = setting(
+        False,
+        doc="Ten steps of every rank are profiled: a trace and a table of where the time goes in the run's folder, and "
+        "FLOP/s in the log lines.",
+    )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")

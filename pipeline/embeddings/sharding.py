@@ -29,6 +29,7 @@ from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
+from pipeline.embeddings.together import divide_tables
 from pipeline.errors import PlanError
 from pipeline.records import Plan, TablePlan
 from pipeline.specs.table_optimizer import FLOAT, TableOptimizer
@@ -201,6 +202,8 @@ def shard_model(
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     _check_optimizer(plan, optimizer)
     fuse_optimizer(collection, optimizer, plan.device)
+    if plan.world_size == 1 and device.type == "cpu" and ssd is None and optimizer.fused_on(plan.device):
+        divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
         # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.

@@ -118,9 +118,7 @@ def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
     label, data, spec = file.label, file.data, file.spec
     buffered = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
     start = buffered.peek(8)[:8]
-    for mark, (what, hint) in _NO_TEXT.items():
-        if start.startswith(mark):
-            raise DataError(f"{label} is {what}, expected text", hint=hint)
+    require_text(start, label)
     if start.startswith(b"\xef\xbb\xbf"):
         buffered.read(3)
     has_header = data.format == "csv" and data.header
@@ -139,6 +137,13 @@ def _text_file_blocks(stream: BinaryIO, file: FileSource) -> Iterator[Block]:
         yield TextBlock(
             data=block, file=label, first_line=line, layout=layout, columns=tuple(spec.columns), place=file.place
         )
+
+
+def require_text(start: bytes, label: str) -> None:
+    """Raise DataError where a file that begins with ``start`` is of a kind that is no text."""
+    for mark, (what, hint) in _NO_TEXT.items():
+        if start.startswith(mark):
+            raise DataError(f"{label} is {what}, expected text", hint=hint)
 
 
 def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:

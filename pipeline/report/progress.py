@@ -66,6 +66,9 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
+    if "gflop_per_s" in record:
+        share = units.percent(record.get("ceiling_share"))
+        parts.insert(-1, f"GFLOP/s {units.count(record['gflop_per_s'])}, {share} of the ceiling")
     if "ssd_hit_rate" in record:
         hit, covered = (units.percent(record.get(key)) for key in ("ssd_hit_rate", "ssd_prefetch_coverage"))
         read, written = (units.size(record.get(key)) for key in ("ssd_read_bytes", "ssd_written_bytes"))

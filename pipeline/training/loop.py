@@ -27,7 +27,8 @@ from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
-from pipeline.training.profiling import debugging
+from pipeline.training.products import Speed
+from pipeline.training.profiling import STEPS, Profiler, debugging
 from pipeline.training.schedule import log_planned, planned_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.signals import STOP, Agreement
@@ -89,10 +90,13 @@ def train(
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
         run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
-        trace = f"{checkpoints.rsplit('/', 2)[0]}/trace-rank{dist.get_rank()}.json"
+        steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
+        run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
+        name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
+        profiler = Profiler(store, name, steps, run.speed) if steps else None
         with (
             run.open_reader() as reader,
-            debugging(settings.debug, store, trace) as after_step,
+            debugging(settings.debug, profiler) as after_step,
             Agreement() as agreement,
         ):
             try:
@@ -123,6 +127,7 @@ class _Run:
     budget: MemoryBudget
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
+    speed: Speed | None = None
 
     def __post_init__(self) -> None:
         self.ssd = SsdMeter(self.trainer.ssd)
@@ -209,6 +214,7 @@ class _Run:
                     "resumed_step": self.first,
                     "intra_host_bytes_per_sample": sent[0] / sums.rows,
                     "inter_host_bytes_per_sample": sent[1] / sums.rows,
+                    **(self.speed.figures(seconds / steps) if self.speed is not None else {}),
                     **ssd,
                     **memory,
                 }

@@ -28,6 +28,7 @@ from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
+from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.settings import ModelSettings
 
 TABLES = "collection"
@@ -102,6 +103,7 @@ class DensePart(nn.Module):
         vectors = names or [f"table {name!r}" for name in self.tables]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
         self._embeddings: Tensor | None = None
+        self.inputs: ModelInputs | None = None  # what the ranking model was built for
 
     def forward(
         self, pooled: KeyedTensor | Tensor, dense: Tensor, labels: Tensor, weights: Tensor
@@ -200,8 +202,12 @@ def _dense_part(
     ranking = build_model(settings.model, inputs).to(device)
     if trained and settings.train.compile:
         ranking.compile(dynamic=False)
+    elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
+        use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
-    return DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
+    part = DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
+    part.inputs = inputs
+    return part
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
-from pipeline.embeddings.tables import kernels, sharded_collections
+from pipeline.embeddings.one_rank import looked_up
+from pipeline.embeddings.tables import sharded_collections
 from pipeline.records import PHASES
 
 EVERY, FIRST = 5, 2  # the first steps fill the pipeline, allocate and compile
@@ -118,9 +119,9 @@ def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Mod
     for collection in sharded_collections(dmp).values():
         collection.register_forward_pre_hook(lambda *_: clock.enter("input_exchange"))
         collection.register_forward_hook(lambda *_: clock.enter("output_exchange"))
-    for kernel in kernels(dmp):
-        kernel.module.register_forward_pre_hook(lambda *_: clock.enter("lookup"), prepend=True)
-        kernel.module.register_forward_hook(lambda _module, _args, output: _after_lookup(clock, output))
+    for module in looked_up(dmp):
+        module.register_forward_pre_hook(lambda *_: clock.enter("lookup"), prepend=True)
+        module.register_forward_hook(lambda _module, _args, output: _after_lookup(clock, output))
     pooled.register_forward_hook(lambda _module, _args, output: _after_pooling(clock, output))
     for optimizer, phase in ((optimizers.dense, "dense"), (optimizers.tables, "update")):
         if optimizer is not None:

@@ -1,12 +1,15 @@
-"""``debug.anomaly`` and ``debug.profile_steps``."""
+"""``debug.anomaly``, and the profile of steps that ``train.profile`` and ``debug.profile_steps`` ask for."""
 
 from __future__ import annotations
 
+import logging
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, schedule
@@ -14,26 +17,116 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from pipeline.config import DebugConfig
 from pipeline.errors import GuardError
 from pipeline.store import Store
+from pipeline.training.products import Speed
 
-WARM_UP_STEPS = 3
+log = logging.getLogger(__name__)
+WARM_UP_STEPS, STEPS = 3, 10  # before the profile, and in it where ``debug.profile_steps`` is 0
+# The kind of an operation: the first whose word is in its name.
+KINDS = (
+    ("table updates", ("fbgemm::split_embedding_backward", "embedding_backward")),
+    ("bounds checks", ("bounds_check",)),
+    ("lookups", ("fbgemm::", "embedding_bag")),
+    ("exchange", ("gloo:", "nccl:", "c10d::")),
+    ("matrix products", ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "gemm", "cutlass")),
+    ("dense optimizer", ("Optimizer.", "adam", "adagrad", "_foreach_")),
+    ("copies", ("copy", "::cat", "gather", "index_select", "::fill_", "::zero_", "clone", "Memcpy", "Memset")),
+    ("reductions", ("::sum", "::mean", "::any", "::all")),
+    ("activations and other element-wise work", ("threshold", "clamp", "relu", "sigmoid", "::add", "::mul", "::sub")),
+)
+OTHER = "other operations"
+OUTSIDE = "outside of operations"  # Python, waiting, and threads beside the training thread
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Ms a step by kind of work on the training thread (on CUDA: on the device), of ``steps`` steps of one rank."""
+
+    steps: int
+    step_ms: float
+    threads: int
+    kinds: dict[str, float]
+    ceiling_ms: float
+
+    def table(self) -> str:
+        """A line for each kind, the largest first."""
+        lines = [f"a step of {self.step_ms:.2f} ms on {self.threads} threads, mean of {self.steps}:"]
+        for kind, ms in sorted(self.kinds.items(), key=lambda item: -item[1]):
+            lines.append(f"  {ms:8.2f} ms {ms / self.step_ms:6.1%}  {kind}")
+        alone = self.ceiling_ms
+        lines.append(f"  {alone:8.2f} ms {alone / self.step_ms:6.1%}  the matrix products alone: the ceiling")
+        return "\n".join(lines)
+
+
+class Profiler:
+    """Profiles some steps of a run. ``name``: the path of its files in the store, with * for ``trace`` or ``profile``.
+
+    ``speed``: a table by kinds of work is written beside the trace; None: the trace alone.
+    """
+
+    def __init__(self, store: Store, name: str, steps: int, speed: Speed | None) -> None:
+        self._store, self._name, self._steps, self._speed = store, name, steps, speed
+        self._taken = 0
+        self._cuda = torch.cuda.is_available()
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * self._cuda
+        plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=steps, repeat=1)
+        self._profile = profile(activities=activities, schedule=plan, on_trace_ready=self._write)
+        self._began = self._seconds = 0.0
+
+    def __enter__(self) -> Callable[[], None]:
+        self._profile.__enter__()
+        return self._after_step
+
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)
+
+    def _after_step(self) -> None:
+        self._taken += 1
+        if self._taken == WARM_UP_STEPS:
+            self._profile.step()
+            self._began = time.perf_counter()
+            return
+        if self._taken == WARM_UP_STEPS + self._steps:
+            self._seconds = time.perf_counter() - self._began
+        self._profile.step()
+
+    def _write(self, profiler: profile) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(file))
+            self._store.write_bytes(f"{self._name.replace('*', 'trace')}.json", file.read_bytes())
+        if self._speed is not None and self._seconds:
+            profiled = self._summed(profiler, self._speed)
+            self._store.write_bytes(f"{self._name.replace('*', 'profile')}.txt", f"{profiled.table()}\n".encode())
+            log.info("%s", profiled.table())
+
+    def _summed(self, profiler: profile, speed: Speed) -> Profile:
+        step_ms, spent = 1000 * self._seconds / self._steps, dict.fromkeys([*(kind for kind, _ in KINDS), OTHER], 0.0)
+        for event in profiler.key_averages():
+            micros = event.self_device_time_total if self._cuda else event.self_cpu_time_total
+            spent[kind_of(event.key)] += micros / 1000 / self._steps
+        spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
+        shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}
+        return Profile(self._steps, step_ms, torch.get_num_threads(), shown, 1000 * speed.least_seconds)
+
+
+def kind_of(operation: str) -> str:
+    """The kind of work that an operation of a trace does."""
+    return next((kind for kind, words in KINDS if any(word in operation for word in words)), OTHER)
 
 
 @contextmanager
-def debugging(config: DebugConfig, store: Store, trace: str) -> Iterator[Callable[[], None]]:
-    """Yields the function to call after each step; stores a trace of ``profile_steps`` steps at ``trace``.
+def debugging(config: DebugConfig, profiler: Profiler | None) -> Iterator[Callable[[], None]]:
+    """Yields the function to call after each step.
 
     With ``anomaly``, a gradient that is not finite raises a GuardError that names its operation.
     """
     try:
         with torch.autograd.set_detect_anomaly(config.anomaly):
-            if not config.profile_steps:
+            if profiler is None:
                 yield lambda: None
                 return
-            activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-            plan = schedule(wait=0, warmup=WARM_UP_STEPS, active=config.profile_steps, repeat=1)
-            save = partial(_write, store=store, trace=trace)
-            with profile(activities=activities, schedule=plan, on_trace_ready=save) as profiler:
-                yield profiler.step
+            with profiler as after_step:
+                yield after_step
     except RuntimeError as error:
         if config.anomaly and "returned nan values" in str(error):
             raise GuardError(
@@ -41,10 +134,3 @@ def debugging(config: DebugConfig, store: Store, trace: str) -> Iterator[Callabl
                 hint="the log has the forward call that made it; debug.anomaly=false to continue",
             ) from error
         raise
-
-
-def _write(profiler: profile, store: Store, trace: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(file))
-        store.write_bytes(trace, file.read_bytes())

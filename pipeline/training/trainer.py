@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
+from pipeline.embeddings.one_rank import without_exchange
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.records import DatasetSchema, Plan, Towers
@@ -16,6 +17,7 @@ from pipeline.towers.links import Links
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
+from pipeline.training.products import Speed
 from pipeline.training.settings import ModelSettings
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
@@ -41,7 +43,7 @@ class Trainer:
         sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part = sharded.dense_part
-        self.ssd = ssd
+        self.ssd, self._model_config = ssd, settings.model
         self.rows.initialise(settings.seed)
         self.dense = dense_parameters(self.model)
         self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
@@ -49,7 +51,9 @@ class Trainer:
         self._reductions = _reductions(sharded, self.dense)
         self.steps = 0
         self.lr = 0.0
-        self._pipeline = self._make_pipeline(device, ahead=settings.train.pipeline == "sparse_dist")
+        alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
+        ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
+        self._pipeline = self._make_pipeline(device, ahead=ahead)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
@@ -77,6 +81,12 @@ class Trainer:
         self.clock.end()
         self.steps += 1
         return output
+
+    def measure_speed(self, samples: int) -> Speed:
+        """The matrix products of a step over ``samples`` samples, timed on this rank."""
+        part, device = self.dense_part, next(iter(self.dense.values())).device
+        assert part.inputs is not None
+        return Speed.measure(self._model_config, part.inputs, samples, part.dtype, device)
 
     @property
     def tower_features(self) -> dict[str, list[str]]:

@@ -57,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": {
         "calibration",
         "compose",
+        "ingest",
         "planning",
         "checkpoint",
         "launch",

@@ -41,6 +41,12 @@ def test_the_plain_line_is_as_documented():
     )
 
 
+def test_a_profiled_run_says_its_speed_and_the_share_of_the_ceiling():
+    assert "NE 0.8321  GFLOP/s 247, 64.5% of the ceiling  ETA" in plain_line(
+        {**KNOWN, "gflop_per_s": 247.13, "ceiling_share": 0.645}
+    )
+
+
 def test_values_that_are_not_known_are_shown_as_a_dash():
     line = plain_line(make_record(5, 10, ne_window=None, loss=math.nan, eta_seconds=math.inf))
     assert "loss -  NE -  ETA -" in line

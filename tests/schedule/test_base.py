@@ -64,7 +64,7 @@ def test_a_night_forced_again_starts_from_what_it_began_with_though_that_version
     for _ in range(3):
         run_night(config, store, day, run, 0.0)
     gone = collect(store, "clicks", 0, 0.0, dry_run=False)
-    assert [each["version"] for each in gone] == [first, "v00002-00000002"]
+    assert [each.version for each in gone] == [first, "v00002-00000002"]
     assert run_night(config, store, day, run, 0.0).exit_code == 0
     assert starts == ["runs/clicks-2026-01-01/checkpoints/c/step-00000009"] * 4
     assert find_base(store, "clicks", day) is None  # nothing is known of what there was

@@ -10,18 +10,17 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 
 def _maps(vectors: int, dim: int) -> tuple[Tensor, Tensor]:
     """Positions of the pairs i > j in a flat [V, V] matrix, and for each of its cells the output column that feeds it.
 
-    Cells of the diagonal point at one column past the output, which the backward pass pads with zeros.
+    Cells of the diagonal point at column 0, which the backward pass replaces by zeros.
     """
     low = torch.tril_indices(vectors, vectors, -1)
     pairs = low[0] * vectors + low[1]
     columns = dim + torch.arange(pairs.numel())
-    cells = torch.full((vectors, vectors), dim + pairs.numel())
+    cells = torch.zeros(vectors, vectors, dtype=torch.int64)
     cells[low[0], low[1]] = columns
     cells[low[1], low[0]] = columns
     return pairs, cells.flatten()
@@ -32,25 +31,30 @@ class _DotInteraction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, pairs: Tensor, cells: Tensor) -> Tensor:
-        count = vectors.shape[1]
         ctx.save_for_backward(vectors, cells)
         products = torch.bmm(vectors, vectors.mT)
+        flat = products.flatten(1)
         if torch.compiler.is_compiling():
-            return torch.cat([vectors[:, 0], products.flatten(1).index_select(1, pairs)], dim=1)
-        return torch.cat([vectors[:, 0], *(products[:, i, :i] for i in range(1, count))], dim=1)
+            return torch.cat([vectors[:, 0], flat.index_select(1, pairs)], dim=1)
+        return torch.cat([vectors[:, 0], _columns(flat, pairs)], dim=1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
         vectors, cells = ctx.saved_tensors
         count, dim = vectors.shape[1:]
-        padded = functional.pad(grad, (0, 1))
-        if torch.compiler.is_compiling():
-            symmetric = padded.index_select(1, cells)
-        else:
-            symmetric = torch.gather(padded, 1, cells.expand(len(padded), -1))
-        result = torch.bmm(symmetric.view(-1, count, count), vectors)
-        return torch.cat([result[:, :1] + grad[:, None, :dim], result[:, 1:]], dim=1), None, None
+        compiling = torch.compiler.is_compiling()
+        symmetric = (grad.index_select(1, cells) if compiling else _columns(grad, cells)).view(-1, count, count)
+        symmetric.diagonal(dim1=1, dim2=2).zero_()
+        result = torch.bmm(symmetric, vectors)
+        result[:, 0] += grad[:, :dim]
+        return result, None, None
+
+
+def _columns(values: Tensor, columns: Tensor) -> Tensor:
+    """``values[:, columns]``. PyTorch's gather of 16-bit floats would go through a float32 copy of the result."""
+    same = values.view(torch.int16) if values.dtype in (torch.bfloat16, torch.float16) else values
+    return torch.gather(same, 1, columns.expand(len(same), -1)).view(values.dtype)
 
 
 class DotInteraction(nn.Module):

@@ -1,0 +1,85 @@
+"""``nightjar init``: a schema for your own log, guessed from a sample of it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from pipeline.commands.command import Command
+from pipeline.commands.console import show
+from pipeline.errors import ConfigError
+
+EPILOG = """\
+  nightjar init clicks.csv                          writes my/data/clicks.yaml
+  nightjar init 'logs/*/*.parquet' --name ads       a day in each folder: path: logs/{day}/*.parquet
+  nightjar init log.csv.gz --label bought           the column to predict, where the guess is wrong
+"""
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar init``."""
+    parser.epilog, parser.formatter_class = EPILOG, argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "path", metavar="FILE-OR-GLOB", help="your log: CSV, Criteo TSV or Parquet; .gz and .zst are fine"
+    )
+    parser.add_argument("--name", help="the data set's name (default: from the path)")
+    parser.add_argument("--label", help="the column that says whether a row was clicked (default: guessed)")
+    parser.add_argument("--config-dir", "-cd", default="my", help="write DIR/data/<name>.yaml (default: my)")
+    parser.add_argument("--force", action="store_true", help="overwrite the file")
+    parser.set_defaults(function=_init)
+
+
+def _init(options: argparse.Namespace) -> int:
+    from pipeline.compose import conf_directory
+    from pipeline.ingest.draft_schema import schema_yaml
+    from pipeline.ingest.infer import infer
+    from pipeline.ingest.sample import read_sample
+
+    name = options.name or name_of(options.path)
+    if (conf_directory() / "data" / f"{name}.yaml").exists():
+        if options.name:
+            raise ConfigError(f"data={name} is built in, so a file of yours is not found", hint=f"--name my_{name}")
+        name = f"my_{name}"
+    target = Path(options.config_dir) / "data" / f"{name}.yaml"
+    if target.exists() and not options.force:
+        raise ConfigError(f"{target} exists already", hint="--name <another name>, or --force to overwrite it")
+    sample = read_sample(options.path)
+    schema = infer(sample, options.label)
+    if not schema.of("sparse"):
+        raise ConfigError(
+            f"{options.path} has no column of ids, and a model needs at least one",
+            hint="write your schema by hand: docs/data.md",
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(schema_yaml(name, sample, schema))
+    counts = ", ".join(f"{len(schema.of(kind))} {kind}" for kind in ("dense", "sparse"))
+    show(f"wrote {target}: {counts} features; {len(schema.of('out'))} columns left out")
+    show(f"label: {schema.label.column}, positive {schema.positive!r} ({schema.rate:.2%} of {sample.rows:,} rows)")
+    show("read the file, then:")
+    extra = "" if options.config_dir == "my" else f" -cd {options.config_dir}"
+    day = sample.day or schema.last_day
+    only = f" data.day={sample.day}" if sample.day else ""
+    show(f"  nightjar run{extra} data={name}{only} run=first")
+    if day:
+        show(f"  nightjar nightly{extra} data={name} date={day}")
+    else:
+        stages = "[ingest,plan,partition,train,evaluate,publish]"
+        show(f"  nightjar run{extra} data={name} run=first stages={stages}")
+    return 0
+
+
+def name_of(path: str) -> str:
+    """A data set's name for the log at ``path``: its last part that is more than wildcards, days and endings."""
+    for part in reversed(path.rstrip("/").split("/")):
+        name = re.sub(r"\.(csv|tsv|txt|data|log|parquet|pq|gz|zst|zstd)\b", "", part)
+        name = re.sub(r"\d{4}-\d\d-\d\d|part-?\d+", "", name)
+        name = re.sub(r"\W+", "_", name).strip("_").lower()
+        if re.match(r"[a-z]", name):
+            return name
+    return "clicks"
+
+
+COMMANDS = (
+    Command(name="init", help="write the schema of your own log, guessed from a sample of it", add_arguments=add_init),
+)

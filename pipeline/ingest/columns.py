@@ -1,0 +1,142 @@
+"""What a column of a log holds, by its values alone: numbers, times, lists, a tail."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from pipeline.ingest.values import strings_of
+
+NUMERIC_SHARE = 0.995  # of a column's values that are numbers where it is a column of numbers
+SKEWED = 2.0  # skewness from which on a number's logarithm is taken
+BINS = 32
+_LIST_SEPARATORS = ("|", ";", ",", " ")
+_TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
+_ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
+_WEIGHTED = r"^[^:]+:-?\d+(\.\d+)?$"
+
+
+class Column:
+    """A column of the sample as text, null where missing; ``lists``: it holds lists."""
+
+    def __init__(self, values: pl.Series, missing: Iterable[str]) -> None:
+        self.name, self.kind = values.name, values.dtype
+        self.lists = isinstance(values.dtype, pl.List | pl.Array)
+        self.nested = values.dtype == pl.Struct or (self.lists and values.dtype.inner.is_nested())  # type: ignore[attr-defined]
+        plain = not (self.lists or self.nested)
+        text = strings_of(values) if plain else pl.Series(self.name, [None] * len(values), dtype=pl.String)
+        absent = ["", *missing]
+        self.text = (
+            text.to_frame().select(pl.when(~pl.col(self.name).is_in(absent)).then(pl.col(self.name))).to_series()
+        )
+
+    @cached_property
+    def present(self) -> pl.Series:
+        """The values that are not missing."""
+        return self.text.drop_nulls()
+
+    @cached_property
+    def numbers(self) -> pl.Series:
+        """The values as Float64, null where they are none."""
+        numbers = self.text.cast(pl.Float64, strict=False)
+        return numbers.set(~numbers.is_finite().fill_null(True), None)
+
+    @cached_property
+    def distinct(self) -> int:
+        """Different values."""
+        return self.present.n_unique()
+
+    @property
+    def is_numeric(self) -> bool:
+        """Whether nearly all values are numbers, written as numbers are."""
+        count = len(self.present)
+        written = self.kind.is_numeric() or not self.present.str.contains(r"^[+-]?0\d").any()
+        return count > 0 and written and len(self.numbers.drop_nulls()) >= NUMERIC_SHARE * count
+
+    @cached_property
+    def is_whole(self) -> bool:
+        """Whether all numbers are whole."""
+        numbers = self.numbers.drop_nulls()
+        return bool((numbers == numbers.floor()).all())
+
+    @property
+    def missing_share(self) -> float:
+        """Share of rows without a value."""
+        return 1 - len(self.present) / max(len(self.text), 1)
+
+    def seen(self) -> str:
+        """In words: how many values, of what kind, and how many are missing."""
+        words = [f"{self.distinct:,} distinct"]
+        if self.is_numeric:
+            numbers = self.numbers.drop_nulls()
+            low, high = numbers.to_numpy().min(), numbers.to_numpy().max()
+            words.append(f"{low:g} to {high:g}")
+        elif self.distinct:
+            top = self.present.value_counts(sort=True).row(0)
+            words.append(f"most often {shorten(top[0])} ({top[1] / len(self.text):.0%})")
+        if self.missing_share:
+            words.append(f"{max(self.missing_share, 0.001):.1%} missing")
+        return ", ".join(words)
+
+
+def shorten(text: str) -> str:
+    """``text`` in quotes, at most 30 characters of it, on one line."""
+    return repr(text if len(text) <= 30 else f"{text[:27]}...")
+
+
+def is_time(column: Column) -> bool:
+    """Whether a column holds points in time, in a form that ``data.timestamp`` reads."""
+    if column.kind.is_temporal():
+        return column.kind != pl.Time and column.kind != pl.Duration
+    if not len(column.present) or column.missing_share > 1 - NUMERIC_SHARE:
+        return False
+    if column.present.str.contains(_ISO).all():
+        return True
+    if not (column.is_numeric and column.is_whole and _TIME_NAMES.search(column.name)):
+        return False
+    if (column.present.str.len_bytes() == 8).all():
+        return not column.present.str.to_date("%Y%m%d", strict=False).has_nulls()
+    low, high = (float(bound) for bound in (column.numbers.min() or 0, column.numbers.max() or 0))  # type: ignore[arg-type]
+    scale = next((unit for unit in (1, 1e3, 1e6, 1e9) if 9e8 * unit <= low and high < 4.2e9 * unit), None)
+    return scale is not None
+
+
+def last_day(time: Column) -> str | None:
+    """The last day of a column of times, YYYY-MM-DD."""
+    if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
+        last = float(time.numbers.max() or 0)  # type: ignore[arg-type]
+        seconds = last / 10 ** max(3 * ((len(f"{last:.0f}") - 10 + 2) // 3), 0)
+        return str(np.datetime64(int(seconds), "s").astype("datetime64[D]"))
+    last_text = str(time.present.max() or "")
+    return last_text[:10] if "-" in last_text else f"{last_text[:4]}-{last_text[4:6]}-{last_text[6:8]}"
+
+
+def transform_of(numbers: pl.Series) -> str:
+    """``log1p_standardise`` for a distribution with a long tail, else ``standardise``."""
+    skewness = numbers.drop_nulls().skew()
+    return "log1p_standardise" if skewness is not None and skewness > SKEWED else "standardise"
+
+
+def list_settings(column: Column) -> dict[str, str]:
+    """``separator`` and ``weight_separator`` of a column of text that holds lists; {} where it holds single ids."""
+    whole = column.distinct
+    for separator in _LIST_SEPARATORS:
+        parts = column.present.str.split(separator)
+        each = parts.explode().drop_nulls()
+        if float(parts.list.len().mean() or 0) < 1.2 or whole < 20:  # type: ignore[arg-type]
+            continue
+        weighted = float(each.filter(each != "").str.contains(_WEIGHTED).mean() or 0) > NUMERIC_SHARE  # type: ignore[arg-type]
+        ids = each.str.split(":").list.first() if weighted else each
+        if ids.n_unique() < whole / 2:
+            return {"separator": separator} | ({"weight_separator": ":"} if weighted else {})
+    return {}
+
+
+def bins_of(numbers: pl.Series) -> pl.Series:
+    """The bin of each number, of BINS that are as even as the values let them be; null where missing."""
+    bounds = np.unique(np.quantile(numbers.drop_nulls(), np.arange(1, BINS) / BINS))
+    return pl.Series(np.searchsorted(bounds, numbers.to_numpy(), side="right")).set(numbers.is_null(), None)

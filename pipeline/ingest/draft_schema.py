@@ -1,0 +1,92 @@
+"""The YAML of a guessed schema, with a comment of what was seen behind every feature."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from pipeline.ingest.infer import Guess, Schema, feature_name
+from pipeline.ingest.sample import Sample
+
+_PLAIN = re.compile(r"[A-Za-z_][\w-]*")
+_NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")  # what YAML does not read as text
+_WIDTH = 118
+
+
+def schema_yaml(name: str, sample: Sample, schema: Schema) -> str:
+    """The file ``data/<name>.yaml`` for the log of ``sample``."""
+    label, text = schema.label, sample.text
+    lines = [
+        f"# Written by nightjar init from {sample.rows:,} of about {sample.total:,} rows in {sample.files} file(s).",
+        "# Every line is a guess from this sample: read it, and change what you know better (docs/data.md).",
+        f"defaults: [{'csv' if text else 'parquet'}]",
+        f"name: {quoted(name)}",
+        f"path: {quoted(sample.path)}",
+    ]
+    if text and text.is_criteo:
+        lines.append("format: criteo  # 40 columns and no header: a label, 13 counts, 26 ids")
+    elif text:
+        lines.append(f"separator: {quoted(text.layout.separator)}")
+        if not text.header:
+            lines += [
+                "header: false  # the first line is a row; give the columns names of your own here",
+                f"columns: [{', '.join(map(quoted, text.layout.names))}]",
+            ]
+        if text.strip:
+            lines.append("strip: true  # there are blanks around the fields")
+    if schema.missing:
+        lines.append(f'missing: ["", {", ".join(json.dumps(word) for word in schema.missing)}]')
+    lines += [
+        f"label: {{column: {quoted(label.column)}, positive: {json.dumps(schema.positive)}, "
+        f"negative: {json.dumps(schema.negative)}}}",
+        f"  # {schema.rate:.2%} positive{_doubt(schema)}",
+    ]
+    if schema.time:
+        lines.append(f"timestamp: {quoted(schema.time.column)}  # {schema.time.seen}")
+    lines += [
+        f"dense_transform: {schema.transform}",
+        "sparse_defaults:",
+        "  rows: 1000  # at most; a table has no more rows than there are ids with min_count lookups",
+        f"  min_count: {schema.min_count}  # 1 / (rate (1 - rate)), 2 to 5: fewer say less than the average",
+    ]
+    lines += _features("dense", schema.of("dense")) + _features("sparse", schema.of("sparse"))
+    if schema.time and schema.by_day:
+        name = quoted(feature_name(schema.time.column))
+        lines += [
+            f"#  {name}: {{column: {quoted(schema.time.column)}}}  # a day that was seen says nothing of days to come;",
+            "#  it helps only where held-out rows are of the same days",
+        ]
+    if left_out := schema.of("out"):
+        lines += ["# Left out:", *(f"#   {guess.column}: {guess.seen}" for guess in left_out)]
+    return "\n".join(lines) + "\n"
+
+
+def _doubt(schema: Schema) -> str:
+    if not schema.others:
+        return ""
+    return f"; other columns with two values: {', '.join(schema.others[:5])}"
+
+
+def _features(group: str, guesses: list[Guess]) -> list[str]:
+    """The lines of a group, the comments below each other."""
+    if not guesses:
+        return [f"{group}: {{}}"]
+    entries = []
+    for guess in guesses:
+        settings = ({"column": guess.column} if guess.name != guess.column else {}) | guess.settings
+        inside = ", ".join(
+            f"{key}: {quoted(value) if isinstance(value, str) else value}" for key, value in settings.items()
+        )
+        entries.append(f"  {quoted(guess.name)}: {{{inside}}}")
+    margin = (
+        max(len(entry) for entry in entries if len(entry) < _WIDTH // 2)
+        if any(len(e) < _WIDTH // 2 for e in entries)
+        else 0
+    )
+    return [f"{group}:", *(f"{entry:<{margin}}  # {guess.seen}" for entry, guess in zip(entries, guesses, strict=True))]
+
+
+def quoted(text: str) -> str:
+    """``text`` as YAML reads it back: with quotes where it would be something else without."""
+    plain = _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text)
+    return text if plain else json.dumps(text, ensure_ascii=False)

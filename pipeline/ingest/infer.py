@@ -1,0 +1,305 @@
+"""Guesses what the columns of a sample mean: label, time, numbers, ids, lists, and what no model should see."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import polars as pl
+
+from pipeline.config.data import ChecksConfig
+from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
+from pipeline.errors import DataError
+from pipeline.evaluation.metrics import grouped_auc
+from pipeline.ingest.columns import (
+    BINS,
+    NUMERIC_SHARE,
+    Column,
+    bins_of,
+    is_time,
+    last_day,
+    list_settings,
+    shorten,
+    transform_of,
+)
+from pipeline.ingest.quality import left_out_auc
+from pipeline.ingest.sample import Sample
+from pipeline.records import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
+
+# Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
+MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "NaN", "nan"))
+MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
+ROW_ID_SHARE = 0.98  # of different values, from which on a value is taken to name its row
+LEAST_ROWS = 100  # by which anything is concluded from how many values differ
+ALSO_AN_ID = 0.001  # NE that exact values gain over bins, from which on a number is looked up too
+FEW = 100  # values of a whole number, and rows for each of them, by which it is looked up too
+LEAST_ROWS_OF_A_TABLE = 1000
+_LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
+_ID_NAMES = re.compile(r"(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$|[a-z]Id$", re.I)
+_POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guess:
+    """What one column is: ``kind`` label | time | dense | sparse | out, and in words what was ``seen`` of it.
+
+    ``name``: of the feature, where the column's own cannot be one. ``settings``: of the feature, in YAML's order.
+    """
+
+    column: str
+    kind: str
+    seen: str
+    name: str = ""
+    settings: dict[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
+
+    ``rate``: of the label. ``transform``: of most numbers. ``by_day``: the time tells no more than the day.
+    """
+
+    label: Guess
+    positive: str
+    negative: str
+    rate: float
+    others: tuple[str, ...]
+    time: Guess | None
+    last_day: str | None
+    by_day: bool
+    features: tuple[Guess, ...]
+    missing: tuple[str, ...]
+    transform: str
+    min_count: int
+
+    def of(self, kind: str) -> list[Guess]:
+        """The features that are ``dense`` or ``sparse``, or the columns that are left ``out``."""
+        return [guess for guess in self.features if guess.kind == kind]
+
+
+def infer(sample: Sample, label: str | None = None) -> Schema:
+    """What the columns of ``sample`` mean; ``label``: the label's column, None: guess it.
+
+    Raises DataError where no column can be the label.
+    """
+    missing = _missing_words(sample.frame)
+    columns = [Column(sample.frame[name], missing) for name in sample.frame.columns]
+    chosen, others = _label(columns, label)
+    positive, negative = _classes(chosen)
+    clicks = (chosen.text == positive).fill_null(False)
+    times = [column for column in columns if column is not chosen and is_time(column)]
+    time = max(times, key=lambda column: column.distinct, default=None)
+    facts = _Facts(sample, clicks.to_numpy().astype(np.int64))
+    guesses: list[Guess] = []
+    for column in columns:
+        if column not in (chosen, time):
+            guesses += facts.guess(column, another_time=column in times)
+    guesses = _with_own_names(guesses)
+    rate = float(clicks.to_numpy().mean())
+    logarithms = [guess.settings["transform"] for guess in guesses if guess.kind == "dense"]
+    transform = max(sorted(set(logarithms)), key=logarithms.count, default="log1p_standardise")
+    return Schema(
+        label=Guess(column=chosen.name, kind="label", seen=chosen.seen()), positive=positive, negative=negative,
+        rate=rate, others=tuple(column.name for column in others),
+        time=None if time is None else Guess(column=time.name, kind="time", seen=time.seen()),
+        last_day=None if time is None else last_day(time), missing=tuple(missing),
+        by_day=time is not None and bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
+        transform=str(transform),
+        min_count=facts.min_count, features=tuple(_without_default(guess, str(transform)) for guess in guesses),
+    )  # fmt: skip
+
+
+def _with_own_names(guesses: list[Guess]) -> list[Guess]:
+    """``guesses``, no two of which have one name."""
+    taken: set[str] = set()
+    renamed = []
+    for guess in guesses:
+        name = guess.name
+        while name and name in taken:
+            name += "_"
+        taken.add(name)
+        renamed.append(replace(guess, name=name))
+    return renamed
+
+
+def _without_default(guess: Guess, transform: str) -> Guess:
+    settings = {name: value for name, value in guess.settings.items() if (name, value) != ("transform", transform)}
+    return replace(guess, settings=settings)
+
+
+def _missing_words(frame: pl.DataFrame) -> list[str]:
+    """The words that stand for a missing value in some column of text."""
+    words: set[str] = set()
+    for values in frame.select(pl.col(pl.String)).get_columns():
+        there = MISSING_NUMBERS & set(values.filter(values.is_in(sorted(MISSING_NUMBERS))).unique())
+        if there:
+            words |= there if Column(values, there).is_numeric else there & MISSING_WORDS
+    return sorted(words)
+
+
+def _label(columns: list[Column], name: str | None) -> tuple[Column, list[Column]]:
+    """The column that is the label, and others that could be."""
+    if name is not None:
+        named = [column for column in columns if column.name == name]
+        if not named:
+            has = ", ".join(column.name for column in columns)
+            raise DataError(f"the log has no column {name!r}; it has: {has}", hint="--label <one of them>")
+        return named[0], []
+    two = [column for column in columns if column.distinct == 2 and column.missing_share < 1 - NUMERIC_SHARE]
+    if not two:
+        raise DataError(
+            "no column has two values and is always filled, so none can be the label (click or no click)",
+            hint="--label <the column that says whether a row was clicked>; of more than two values docs/data.md tells",
+        )
+    ends = (columns[0], columns[-1])
+    ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
+    return ranked[0], ranked[1:]
+
+
+def _likeness(column: Column) -> int:
+    """How much a column of two values looks like a label."""
+    named = 2 * bool(_LABEL_NAMES.search(column.name))
+    return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
+
+
+def _classes(label: Column) -> tuple[str, str]:
+    """The label's positive and negative value: the one that says yes, else the rarer one."""
+    counts = label.present.value_counts(sort=True)[label.name].to_list()
+    if len(counts) < 2:
+        raise DataError(
+            f"column {label.name!r} has one value in the sample, {shorten(counts[0]) if counts else 'none'}, expected "
+            "clicks and rows without one",
+            hint="--label <another column>, or a log that holds both",
+        )
+    yes = next((word for word in _POSITIVE if word in counts[:2]), counts[1])
+    return yes, next(word for word in counts if word != yes)
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What a column is, by how its values go with the ``clicks`` of the sample."""
+
+    sample: Sample
+    clicks: np.ndarray
+
+    @cached_property
+    def min_count(self) -> int:
+        """Lookups after which an id's own click rate says more than the average one: 1 / variance of the label."""
+        rate = float(self.clicks.mean())
+        return min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
+
+    def guess(self, column: Column, *, another_time: bool) -> list[Guess]:
+        """What ``column`` is: a feature, two of them (a number whose exact values matter), or left out."""
+        seen = column.seen()
+        if why := self._useless(column, another_time):
+            return [Guess(column=column.name, kind="out", seen=why)]
+        name = feature_name(column.name)
+        if column.lists:
+            return [Guess(column=column.name, kind="sparse", seen="lists of values", name=name,
+                          settings={"separator": ","})]  # fmt: skip
+        area = self.area_by_id(column)
+        number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
+        by_number = self.area_by_number(column) if number else 0.5
+        if max(area, by_number) > ChecksConfig().leak_auc:
+            why = f"it alone predicts the label with AUC {max(area, by_number):.4f}: known only after the click?"
+            return [Guess(column=column.name, kind="out", seen=f"{why} ({seen})")]
+        if not number:
+            return [self._ids(column, name, seen)]
+        dense = Guess(column=column.name, kind="dense", seen=seen, name=name,
+                      settings={"transform": transform_of(column.numbers)})  # fmt: skip
+        exact, binned = self.ne_by(column.text), self.ne_by(bins_of(column.numbers))
+        few = column.is_whole and 2 < column.distinct <= min(FEW, len(column.text) // FEW)
+        if not few and min(binned, 1.0) - exact < ALSO_AN_ID:
+            return [dense]
+        why = f"its exact values: NE {exact:.3f} alone, {binned:.3f} by {BINS} bins"
+        again = self._ids(column, f"{name}-value", why)
+        return [dense, replace(again, settings={"column": column.name, **again.settings})]
+
+    def _useless(self, column: Column, another_time: bool) -> str:
+        """Why no model should see ``column``; "" where one may."""
+        rows = len(column.text)
+        if column.nested:
+            return f"it holds {column.kind}: write its parts as columns of their own"
+        if column.lists:
+            floats = column.kind.inner.is_float()  # type: ignore[attr-defined]
+            return f"it holds {column.kind}, vectors of numbers, which are no ids" if floats else ""
+        if another_time:
+            return f"another time ({column.seen()})"
+        if column.distinct == 0:
+            return "it is always empty"
+        if column.distinct == 1:
+            return f"one value only, {shorten(column.present[0])}" + (" or none" if column.missing_share else "")
+        numbered = column.is_numeric and column.is_whole and (column.numbers.diff().drop_nulls() > 0).all()
+        unique = rows >= LEAST_ROWS and column.distinct >= ROW_ID_SHARE * len(column.present) > 0.5 * rows
+        named = not column.is_numeric or bool(_ID_NAMES.search(column.name))
+        if unique and (named or numbered):
+            return f"a value of its own in nearly every row ({column.seen()}): it names the row"
+        return ""
+
+    def _ids(self, column: Column, name: str, seen: str) -> Guess:
+        ids, settings = column.present, dict[str, int | str]()
+        if name == feature_name(column.name):
+            settings |= list_settings(column)
+            if separator := settings.get("separator"):
+                ids = ids.str.split(str(separator)).explode().drop_nulls()
+                ids = ids.str.split(":").list.first() if "weight_separator" in settings else ids
+                seen = f"{len(ids) / len(column.present):.1f} ids a row of {ids.n_unique():,} distinct ones"
+        rows = table_rows(ids, self.sample.total / len(column.text))
+        if rows > LEAST_ROWS_OF_A_TABLE:
+            settings["rows"] = rows
+        return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
+
+    def area_by_id(self, column: Column) -> float:
+        """AUC of predicting a row's label by the other rows with its value."""
+        groups = self._grouped(column.text)
+        return left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
+
+    def area_by_number(self, column: Column) -> float:
+        """AUC of the number alone: higher or lower ones are likelier."""
+        groups = self._grouped(column.numbers).sort("v")
+        area = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
+        return max(area, 1 - area)
+
+    def ne_by(self, values: pl.Series) -> float:
+        """Normalised entropy of predicting a row's label by the rate of the other rows with its value."""
+        groups = self._grouped(values)
+        counts, clicks = groups["n"].to_numpy(), groups["p"].to_numpy()
+        prior = clicks.sum() / counts.sum()
+        clicked, other = (clicks - 1 + prior) / counts, (clicks + prior) / counts
+        loss = xlogy(clicks, clicked) + xlogy(counts - clicks, 1 - other)
+        entropy = xlogy(prior, prior) + xlogy(1 - prior, 1 - prior)
+        return float(loss.sum() / counts.sum() / entropy)
+
+    def _grouped(self, values: pl.Series) -> pl.DataFrame:
+        """Rows ``n`` and clicks ``p`` of each value ``v``."""
+        frame = pl.DataFrame({"v": values, "p": self.clicks})
+        return frame.group_by("v").agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
+
+
+def xlogy(factor: np.ndarray | float, value: np.ndarray | float) -> np.ndarray:
+    """factor * log(value), 0 where ``factor`` is."""
+    factor, value = np.asarray(factor, np.float64), np.asarray(value, np.float64)
+    return np.where(factor > 0, factor * np.log(np.where(factor > 0, value, 1.0)), 0.0)
+
+
+def feature_name(column: str) -> str:
+    """A feature's name for ``column``: without what paths and modules do not allow, and none that is taken."""
+    name = re.sub(r"[/.:{}\[\],'\"\s]+", "_", column)
+    taken = name in TAKEN_NAMES or name in (LABEL, TRUE_PROBABILITY, "day")
+    return f"{name}_id" if taken else name
+
+
+def table_rows(ids: pl.Series, growth: float) -> int:
+    """Rows for a table of ``ids`` of a log ``growth`` times as long as the sample: twice the distinct ids expected.
+
+    Distinct ids grow with a power of the rows (Heaps' law), which the sample's halves tell.
+    """
+    distinct, half = ids.n_unique(), ids.head(len(ids) // 2).n_unique()
+    power = min(max(math.log2(distinct / half), 0.0), 1.0) if half else 1.0
+    expected = 2 * distinct * max(growth, 1.0) ** power + RESERVED_ROWS
+    unit = 10 ** max(math.floor(math.log10(expected)) - 1, 0)
+    return min(math.ceil(expected / unit) * unit, MOST_ROWS)

@@ -1,0 +1,218 @@
+"""A sample of a log that no schema describes yet: its format, its columns and some of its rows."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import date
+from fnmatch import translate
+from typing import BinaryIO, cast
+
+import numpy as np
+import polars as pl
+import pyarrow.parquet as pq
+
+from pipeline.errors import DataError
+from pipeline.ingest.file_source import require_text
+from pipeline.ingest.rawfiles import Files, find_files
+from pipeline.ingest.sources import decompressed, readable
+from pipeline.ingest.spec import CRITEO_COLUMNS
+from pipeline.ingest.text import Layout, read_lines
+
+ROWS = 200_000  # of a sample
+BYTES = 64 << 20  # of text that is read for them
+PARQUET_GROUPS = 8  # that are read of all files together
+FILES = 8  # that are looked into, evenly spread
+_LINES = 200  # by which separator, quotes and header are guessed
+_SEPARATORS = ("\t", ",", ";", "|")
+_DAY = re.compile(r"\d{4}-\d\d-\d\d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextFormat:
+    """How text is laid out: a ``layout``, whether the first line names its columns, blanks around fields."""
+
+    layout: Layout
+    header: bool
+    strip: bool
+
+    @property
+    def is_criteo(self) -> bool:
+        """Whether it is Criteo's format, whose columns have names that are known."""
+        return self.layout.names == tuple(CRITEO_COLUMNS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Some ``rows`` of the log at ``path``, in which {day} stands for a day where its files tell one.
+
+    ``frame``: strings of text, whatever a Parquet file holds else. ``total``: rows of the log, estimated. ``bad``:
+    lines of the sample that are no rows. ``text``: None for Parquet. ``day``: the last one that a file's name tells.
+    """
+
+    path: str
+    frame: pl.DataFrame
+    total: int
+    files: int
+    bad: int = 0
+    text: TextFormat | None = None
+    day: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the sample."""
+        return self.frame.height
+
+
+def read_sample(path: str) -> Sample:
+    """A sample of the log at ``path``: a file, a directory or a glob.
+
+    Raises DataError where there are no files, no rows, or neither text nor Parquet.
+    """
+    files = find_files(path)
+    chosen = _spread(len(files.paths), FILES)
+    with files.fs.open(files.paths[0], "rb") as source:
+        parquet = source.read(4) == b"PAR1"
+    sample = _parquet(files, chosen) if parquet else _text(files, chosen)
+    if not sample.rows:
+        raise DataError(f"{path} holds no rows, expected some to look at", hint="name a file that is not empty")
+    pattern, day = day_pattern(path, files.paths)
+    return replace(sample, path=pattern, day=day, files=len(files.paths))
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """At most ``most`` of the numbers below ``count``, evenly spread."""
+    return sorted({round(at) for at in np.linspace(0, count - 1, min(count, most))})
+
+
+def _thinned(frame: pl.DataFrame, parts: int) -> pl.DataFrame:
+    """Rows of ``frame``, evenly spread, as many as one of ``parts`` may have."""
+    return frame[_spread(frame.height, ROWS // parts)]
+
+
+def _parquet(files: Files, chosen: list[int]) -> Sample:
+    frames, seen, sizes = [], 0, 0
+    for number in chosen:
+        path = files.paths[number]
+        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
+            file = pq.ParquetFile(source)
+            seen, sizes = seen + file.metadata.num_rows, sizes + files.fs.size(path)
+            groups = _spread(file.metadata.num_row_groups, math.ceil(PARQUET_GROUPS / len(chosen)))
+            frames.append(_thinned(cast(pl.DataFrame, pl.from_arrow(file.read_row_groups(groups))), len(chosen)))
+    frame = pl.concat(frames, how="diagonal_relaxed") if frames else pl.DataFrame()
+    return Sample(path="", frame=frame, total=round(seen * files.bytes / max(sizes, 1)), files=0)
+
+
+def _text(files: Files, chosen: list[int]) -> Sample:
+    form: TextFormat | None = None
+    frames, bad, share = [], 0, 0.0
+    for number in chosen:
+        path = files.paths[number]
+        with readable(files.labels[number]), files.fs.open(path, "rb") as source:
+            with decompressed(source, path) as stream:
+                block, whole = _lines(stream, BYTES // len(chosen))
+            read = 1.0 if whole else min(source.tell() / max(files.fs.size(path), 1), 1.0)
+        require_text(block[:8], files.labels[number])
+        form = form or text_format(block)
+        if form.header:
+            block = block[block.find(b"\n") + 1 :]
+        frame, _, rejects = read_lines(block, 1, form.layout)
+        frames.append(frame)
+        bad += len(rejects)
+        share += read * files.fs.size(path)
+    assert form is not None
+    frame = pl.concat(frames)
+    if form.strip:
+        frame = frame.select(pl.all().str.strip_chars())
+    total = round(frame.height * files.bytes / max(share, 1.0))
+    return Sample(path="", frame=_thinned(frame, 1), total=total, files=0, bad=bad, text=form)
+
+
+def _lines(stream: BinaryIO, size: int) -> tuple[bytes, bool]:
+    """Whole lines of the first ``size`` bytes, and whether they are all there are."""
+    data = b""
+    while len(data) < size and (piece := stream.read(size - len(data))):
+        data += piece
+    whole = not stream.read(1)
+    block = data if whole and data.endswith(b"\n") else data + b"\n" if whole else data[: data.rfind(b"\n") + 1]
+    return block.rstrip(b"\r\n") + b"\n" if block.strip() else b"", whole
+
+
+def text_format(block: bytes) -> TextFormat:
+    """The layout of the text that begins with ``block``; DataError where no separator makes columns of it."""
+    start = block.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
+    lines = start[: 1 << 20].decode(errors="replace").split("\n")[:_LINES]
+    lines = [line for line in lines if line]
+    separator, width = max(((mark, *_width(lines, mark)) for mark in _SEPARATORS), key=lambda each: each[2] * each[1])[
+        :2
+    ]
+    if width < 2:
+        raise DataError(
+            f"no separator of {', '.join(map(repr, _SEPARATORS))} divides the lines into columns; the first one is "
+            f"{lines[0][:60] if lines else ''!r}",
+            hint="write your schema by hand: docs/data.md",
+        )
+    rows = [row for row in csv.reader(lines, delimiter=separator) if len(row) == width]
+    strip = sum(field != field.strip() for row in rows for field in row) > len(rows)
+    rows = [[field.strip() for field in row] for row in rows]
+    quote = '"' if any('"' in line for line in lines) or separator != "\t" else None
+    header = has_header(rows)
+    criteo = not header and separator == "\t" and width == len(CRITEO_COLUMNS)
+    names = rows[0] if header else CRITEO_COLUMNS if criteo else [f"column_{number + 1}" for number in range(width)]
+    layout = Layout(names=tuple(names), separator=separator, quote=None if criteo else quote)
+    return TextFormat(layout=layout, header=header, strip=strip)
+
+
+def _width(lines: list[str], separator: str) -> tuple[int, float]:
+    """The usual number of fields by ``separator``, and the share of lines that have it, 0 where there is one field."""
+    widths = Counter(len(row) for row in csv.reader(lines, delimiter=separator))
+    width, count = widths.most_common(1)[0] if widths else (1, 0)
+    return width, count / max(len(lines), 1) if width > 1 else 0.0
+
+
+def has_header(rows: list[list[str]]) -> bool:
+    """Whether the first of ``rows`` names the columns: words, all different, that hardly appear further down."""
+    first, rest = rows[0], rows[1:]
+    if len(set(first)) < len(first) or any(not field or _is_number(field) for field in first):
+        return False
+    again = sum(field in {row[at] for row in rest} for at, field in enumerate(first))
+    return again <= len(first) // 4
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
+    """``path`` with {day} where it, or what a wildcard of it stands for, is a day; and the last day of ``names``."""
+    parts = path.split("/")
+    for at, part in enumerate(parts):
+        match = _captured(part)
+        days = [
+            match.fullmatch(name.split("/")[at - len(parts)]) for name in names if name.count("/") >= len(parts) - 1
+        ]
+        if match.groups and days and all(day is not None and _is_day(day[1]) for day in days):
+            filled = _DAY.sub("{day}", part) if _DAY.search(part) else part.replace("*", "{day}", 1)
+            return "/".join([*parts[:at], filled, *parts[at + 1 :]]), max(day[1] for day in days if day)
+    return path, None
+
+
+def _captured(part: str) -> re.Pattern[str]:
+    """What captures the day that ``part`` spells out, or what its first wildcard stands for."""
+    if _DAY.search(part):
+        return re.compile(f"({_DAY.pattern})".join(map(re.escape, _DAY.split(part))))
+    return re.compile(translate(part).replace(".*", "(.*?)", 1) if "*" in part else re.escape(part))
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return bool(_DAY.fullmatch(text) and date.fromisoformat(text))
+    except ValueError:
+        return False

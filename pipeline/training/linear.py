@@ -1,0 +1,96 @@
+"""Linear layers of a ranking model on a CPU: oneDNN's product with bias, ReLU in place.
+
+PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed. oneDNN's kernels reach the peak of CPUs
+with AVX2 or AVX-512 (docs/measurements.md). Sums are in another order than MKL's, so results agree up to rounding.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class _Linear(torch.autograd.Function):
+    """relu(x @ weight.T + bias), or without ReLU; ``x``: [B, in], in the dtype of the products."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+        kernel = weight.to(x.dtype)
+        added = None if bias is None else bias.to(x.dtype)
+        out = product(x, kernel, added)
+        if relu:
+            out.relu_()  # oneDNN's own would turn NaN into 0, which no guard sees
+        ctx.save_for_backward(x, kernel, out if relu else None)
+        ctx.dtype, ctx.has_bias = weight.dtype, bias is not None
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (grad,) = grads
+        x, kernel, out = ctx.saved_tensors
+        if out is not None:
+            grad = torch.ops.aten.threshold_backward(grad, out, 0)
+        wanted = ctx.needs_input_grad
+        for_x = product(grad, kernel.t(), None) if wanted[0] else None
+        for_weight = _outer(grad, x).to(ctx.dtype) if wanted[1] else None
+        for_bias = grad.sum(0).to(ctx.dtype) if ctx.has_bias and wanted[2] else None
+        return for_x, for_weight, for_bias, None
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x @ weight.T + bias by oneDNN; plain PyTorch where it lacks the kernel."""
+    if not has_kernel():
+        return nn.functional.linear(x, weight, bias)
+    return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
+
+
+def has_kernel() -> bool:
+    """Whether this PyTorch was built with oneDNN's fused linear layer."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _outer(grad: Tensor, x: Tensor) -> Tensor:
+    """grad.T @ x. The product with fewer rows than columns: MKL is up to ten times as slow on the other one."""
+    return x.t().mm(grad).t() if x.shape[1] < grad.shape[1] else grad.t().mm(x)
+
+
+class CpuLinear(nn.Linear):
+    """A linear layer with the parameters of ``layer``, and ReLU if ``relu``; autocast decides the dtype."""
+
+    def __init__(self, layer: nn.Linear, *, relu: bool) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.relu = layer.in_features, layer.out_features, relu
+        self.weight, self.bias = layer.weight, layer.bias
+        self.train(layer.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] -> [..., out]."""
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+        if torch.compiler.is_compiling() or x.device.type != "cpu" or dtype not in _DTYPES or not x.numel():
+            plain = super().forward(x)
+            return plain.relu() if self.relu else plain
+        out = cast(Tensor, _Linear.apply(x.flatten(0, -2).to(dtype), self.weight, self.bias, self.relu))
+        return out.view(*x.shape[:-1], self.out_features)
+
+
+def use_cpu_kernels(model: nn.Module) -> None:
+    """Replace the linear layers of ``model``, and a ReLU that follows one in a Sequential; parameters keep their names.
+
+    Layers of a class derived from ``nn.Linear`` stay, as does everything where this PyTorch lacks the kernel.
+    """
+    if not has_kernel():
+        return
+    for parent in list(model.modules()):
+        followed: dict[str, str] = {}
+        if isinstance(parent, nn.Sequential):
+            names = list(parent._modules)
+            followed = {a: b for a, b in zip(names, names[1:], strict=False) if type(parent._modules[b]) is nn.ReLU}
+        for name, child in list(parent.named_children()):
+            if type(child) is nn.Linear:
+                setattr(parent, name, CpuLinear(child, relu=name in followed))
+                if name in followed:
+                    setattr(parent, followed[name], nn.Identity())

@@ -1,0 +1,215 @@
+"""``nightjar init``: a schema guessed from a sample, that composes, ingests every row, and says what it saw."""
+
+import gzip
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+
+from pipeline import cli
+from pipeline.compose import compose
+from pipeline.config import Config
+from pipeline.errors import DataError
+from pipeline.ingest.infer import Schema, infer
+from pipeline.ingest.sample import day_pattern, has_header, read_sample, text_format
+
+SHARED = Path(__file__).parents[3] / "shared/data"
+
+
+def clicks(rows: int = 4000) -> pl.DataFrame:
+    """A log of what a guess must tell apart."""
+    rng = np.random.default_rng(7)
+    ad, amount = rng.integers(0, 40, rows), rng.choice([3, 10, 700, 5013], rows)
+    clicked = (rng.random(rows) < np.where(ad % 5 == 0, 0.5, 0.1) + 0.3 * (amount == 10)).astype(int)
+    tags = ["|".join(f"t{tag}:{weight:.1f}" for tag, weight in zip(rng.integers(0, 30, n), rng.random(n), strict=True))
+            for n in rng.integers(0, 5, rows)]  # fmt: skip
+    return pl.DataFrame(
+        {
+            "event": [f"{value:032x}" for value in range(rows)],
+            "time": [str(datetime(2026, 1, 3) + timedelta(seconds=20 * i)) for i in range(rows)],
+            "user_id": rng.integers(0, 900, rows),
+            "ad": [f"a{number:03}" for number in ad],
+            "zone": [f"{number:04}" for number in ad // 4],
+            "price": np.round(rng.lognormal(1, 1.5, rows), 2),
+            "age": np.round(rng.normal(40, 5, rows)),
+            "amount": amount,
+            "tags": tags,
+            "site": ["main"] * rows,
+            "paid": np.where(clicked, rng.integers(1, 9, rows), 0),
+            "clicked": clicked,
+        }
+    )
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def guessed(path: Path | str, label: str | None = None) -> Schema:
+    return infer(read_sample(str(path)), label)
+
+
+def by_name(schema: Schema, kind: str) -> dict[str, dict[str, int | str]]:
+    return {guess.name or guess.column: guess.settings for guess in schema.of(kind)}
+
+
+def composed(name: str, *overrides: str) -> Config:
+    return compose([f"data={name}", "stages=[ingest]", "data.max_quarantine_share=0", *overrides])
+
+
+@pytest.mark.parametrize("end", [".csv", ".csv.gz", ".parquet"])
+def test_columns_are_told_apart_and_the_schema_runs_as_it_is(work, run_ingest, capsys, end):
+    log = clicks()
+    if end == ".parquet":
+        log.write_parquet("log.parquet")
+    else:
+        text = log.write_csv().encode()
+        Path(f"log{end}").write_bytes(gzip.compress(text) if end.endswith(".gz") else text)
+    assert cli.main(["init", f"log{end}"]) == 0
+    out = capsys.readouterr().out
+    assert "nightjar run data=log run=first" in out and "nightjar nightly data=log date=2026-01-03" in out
+    schema = guessed(f"log{end}")
+    assert (schema.label.column, schema.positive, schema.negative) == ("clicked", "1", "0")
+    assert schema.time is not None and schema.time.column == "time"
+    assert set(by_name(schema, "dense")) == {"price", "age", "amount"}
+    sparse = by_name(schema, "sparse")
+    assert set(sparse) >= {"user_id", "ad", "zone", "amount-value", "tags"}, "leading zeros make an id"
+    assert sparse["tags"]["separator"] == "|" and sparse["tags"]["weight_separator"] == ":"
+    assert 1700 <= int(sparse["user_id"]["rows"]) <= 1900, "twice the distinct ids"
+    assert schema.transform == "standardise" and by_name(schema, "dense")["price"] == {"transform": "log1p_standardise"}
+    out_of_it = {guess.column: guess.seen for guess in schema.of("out")}
+    assert set(out_of_it) == {"event", "site", "paid"}
+    assert "names the row" in out_of_it["event"] and "one value only" in out_of_it["site"]
+    assert "alone predicts the label" in out_of_it["paid"]
+    written = Path("my/data/log.yaml").read_text()
+    assert all(f"#   {name}: {why}" in written for name, why in out_of_it.items())
+    dataset = run_ingest(composed("log"))  # found in my/ without -cd
+    assert dataset.summary["rows"] == log.height and dataset.quarantine == []
+    assert {column.name for column in dataset.schema.sparse} == set(sparse)
+
+
+def test_a_log_without_a_header_gets_names_for_its_columns(work, run_ingest):
+    clicks().drop("event").write_csv("log.data", include_header=False, separator=";")
+    assert cli.main(["init", "log.data", "--label", "column_11", "--name", "raw"]) == 0
+    config = composed("raw")
+    assert config.data.separator == ";" and not config.data.header and len(config.data.columns) == 11
+    assert run_ingest(config).summary["rows"] == 4000
+
+
+def test_parquet_of_mixed_columns(work, run_ingest):
+    rows = 500
+    draw = np.random.default_rng(3)
+    pl.DataFrame(
+        {
+            "ids": [[f"i{j % 9}" for j in range(i % 4)] for i in range(rows)],
+            "vector": [[0.5, 1.5]] * rows,
+            "made": [{"a": 1}] * rows,
+            "day": draw.integers(0, 9, rows),
+            "x/y": draw.choice(["p", "q", "r"], rows),
+            "half": [1.5 if i % 3 else None for i in range(rows)],
+            "seen_at": [datetime(2026, 1, 1) + timedelta(hours=i) for i in range(rows)],
+            "empty": pl.Series([None] * rows, dtype=pl.String),
+            "bought": draw.random(rows) < 0.3,
+        }
+    ).write_parquet("mixed.parquet")
+    assert cli.main(["init", "mixed.parquet"]) == 0
+    schema = guessed("mixed.parquet")
+    left_out = {guess.column: guess.seen for guess in schema.of("out")}
+    assert set(left_out) == {"vector", "made", "half", "empty"}
+    assert "vectors" in left_out["vector"] and "always empty" in left_out["empty"]
+    assert "or none" in left_out["half"]
+    config = composed("mixed")
+    assert config.data.timestamp == "seen_at" and config.data.label.column == "bought"
+    assert config.data.sparse["x_y"].column == "x/y" and config.data.dense["day_id"].column == "day"
+    assert run_ingest(config).summary["rows"] == rows
+
+
+def test_a_column_of_days_is_the_time_and_a_feature_only_by_choice(work):
+    lines = [f"2026-01-{1 + i % 28:02},v{i % 5},{int(i % 3 == 0)}" for i in range(300)]
+    Path("log.csv").write_text("date,c,late\n" + "\n".join(lines) + "\n")
+    assert cli.main(["init", "log.csv"]) == 0
+    assert "#  date: {column: date}  # a day that was seen says nothing" in Path("my/data/log.yaml").read_text()
+    config = composed("log")
+    assert config.data.timestamp == "date" and set(config.data.sparse) == {"c"}
+
+
+def test_words_for_a_missing_number_are_told(work):
+    lines = [
+        f"{i % 2},{'NA' if i % 5 == 0 else i % 7},{'?' if i % 9 == 0 else f'v{i % 3}'},NA{i % 2}" for i in range(300)
+    ]
+    Path("log.csv").write_text("label,n,c,region\n" + "\n".join(lines) + "\n")
+    schema = guessed("log.csv", "label")
+    assert schema.missing == ("?", "NA")
+    assert "n" in by_name(schema, "dense") and "20.0% missing" in schema.of("dense")[0].seen
+
+
+@pytest.mark.parametrize(
+    ("path", "names", "expected"),
+    [
+        ("logs/2026-01-31/*.csv", ["/w/logs/2026-01-31/a.csv"], ("logs/{day}/*.csv", "2026-01-31")),
+        ("logs/*/c.csv", ["/w/logs/2026-01-30/c.csv", "/w/logs/2026-01-31/c.csv"], ("logs/{day}/c.csv", "2026-01-31")),
+        ("logs/*/c.csv", ["/w/logs/2026-01-30/c.csv", "/w/logs/other/c.csv"], ("logs/*/c.csv", None)),
+        ("logs/day=*.csv", ["/w/logs/day=2026-01-30.csv"], ("logs/day={day}.csv", "2026-01-30")),
+        ("log.csv", ["/w/log.csv"], ("log.csv", None)),
+    ],
+)
+def test_days_in_the_path(path, names, expected):
+    assert day_pattern(path, names) == expected
+
+
+def test_a_header_is_words_that_do_not_come_again():
+    assert has_header([["user", "ad"], ["u1", "a1"], ["u2", "a1"]])
+    assert not has_header([["u1", "a1"], ["u1", "a2"], ["u2", "a1"]])
+    assert not has_header([["user", "3"], ["u1", "a1"]])
+    assert not has_header([["user", "user"], ["u1", "a1"]])
+
+
+def test_separators_and_quotes():
+    form = text_format(b'a|b\n"x|y"|1\nz|2\n')
+    assert (form.layout.separator, form.layout.names, form.header) == ("|", ("a", "b"), True)
+    with pytest.raises(DataError, match="no separator of"):
+        text_format(b"one\ntwo\n")
+
+
+def test_a_long_log_is_sampled_and_its_rows_are_estimated(work, monkeypatch):
+    Path("logs").mkdir()
+    for number in range(20):
+        Path(f"logs/{number:02}.csv").write_text("label,c\n" + "1,a\n0,b\n" * 500)
+    monkeypatch.setattr("pipeline.ingest.sample.BYTES", 8000)
+    sample = read_sample("logs")
+    assert sample.files == 20 and sample.rows < 4000
+    assert sample.total == pytest.approx(20_000, rel=0.1)
+
+
+def test_what_cannot_be_guessed_is_said(work, capsys):
+    Path("one.csv").write_text("x,c\n" + "".join(f"{i},v{i % 3}\n" for i in range(200)))
+    Path("numbers.csv").write_text("label,x\n" + "".join(f"{i % 2},{i * 0.37:.2f}\n" for i in range(200)))
+    Path("empty.csv").write_text("label,c\n")
+    Path("my/data").mkdir(parents=True)
+    Path("my/data/taken.yaml").write_text("")
+    for arguments, code, words in (
+        (["one.csv"], 3, "no column has two values and is always filled"),
+        (["one.csv", "--label", "y"], 3, "the log has no column 'y'; it has: x, c"),
+        (["numbers.csv"], 2, "no column of ids"),
+        (["empty.csv"], 3, "empty.csv holds no rows"),
+        (["nothing.csv"], 3, "nothing exists at"),
+        (["one.csv", "--name", "taken"], 2, "taken.yaml exists already"),
+        (["one.csv", "--name", "criteo"], 2, "data=criteo is built in"),
+    ):
+        assert cli.main(["init", *arguments]) == code, arguments
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.real_data
+@pytest.mark.parametrize(("file", "label"), [("adult.data", "column_15"), ("criteo_sample.tsv", "label")])
+def test_real_logs(work, run_ingest, file, label):
+    if not SHARED.is_dir():
+        pytest.skip("the real data sets (../shared/data) are not beside this checkout")
+    assert cli.main(["init", str(SHARED / file), "--name", "real"]) == 0
+    config = composed("real")
+    assert config.data.label.column == label
+    assert run_ingest(config).quarantine == []

@@ -1,0 +1,71 @@
+"""Steps on a GPU: the host does not wait for the device, and the model learns as on the CPU."""
+
+import json
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.models.dlrm import DlrmConfig
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.distributed import connect
+from pipeline.training.parquet import SplitReader
+from pipeline.training.settings import ModelSettings
+from pipeline.training.trainer import Trainer
+from tests.embeddings.ranks import plan_for
+from tests.training.dataset import write_dataset
+
+WARM_UP, STEPS = 6, 6
+
+
+def steps(root, device):
+    """What the warnings of PyTorch's sync debug mode name in ``STEPS`` steps, by file, and the losses."""
+    store, dataset = write_dataset(root, train=400 * (WARM_UP + STEPS + 2))
+    split = SplitReader(store, dataset, "train")
+    rows = {column.name: column.rows for column in split.schema.sparse}
+    plan = plan_for("table_wise", 1, rows=rows, dim=8)
+    plan = replace(plan, device=device)
+    config = Config(
+        data=DataConfig(name="t", format="synthetic"), hardware=HardwareConfig(name="t", device=device),
+        model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16]),
+        train=TrainConfig(global_batch=400, schedule="constant", warmup_steps=0, precision="fp32"),
+    )  # fmt: skip
+    place = connect(config.hardware)
+    trainer = Trainer(ModelSettings.of(config), split.schema, plan, place)
+    losses, waits = [], []
+    with BatchReader(split, Order(key="k", seed=1, global_batch=400), pin=device == "cuda") as reader:
+        for _ in range(WARM_UP):
+            losses.append(trainer.step(reader)[0])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("warn")
+            for _ in range(STEPS):
+                losses.append(trainer.step(reader)[0])
+            if device == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        waits = [str(w.filename) for w in caught if "synchroniz" in str(w.message)]
+    return waits, [float(logits.float().mean()) for logits in losses]
+
+
+def on_cuda(_, root):
+    waits, means = steps(root, "cuda")
+    (root / "outcome.json").write_text(json.dumps([waits, means]))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_no_step_waits_for_the_device_in_our_code(tmp_path):
+    mp.spawn(on_cuda, args=(tmp_path,), nprocs=1)
+    waits, means = json.loads((tmp_path / "outcome.json").read_text())
+    assert not [name for name in waits if "/pipeline/" in name], waits
+    expected = steps(tmp_path / "cpu", "cpu")[1]
+    assert means == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_same_steps_run_on_the_cpu(tmp_path):
+    waits, means = steps(tmp_path, "cpu")
+    assert not waits and len(means) == WARM_UP + STEPS and all(mean == mean for mean in means)
