@@ -10,8 +10,9 @@ INSTALLED   := .venv/.installed-$(DEVICE)
 UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --no-header --no-annotate
 
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
-	bench-quality bench-plan bench-ingest bench-mappings bench-predict bench-partition bench-ssd bench-towers \
-	bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling gpu-check bench-optimizers
+	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
+	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
+	gpu-check
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -108,6 +109,7 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
 
+.PHONY: bench-optimizers
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers
 
@@ -116,6 +118,9 @@ bench-mappings: install ## test NE of the four id mappings at equal rows, on log
 
 bench-plan: install ## the plan of MLPerf's DLRMv2 tables against TorchRec's planners, SSD, 1,000 tables (4 minutes)
 	@.venv/bin/python -m benchmarks.plan
+
+bench-plan-random: install ## 200 random planning cases against TorchRec's planner, in both cost models (10 minutes)
+	@.venv/bin/python -m benchmarks.plan_random
 
 # WHEELS: the folder of an earlier `python -m benchmarks.gpu_check pack FOLDER`, on a machine without a package index.
 gpu-check: ## the tests and runs that need a GPU, and one JSON line (PYTHON needs torch for CUDA)

@@ -30,6 +30,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
 from pipeline.config import Config
+from pipeline.config import HardwareConfig as Hardware
+from pipeline.planning.hardware import Capacity
 from pipeline.records import DatasetSchema, Plan, Profile, TablePlan
 
 GIB = 2**30
@@ -49,15 +51,18 @@ class AnyTypeSharder(EmbeddingBagCollectionSharder):
 
 
 class Stock:
-    """Tables on a topology with nothing of ours in it: all memory may be filled, bandwidths are the preset's."""
+    """Tables on a topology with nothing of ours in it: bandwidths are the preset's.
 
-    def __init__(self, config: Config, schema: DatasetSchema, profile: Profile) -> None:
+    ``room``: what a rank may fill; None: all memory.
+    """
+
+    def __init__(self, config: Config, schema: DatasetSchema, profile: Profile, room: Capacity | None = None) -> None:
         self.batch = -(-config.train.batch // config.world_size)
         self.dim = config.model.embedding_dim
         self.rows = {column.name: column.rows for column in schema.sparse}
         self.pooling = {name: max(profile.sparse[name].pooling, 1e-3) for name in self.rows}
         self.weighted = {column.name for column in schema.sparse if column.weighted}
-        self.topology = _topology(config)
+        self.topology = _topology(config.hardware, room)
 
     def plan(self, proposer: Proposer | None = None) -> list[ShardingOption]:
         """What TorchRec's planner picks, by its default proposers or ``proposer``; PlannerError where nothing fits."""
@@ -125,14 +130,15 @@ def _placed(option: ShardingOption, table: TablePlan) -> ShardingOption:
     return placed
 
 
-def _topology(config: Config) -> Topology:
-    hardware = config.hardware
+def _topology(hardware: Hardware, room: Capacity | None) -> Topology:
+    sizes = (hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib)
+    hbm, ddr, ssd = room.each if room else (int(size * GIB) for size in sizes)
     return TopologyFactory.create_topology(
-        TrainerConfig(world_size=config.world_size, local_world_size=hardware.ranks_per_host),
+        TrainerConfig(world_size=hardware.world_size, local_world_size=hardware.ranks_per_host),
         HardwareConfig(
-            hbm_cap_bytes=int(hardware.hbm_gib * GIB),
-            ddr_cap_bytes=int(hardware.ddr_gib * GIB),
-            ssd_cap_bytes=int(hardware.ssd_gib * GIB),
+            hbm_cap_bytes=hbm,
+            ddr_cap_bytes=ddr,
+            ssd_cap_bytes=ssd,
             intra_host_bw=hardware.intra_host_gb_per_s * BYTES_PER_MS,
             inter_host_bw=hardware.inter_host_gb_per_s * BYTES_PER_MS,
             hbm_mem_bw=hardware.hbm_gb_per_s * BYTES_PER_MS or None,

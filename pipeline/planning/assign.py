@@ -18,11 +18,11 @@ from pipeline.planning.assign_relax import Flat, Relaxed, relax, thin
 from pipeline.planning.assign_search import improve, place
 
 TIERS = ("hbm", "ddr", "ssd")
-EXACT_COLUMNS = 1_500  # integer columns up to which the whole problem is a program
+EXACT_COLUMNS = 100  # integer columns up to which the whole problem is a program
 RESCUE_COLUMNS = 20_000  # the same, where nothing else found an assignment
 EXACT_NODES, NODE_COLUMNS = 1_000, 250_000  # nodes of such a program at most, and nodes x columns of a larger one
 EXACT_GAP = 1e-3  # share of the slowest rank's ms that is not worth a search
-ROUNDS = 8  # bisections of the ms between the bound and the best assignment known
+ROUNDS = 4  # bisections of the ms between the bound and the best assignment known
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,15 +58,6 @@ class Stock(NamedTuple):
         return self.compute + self.comms
 
 
-class Chosen(NamedTuple):
-    """What TorchRec's search chose for one table."""
-
-    table: str
-    sharding: str
-    kernel: str
-    ranks: tuple[int, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """One table under one sharding type, in any tier; ``buffers``: bytes of a batch, by shard."""
@@ -109,6 +100,11 @@ class Offer:
         """Over all shards, in the order of MEMORIES."""
         hbm, ddr, ssd = (sum(sizes) for sizes in zip(*self.bytes, strict=True))
         return hbm, ddr, ssd
+
+    @cached_property
+    def rows(self) -> int:
+        """Rows of the table."""
+        return max(shard.row + shard.rows for shard in self.layout.shards)
 
     @property
     def sharding(self) -> str:

@@ -1,4 +1,4 @@
-"""TorchRec's planner driven offline: topology, tables on the meta device, search space, search.
+"""TorchRec's planner driven offline: topology, tables on the meta device, search space, its cost model.
 
 No process group and no GPU: ``compute_device="cuda"`` plans are made on any machine.
 """
@@ -7,22 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
-from torchrec.distributed.planner import EmbeddingShardingPlanner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
-from torchrec.distributed.planner.proposers import GreedyProposer, GridSearchProposer, UniformProposer
-from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.shard_estimators import EmbeddingPerfEstimator, EmbeddingStorageEstimator
 from torchrec.distributed.planner.types import (
-    BasicCommsBandwidths,
-    CollectiveType,
     HardwareConfig,
     KernelConfig,
     ParameterConstraints,
-    PlannerError,
-    Proposer,
     Shard,
     ShardEstimator,
     ShardingOption,
@@ -37,19 +32,12 @@ from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
 from pipeline.config import SHARDING_TYPES
 from pipeline.config import HardwareConfig as Hardware
-from pipeline.planning.candidates import Chosen, Layout, Stock
+from pipeline.planning.candidates import Layout, Stock
 from pipeline.planning.choices import Choice, Table, tiers_of
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT
-from pipeline.planning.estimator import estimators
 from pipeline.planning.hardware import Capacity, kernel_of
 from pipeline.planning.loads import Block
-from pipeline.planning.proposers import Bounded, LadderProposer
 from pipeline.specs.table_optimizer import TableOptimizer
-
-# One proposal costs about a microsecond for every (table, rank) pair it places.
-SEARCH_BUDGET = 1_500_000
-GRID_PROPOSALS = 1_000
-NO_WIRE = 1e15  # bytes per ms
 
 
 class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
@@ -61,43 +49,40 @@ class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
 
 
 class Enumerator(EmbeddingEnumerator):
-    """Options in a fixed order, enumerated once; a search gets those with a kernel in ``kernels`` (by table).
-
-    TorchRec's enumerator walks Python sets, so that ties would resolve differently from run to run, and copies its
-    whole search space for every caller.
-    """
-
-    kernels: Mapping[str, tuple[str, ...]]
-    _options: list[ShardingOption] | None = None
-
-    def everything(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
-        if self._options is None:
-            options = super().enumerate(module, sharders)
-            order = {name: index for index, name in enumerate(dict.fromkeys(option.name for option in options))}
-            options.sort(key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
-            self._options = options
-        return self._options
+    """Options in a fixed order: TorchRec's enumerator walks Python sets, so their order differs from run to run."""
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """The options that a search may take."""
-        return [o for o in self.everything(module, sharders) if o.compute_kernel in self.kernels[o.name]]
+        """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
+        options = super().enumerate(module, sharders)
+        order = {name: index for index, name in enumerate(dict.fromkeys(option.name for option in options))}
+        return sorted(options, key=lambda o: (order[o.name], SHARDING_TYPES.index(o.sharding_type), o.compute_kernel))
 
 
-class LinkBandwidths(BasicCommsBandwidths):
-    """Bytes per ms of a collective: no wire for one rank, the host's link within a host, else the network."""
+class OncePerSize(ShardEstimator):
+    """TorchRec's perf estimate, computed once for equal shards: it depends on a shard's size alone.
 
-    def get_bw(self, local_world_size: int, world_size: int, collective_type: CollectiveType) -> float:
-        """TorchRec's rule, but an all-reduce within one host does not use the network either."""
-        if world_size == 1:
-            return NO_WIRE
-        if world_size <= local_world_size:
-            return self.intra_host_bw
-        return super().get_bw(local_world_size, world_size, collective_type)
+    Without it, enumerating 150 row-wise tables on 128 ranks takes 20 s on one core. Equal shards share one ``Perf``,
+    which nothing changes; that also makes copies of plans cheap.
+    """
+
+    def __init__(self, topology: Topology, constraints: dict[str, ParameterConstraints] | None = None) -> None:
+        self._inner = EmbeddingPerfEstimator(topology, constraints)
+
+    def estimate(self, sharding_options: list[ShardingOption], *args: Any, **kwargs: Any) -> None:
+        """Fill in ``perf`` (ms) of every shard of every option."""
+        kept = [option.shards for option in sharding_options]
+        for option in sharding_options:
+            option.shards = list(_by_size(option.shards).values())
+        self._inner.estimate(sharding_options, *args, **kwargs)
+        for option, shards in zip(sharding_options, kept, strict=True):
+            estimated = _by_size(option.shards)
+            for shard in shards:
+                shard.perf = estimated[tuple(shard.size)].perf
+            option.shards = shards
 
 
 class Engine:
-    """One search space in TorchRec's terms (tables, choices, kernels, topology), and TorchRec's searches over it."""
+    """One search space in TorchRec's terms: tables, choices, kernels, topology."""
 
     def __init__(
         self, hardware: Hardware, batch: int, tables: list[Table], choices: Mapping[str, Choice], room: Capacity
@@ -107,63 +92,17 @@ class Engine:
         self._constraints = {t.name: _constraints(t, choices[t.name], hardware) for t in tables}
         self.topology = build_topology(hardware, room)
         self._enumerator = Enumerator(
-            self.topology, self._batch, self._constraints, estimator=estimators(self.topology, self._constraints)
+            self.topology, self._batch, self._constraints, estimator=_estimators(self.topology, self._constraints)
         )
-        self._enumerator.kernels = {t.name: _offered_kernels(choices[t.name], hardware) for t in tables}
         self._collection = meta_collection(tables)
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
     def layouts(self) -> dict[str, list[Layout]]:
         """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
         options: dict[str, dict[str, list[ShardingOption]]] = {table.name: {} for table in self._tables}
-        for option in self._enumerator.everything(self._collection, self._sharders):
+        for option in self._enumerator.enumerate(self._collection, self._sharders):
             options[option.name].setdefault(option.sharding_type, []).append(option)
         return {t.name: [_layout(same, t.optimizer) for same in options[t.name].values()] for t in self._tables}
-
-    def search(self, reprice: ShardEstimator | None = None) -> list[Chosen] | None:
-        """The cheapest plan TorchRec finds; None if none fits, or where it has no kernel for a pinned tier.
-
-        As its default planner, or with the costs that ``reprice`` fills in (for good) and one more proposer.
-        """
-        best: list[ShardingOption] = []
-
-        def keep(plan: list[ShardingOption]) -> list[ShardingOption]:
-            best.extend(plan)
-            return plan
-
-        options = self._enumerator.enumerate(self._collection, self._sharders)
-        if {option.name for option in options} != {table.name for table in self._tables}:
-            return None
-        if reprice is not None:
-            reprice.estimate(options)
-        planner = EmbeddingShardingPlanner(
-            topology=self.topology,
-            batch_size=self._batch,
-            enumerator=self._enumerator,
-            storage_reservation=FixedPercentageStorageReservation(0.0),
-            proposer=self._proposers(ladder=reprice is not None),
-            constraints=self._constraints,
-            stats=[],
-            callbacks=[keep],
-            debug=False,
-        )
-        try:
-            planner.plan(self._collection, self._sharders)
-        except PlannerError:
-            return None
-        return [_chosen(option) for option in best]
-
-    def _proposers(self, ladder: bool) -> list[Proposer]:
-        """TorchRec's own, and a ladder; the bounds count proposals, not seconds, so that plans are deterministic."""
-        work = len(self._tables) * (self.topology.world_size + 8)
-        limit = min(max(SEARCH_BUDGET // work, 30), 500)
-        return [
-            GridSearchProposer(max_proposals=GRID_PROPOSALS),
-            *([LadderProposer(self.topology.devices[0].storage)] if ladder else []),
-            Bounded(GreedyProposer(), limit),
-            Bounded(GreedyProposer(use_depth=False), limit),
-            UniformProposer(),
-        ]
 
 
 def build_topology(hardware: Hardware, room: Capacity) -> Topology:
@@ -186,7 +125,6 @@ def build_topology(hardware: Hardware, room: Capacity) -> Topology:
         KernelConfig(
             compute_device=hardware.device,
             use_hardware_based_bandwidth=True,
-            generalized_comms_bandwidths=LinkBandwidths(inter_host_bw=inter, intra_host_bw=intra),
         ),
     )
 
@@ -265,6 +203,10 @@ def _stock(shard: Shard) -> Stock:
     return Stock(compute=shard.perf.total - comms, comms=comms)
 
 
-def _chosen(option: ShardingOption) -> Chosen:
-    ranks = tuple(int(shard.rank or 0) for shard in option.shards)
-    return Chosen(table=option.name, sharding=option.sharding_type, kernel=option.compute_kernel, ranks=ranks)
+def _by_size(shards: list[Shard]) -> dict[tuple[int, ...], Shard]:
+    return {tuple(shard.size): shard for shard in shards}
+
+
+def _estimators(topology: Topology, constraints: dict[str, ParameterConstraints]) -> list[ShardEstimator]:
+    """The estimators of TorchRec's perf (ms) and storage (bytes)."""
+    return [OncePerSize(topology, constraints), EmbeddingStorageEstimator(topology, constraints)]

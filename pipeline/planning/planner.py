@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pipeline.config import HardwareConfig
 from pipeline.planning.candidates import offers, whole_layout
 from pipeline.planning.choices import TABLE_WISE, Choice, Table
+from pipeline.planning.greedy import default_plan
 from pipeline.planning.hardware import MEMORIES, fast_memory, figures, memory_gib
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.quiet import quiet
@@ -17,9 +17,6 @@ from pipeline.planning.search import Best, Placement, Space, anywhere, best
 from pipeline.planning.setting import Setting, rounds, settle
 from pipeline.records import Plan, ShardPlan, TablePlan
 from pipeline.units import GIB
-
-if TYPE_CHECKING:
-    from pipeline.planning.engine import Engine
 
 
 def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
@@ -31,8 +28,8 @@ def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
     setting = settle(inputs)
     with quiet():
         for offered in rounds(setting):
-            engine, space = open_space(setting, offered)
-            chosen = _search(engine, space)
+            space = open_space(setting, offered)
+            chosen = best(space, None if _only_whole(setting.inputs.hardware, offered) else default_plan(space))
             if chosen is not None:
                 return _assemble(setting, space, chosen, profile_key)
         raise plan_error(setting, space, sketch)
@@ -42,46 +39,31 @@ def sketch(inputs: PlanInputs) -> Placement | None:
     """The assignment's placement alone, or None; remedies of an infeasible plan are tried with it."""
     setting = settle(inputs)
     for offered in rounds(setting):
-        placement = anywhere(open_space(setting, offered)[1])
+        placement = anywhere(open_space(setting, offered))
         if placement is not None:
             return placement
     return None
 
 
-def open_space(setting: Setting, offered: dict[str, Choice]) -> tuple[Engine | None, Space]:
-    """TorchRec's engine over the ``offered`` choices, and every offer with both costs and its bytes.
+def open_space(setting: Setting, offered: dict[str, Choice]) -> Space:
+    """Every offer of the ``offered`` choices with both costs and its bytes.
 
-    There is no engine on one CPU rank, where every table lies whole: TorchRec has nothing to search, and loading it
-    would take longer than the rest.
+    On one CPU rank every table lies whole: TorchRec has nothing to say, and loading it would take longer than the rest.
     """
     hardware, train = setting.inputs.hardware, setting.inputs.train
     if _only_whole(hardware, offered):
-        engine, layouts = None, {t.name: [whole_layout(train.batch, t)] for t in setting.tables}
+        layouts = {table.name: [whole_layout(train.batch, table)] for table in setting.tables}
     else:
         from pipeline.planning.engine import Engine
 
-        engine = Engine(hardware, train.batch, setting.tables, offered, setting.room)
-        layouts = engine.layouts()
+        layouts = Engine(hardware, train.batch, setting.tables, offered, setting.room).layouts()
     all_offers = {t.name: offers(hardware, train, t, offered[t.name], layouts[t.name]) for t in setting.tables}
-    return engine, Space(hardware=hardware, offers=all_offers, room=setting.room, fixed=setting.fixed)
+    return Space(hardware=hardware, offers=all_offers, room=setting.room, fixed=setting.fixed)
 
 
 def _only_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool:
     alone = hardware.world_size == 1 and hardware.device == "cpu"
     return alone and all(choice.sharding == (TABLE_WISE,) for choice in offered.values())
-
-
-def _search(engine: Engine | None, space: Space) -> Best | None:
-    """Run TorchRec's planner with its own costs and with ours, and choose among these and our assignments."""
-    if engine is None:
-        return best(space, [])
-    from pipeline.planning.estimator import OurCosts
-
-    known = []
-    for costs in (None, OurCosts(space.offers)):
-        plan = engine.search(costs)
-        known += [space.from_torchrec(plan)] if plan else []
-    return best(space, known)
 
 
 def _assemble(setting: Setting, space: Space, chosen: Best, profile_key: str) -> Plan:

@@ -1,12 +1,9 @@
-"""The search: our assignment and TorchRec's own searches, each with both cost models, and the choice among them.
-
-The best plan in our model wins, among those that neither model rates worse than the one TorchRec's planner finds.
-"""
+"""Placements, rated by both cost models, and the search for the best one in ours."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -14,7 +11,7 @@ from typing import NamedTuple
 from pipeline.config import HardwareConfig
 from pipeline.planning.assign import EXACT_GAP, assign
 from pipeline.planning.assign_model import Candidate, Piece, Problem
-from pipeline.planning.candidates import BESIDE, STOCK_CACHE, Chosen, Offer, places
+from pipeline.planning.candidates import BESIDE, Offer, places
 from pipeline.planning.cost import step_ms
 from pipeline.planning.hardware import Capacity
 from pipeline.records import PHASES
@@ -22,8 +19,8 @@ from pipeline.records import PHASES
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 BESIDE_SHARES = (1e-5, 0.5, 0.99)
-# Where no table has a cache, a plan's cost in TorchRec's model may exceed the best one known there by this factor.
-STOCK_SLACK = 1.08
+# Where the fastest placement costs more in TorchRec's model than TorchRec's plan: weights of that model to try.
+STOCK_SHARES = (0.3, 0.6, 1.0)
 # The assignment of a large problem may end this far above its bound: in our model, and in TorchRec's.
 TOLERANCE, STOCK_TOLERANCE = 0.01, 0.03
 ROUNDING = 1 + 1e-9
@@ -74,9 +71,9 @@ class Placement:
                 used[rank][place] += size
         return [(hbm, ddr, ssd) for hbm, ddr, ssd in used]
 
-    def fits(self, room: tuple[int, int, int]) -> bool:
-        """Whether no rank holds more than ``room`` (bytes by memory)."""
-        return all(size <= limit for used in self.memory for size, limit in zip(used, room, strict=True))
+    def at_least_as_good(self, other: Placement) -> bool:
+        """Whether neither cost model rates it worse than ``other``."""
+        return self.step_ms <= other.step_ms * ROUNDING and self.stock_ms <= other.stock_ms * ROUNDING
 
     def _shards(self) -> Iterator[tuple[Offer, int, int]]:
         for name, offer in self.offers.items():
@@ -124,20 +121,6 @@ class Space:
         )
         return Candidate(pieces=pieces, places=places(self.hardware, offer.layout))
 
-    def from_torchrec(self, plan: Sequence[Chosen]) -> Placement:
-        """TorchRec's plan in our terms; a cached table gets the cache size nearest to its model's."""
-        taken, ranks = {}, {}
-        for chosen in plan:
-            same = [
-                offer
-                for offer in self.offers[chosen.table]
-                if (offer.sharding, offer.kernel) == (chosen.sharding, chosen.kernel) and offer.tier != "ssd"
-            ]
-            rows = max(shard.row + shard.rows for shard in same[0].layout.shards)
-            taken[chosen.table] = min(same, key=lambda offer: abs(offer.cache_rows - STOCK_CACHE * rows))
-            ranks[chosen.table] = chosen.ranks
-        return self.placement({name: taken[name] for name in self.offers}, ranks)
-
 
 class Weights(NamedTuple):
     """Weights of a shard's costs: our step, our overlapping work, TorchRec's total."""
@@ -153,22 +136,33 @@ def anywhere(space: Space) -> Placement | None:
     return assigned[0] if assigned else None
 
 
-def best(space: Space, torchrec: Sequence[Placement]) -> Best | None:
-    """The placement to take, None where nothing fits; ``torchrec``: its searches' placements, its default one first."""
-    known = [plan for plan in torchrec if plan.fits(space.room.each)]
+def best(space: Space, default: Placement | None) -> Best | None:
+    """The placement to take, None where nothing fits; ``default``: what TorchRec's planner finds by default.
+
+    The fastest in our model wins, among those that neither model rates worse than ``default``.
+    """
     ours = _ours(space)
-    if not ours and not known:
-        return None
     if not ours:
         remark = "found by TorchRec's search alone: no bound is known"
-        return Best(placement=min(known, key=_step), gap=1.0, remark=remark)
+        return None if default is None else Best(placement=default, gap=1.0, remark=remark)
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
-    if known:
-        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
-        plans += [*known, *([stock[0]] if stock else [])]
-    placement = _choose(plans, known)
+    if default is not None:
+        plans = [plan for plan in (*plans, *_between(space, plans[0], default)) if plan.at_least_as_good(default)]
+    placement = min(plans, key=lambda plan: plan.step_ms)
     return Best(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))
+
+
+def _between(space: Space, ours: Placement, default: Placement) -> Iterator[Placement]:
+    """``default``, and placements between our model and TorchRec's, by weights of TorchRec's."""
+    yield default
+    if ours.at_least_as_good(default):
+        return
+    ratio = ours.step_ms / max(default.stock_ms, 1e-9)
+    for share in STOCK_SHARES:
+        placed = _assigned(space, Weights(1 - share, 1e-5, share * ratio), STOCK_TOLERANCE, STOCK_TOLERANCE)
+        if placed is not None:
+            yield placed[0]
 
 
 def _ours(space: Space) -> list[tuple[Placement, float]]:
@@ -193,19 +187,3 @@ def _assigned(space: Space, weights: Weights, tolerance: float, whole: float) ->
         return None
     offers = {name: space.offers[name][index] for name, index in assignment.chosen.items()}
     return space.placement(offers, assignment.ranks), assignment.bound
-
-
-def _choose(plans: list[Placement], known: Sequence[Placement]) -> Placement:
-    """The best in our model among those that neither model rates worse than TorchRec's plan."""
-    if not known:
-        return min(plans, key=_step)
-    default = known[0]
-    fair = [p for p in plans if p.stock_ms <= default.stock_ms * ROUNDING and p.step_ms <= default.step_ms * ROUNDING]
-    # Without caches TorchRec's model misses little, so stay near its best; with caches it does not see the hits.
-    near = STOCK_SLACK * min(plan.stock_ms for plan in plans)
-    close = [p for p in fair if p.stock_ms <= near and all(not offer.cache_rows for offer in p.offers.values())]
-    return min(close or fair, key=_step)
-
-
-def _step(plan: Placement) -> float:
-    return plan.step_ms

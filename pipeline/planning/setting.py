@@ -67,14 +67,16 @@ def choices(
 ) -> dict[str, Choice]:
     """What the planner may try for every table, for a global ``batch`` of samples.
 
-    Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, which keeps
-    1,000 tables on 128 ranks searchable; 0 offers every type. Raises ConfigError for an unknown type, an unknown pinned
+    Tables below the share ``heavy`` of a rank's fair load (bytes and lookups alike) are not offered split, and replicas
+    only of tables with fewer rows than a rank's batch, which keeps 1,000 tables on 128 ranks searchable; 0 offers every
+    type. Raises ConfigError for an unknown type, an unknown pinned
     table or a pin that cannot run.
     """
     check_values(plan, "plan")
     check_pins(plan, {table.name for table in tables})
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
+    local = batch // hardware.world_size
     offered = {}
     for table in tables:
         share = hardware.world_size * max(table.bytes / total_bytes, table.pooling / total_lookups)
@@ -82,12 +84,13 @@ def choices(
         if pin is not None and pin.sharding:
             offered[table.name] = pinned(hardware, table, pin, None)
             continue
-        free = _free(plan.sharding_types, hardware, batch, table, share >= heavy)
+        free = _free(plan.sharding_types, hardware, table, share >= heavy, not heavy or table.rows <= local)
         offered[table.name] = free if pin is None else pinned(hardware, table, pin, free)
     return offered
 
 
-def _free(wanted: list[str], hardware: HardwareConfig, batch: int, table: Table, heavy: bool) -> Choice:
+def _free(wanted: list[str], hardware: HardwareConfig, table: Table, split: bool, replicas: bool) -> Choice:
+    """The choice of a table without a pin; ``split``, ``replicas``: whether it is offered split, and data-parallel."""
     why = {name: impossible(hardware, table, name, MIN_COLUMNS) for name in SHARDING_TYPES if name in wanted}
     possible = [name for name, problem in why.items() if not problem]
     if not possible:
@@ -95,20 +98,13 @@ def _free(wanted: list[str], hardware: HardwareConfig, batch: int, table: Table,
             f"plan.sharding_types=[{','.join(wanted)}] leaves no placement for table {table.name!r}: {why[wanted[0]]}",
             hint=f"plan.sharding_types=[{','.join(dict.fromkeys([TABLE_WISE, *wanted]))}]",
         )
-    worthwhile = [name for name in possible if _worthwhile(hardware, batch, table, name, heavy)] or possible
+    idle = set() if split else set(SPLIT_TYPES)
+    idle |= set() if replicas and hardware.world_size > 1 else {DATA_PARALLEL}
+    idle |= {TABLE_ROW_WISE} if hardware.ranks_per_host == 1 else set()  # table_wise by another name
+    worthwhile = [name for name in possible if name not in idle] or possible
     if hardware.world_size == 1 and TABLE_WISE in possible:
         worthwhile = [TABLE_WISE]
     return Choice(sharding=tuple(worthwhile), tiers=table_tiers(hardware, table), columns=MIN_COLUMNS)
-
-
-def _worthwhile(hardware: HardwareConfig, batch: int, table: Table, sharding: str, heavy: bool) -> bool:
-    if sharding == DATA_PARALLEL:
-        # A replica costs an all-reduce of the whole table each step, and a dense optimizer's sweep over it; below
-        # one rank's batch of rows that is less than the lookups' own all-to-all.
-        return hardware.world_size > 1 and table.rows <= batch // hardware.world_size
-    if sharding == TABLE_ROW_WISE and hardware.ranks_per_host == 1:
-        return False  # a host of one rank: table_wise by another name
-    return heavy or sharding not in SPLIT_TYPES
 
 
 def rounds(setting: Setting) -> list[dict[str, Choice]]:

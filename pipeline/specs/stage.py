@@ -10,14 +10,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.records import Result
 from pipeline.records.step import Step, run_directory
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.store import Artifact, Store
+    from pipeline.store import Artifact, Draft, Store
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,16 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
             yield [name, *place], value
 
 
+class Drafting(Protocol):
+    """The context of a draft; it swallows no exception."""
+
+    def __enter__(self) -> Draft:
+        """The draft."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Remove what was not committed."""
+
+
 class Stage(ABC):
     """A stage: (configuration, input artifacts) -> artifact.
 
@@ -148,9 +158,10 @@ class Stage(ABC):
     ) -> Artifact | None:
         """Run the stage on this rank; returns the committed artifact on rank 0, None elsewhere."""
 
-    def draft(self, store: Store, step: Step) -> Any:
+    def draft(self, store: Store, step: Step) -> Drafting:
         """Context for writing and committing the artifact of ``step``."""
-        return store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=step.input_keys)
+        inputs = step.input_keys
+        return cast(Drafting, store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=inputs))
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""

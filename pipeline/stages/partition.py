@@ -105,7 +105,6 @@ class Partition(Stage):
             text = f"{towers_text(towers)}\n{refined_text(plan, flat)}"
         else:
             towers, plan, text = flat_towers(hosts, features), None, ""
-        artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("towers.json", towers.to_json())
             if plan is not None:

@@ -68,7 +68,6 @@ class PlanStage(Stage):
             about = {"former": config.plan.former, "reused": plan is not None, "why": why}
             log.info("plan       %s %s: %s", config.plan.former, "is used again" if plan else "is not used again", why)
         plan = plan or make_plan(PlanInputs.of(config, *dataset), inputs["ingest"].key)
-        artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("plan.json", plan.to_json())
             with draft.open(PLAN_PAGE) as sink:

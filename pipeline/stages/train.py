@@ -155,11 +155,9 @@ class Train(Stage):
         )  # fmt: skip
         if not is_first_rank():
             return None
-        artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("train.json", summary)
-            artifact = draft.commit(summary)
-        return artifact
+            return draft.commit(summary)
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The training's figures and its checkpoints'."""

@@ -123,8 +123,8 @@ def mixed(rows: list[RowBlock], name: str = "rowwise_adagrad", restores: int = 0
 
 def test_mixed_gives_a_bit_more_for_four_times_the_heat_of_the_median_of_all_tables() -> None:
     one, two = block(range(6)), block(range(3))
-    one.state["adagrad_sum"] = torch.tensor([0.0, 1.0, 2.0, 7.9, 8.0, 0.5])
-    two.state["adagrad_sum"] = torch.tensor([32.0, 600.0, 1.0])
+    one.state["adagrad_sum"] = torch.tensor([0.0, 1.0, 2.0, 5.5, 5.7, 0.5])
+    two.state["adagrad_sum"] = torch.tensor([32.0, 600.0, 1.3])  # the median of all is 2, so 3 bits begin at 1.4
     assert mixed([one, two]) == [{2: [0, 1, 5], 3: [2, 3], 4: [4]}, {6: [0], 8: [1], 2: [2]}]
 
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -110,7 +111,7 @@ def test_equal_shards_estimated_once_cost_what_torchrec_says():
     def costs(options):
         return {(o.name, o.sharding_type, o.compute_kernel): [(s.perf, s.storage) for s in o.shards] for o in options}
 
-    ours = engine._enumerator.everything(engine._collection, engine._sharders)
+    ours = engine._enumerator.enumerate(engine._collection, engine._sharders)
     assert costs(ours) == costs(stock.enumerate(engine._collection, engine._sharders))
 
 
@@ -119,10 +120,14 @@ def test_hbm_alone_is_used_where_it_is_enough():
     assert {table.tier for table in plan.tables.values()} == {"hbm"}
 
 
-def test_replicas_only_for_tables_smaller_than_a_ranks_batch():
+def test_replicas_where_they_pay_whatever_the_rows():
+    """Many lookups of a table with more rows than a rank's batch: its reduction costs less than exchanging them."""
     config = configure(cpu(1, 2), batch=4096)
-    plan = make_plan(PlanInputs.of(config, *dataset({"tiny": 2048, "above": 2049})))
-    assert plan.tables["above"].sharding != "data_parallel"
+    config.hardware = replace(config.hardware, intra_host_gb_per_s=0.2, intra_host_latency_us=1.0)
+    data = dataset({"above": 3000, "other": 1_000_000, "third": 900_000}, {"above": 60.0})
+    plan = make_plan(PlanInputs.of(config, *data))
+    assert plan.tables["above"].sharding == "data_parallel"
+    assert "data_parallel" not in {plan.tables[name].sharding for name in ("other", "third")}
     config.train.global_batch = 128
     plan = make_plan(PlanInputs.of(config, *dataset({"tiny": 2048, "above": 2049})))
     assert "data_parallel" not in {table.sharding for table in plan.tables.values()}

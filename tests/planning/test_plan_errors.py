@@ -200,6 +200,6 @@ def test_more_hosts_are_a_way_out_where_the_batch_leaves_no_room_at_all():
     tables = dataset({"a": 4_000_000, "b": 50_000})
     with pytest.raises(PlanError, match=r"2 ranks offer 0 bytes DDR each") as caught:
         make_plan(PlanInputs.of(config, *tables))
-    assert caught.value.hint.endswith(", or hardware.hosts=5")
-    config.hardware.hosts = 5
-    assert make_plan(PlanInputs.of(config, *tables)).world_size == 10
+    assert caught.value.hint.endswith(", or hardware.hosts=4")
+    config.hardware.hosts = 4
+    assert make_plan(PlanInputs.of(config, *tables)).world_size == 8
