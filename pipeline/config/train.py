@@ -62,6 +62,16 @@ class TrainConfig:
         "that matches a parameter counts; one that matches none is an error that lists the names.",
     )
     weight_decay: float = setting(0.0, low=0.0, doc="Weight decay of the dense part; adam decouples it (AdamW).")
+    embedding_l2: float = setting(
+        0.0, low=0.0, quiet=True,
+        doc="Factor of half the squared norm of each embedding looked up, which the trained loss has on top, as a mean "
+        "over the samples: rows that a batch looks up shrink.",
+    )  # fmt: skip
+    label_smoothing: float = setting(
+        0.0, low=0.0, high=0.5, quiet=True,
+        doc="Share of the labels' distance that training takes away: a click counts as 1 minus half of this, no click "
+        "as half of it. Predicted probabilities move towards one half with it.",
+    )  # fmt: skip
     warmup_steps: int | str = setting(
         AUTO,
         low=0,

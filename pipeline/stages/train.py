@@ -58,6 +58,7 @@ CONTINUATION = (
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
     *optimizer_options(),
     use("train.average", "kind decay start every use", when=_averages),
+    use("train", "embedding_l2 label_smoothing"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=_scheduled),

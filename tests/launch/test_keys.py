@@ -12,9 +12,9 @@ import pytest
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config, ModelConfig
 from pipeline.ingest.stage import ingest
-from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.specs import MODELS
 from pipeline.specs.stage import always
 from pipeline.stages.train import CHECKPOINTS
 from pipeline.store import Store
@@ -62,13 +62,15 @@ def other(value: Any) -> Any:
 
 
 def changed(node: Any, parts: list[str]) -> Any:
-    """``node`` with another value at ``parts``; None where a dictionary there has no entries."""
+    """``node`` with another value at ``parts``; None where nothing is there to change."""
     head, *rest = parts
     if head == "*":
         if not node:
             return None
         name = next(iter(node))
         return {**node, name: changed(node[name], rest)}
+    if isinstance(node, ModelConfig) and not hasattr(node, head):
+        return None  # another model's
     value = getattr(node, head)
     now = changed(value, rest) if rest else other(value)
     return None if rest and now is None else dataclasses.replace(node, **{head: now})
@@ -164,9 +166,10 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
         if part == "*":
             kind = typing.get_args(kind)[1]
             continue
+        if kind is ModelConfig:
+            kind = next(spec.config for spec in MODELS if part in typing.get_type_hints(spec.config))
         yield kind, part
         kind = typing.get_type_hints(kind)[part]
-        kind = DlrmConfig if kind is ModelConfig else kind
 
 
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:
