@@ -112,6 +112,10 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
 
+.PHONY: bench-optimizers
+bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
+	@.venv/bin/python -m benchmarks.optimizers
+
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))
 

@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker, batch_norms
 from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.specs import TABLE_OPTIMIZERS, ModelInputs
+from pipeline.specs import ModelInputs
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
@@ -240,7 +240,7 @@ def assemble(
 
     ``ssd``: the files of the plan's tables on tier ssd.
     """
-    optimizer = TABLE_OPTIMIZERS.get(settings.train.sparse_optimizer)
+    optimizer = settings.train.table_optimizer
     if towers is None or towers.is_flat:
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_codecs(settings.partition.exchange, plan)

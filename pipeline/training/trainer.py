@@ -95,8 +95,9 @@ class Trainer:
         """The features of every tower module that learns, by what its parameters' names start with."""
         return self._towers.module_features(TOWERS) if self._towers is not None else {}
 
-    def gather_towers(self) -> None:
-        """Copy the tower modules and optimizer state that other ranks trained to every rank. Collective."""
+    def gather(self) -> None:
+        """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
+        self.optimizers.gather()
         if self._towers is not None:
             gather_towers(self._towers, self.optimizers.dense)
 
