@@ -133,9 +133,9 @@ def _alone(config: Config) -> tuple[int, Result | None]:
 
 def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
     """Run ``config``, which no other launcher runs; as ``_one_run``."""
-    from pipeline.launch import Chain, Interrupted, StageError
-    from pipeline.launch.chain import Console
+    from pipeline.launch.chain import Chain, Console, StageError
     from pipeline.launch.result import record_failure
+    from pipeline.launch.signals import Interrupted
     from pipeline.report import write_report
     from pipeline.stages.forced import discard
     from pipeline.stages.run import run_stage

@@ -11,7 +11,6 @@ from pathlib import Path
 from pipeline.config import Config
 from pipeline.launch.appdefs import distributed, rank_environment, ranks_of, stage_app, worker_arguments
 from pipeline.launch.forked import ForkedJob, ForkServer
-from pipeline.launch.logs import Tail, collect, death
 from pipeline.launch.protocol import StageJob
 from pipeline.launch.runner import LocalRunner
 from pipeline.records.step import Step
@@ -52,7 +51,7 @@ class LocalStages:
         if not self.is_forked(step.name):
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             self._torchx = self._torchx or LocalRunner()
-            return LocalJob(self._torchx, self._torchx.submit(app))
+            return self._torchx.submit(app)
         arguments = worker_arguments(step.name, config_url, columns=self.columns, launcher=os.getpid())
         self._forks += 1
         name = f"{self.config.run}-{step.name}-{self._forks}"
@@ -89,35 +88,3 @@ class LocalStages:
             self._torchx.close()
         if self._logs is not None:
             shutil.rmtree(self._logs, ignore_errors=True)
-
-
-class LocalJob:
-    """A stage's processes on this machine, under torchrun."""
-
-    def __init__(self, runner: LocalRunner, handle: str) -> None:
-        self.runner, self.name = runner, handle
-        self._tail = Tail(runner.log(handle, "stdout"))
-
-    def state(self) -> str:
-        """As TorchX tells it."""
-        return self.runner.state(self.name)
-
-    def output(self) -> bytes:
-        """What the first process wrote to its standard output since the last call."""
-        return self._tail.read()
-
-    def logs(self) -> str:
-        """Both streams of every rank."""
-        return collect(self.runner.log_directory, self.name)
-
-    def death(self, logs: str) -> str:
-        """The rank that a signal killed, by torchrun's account."""
-        return death(logs)
-
-    def stop(self, seconds: float) -> None:
-        """SIGTERM, and wait up to ``seconds``."""
-        self.runner.stop(self.name, seconds)
-
-    def cancel(self) -> None:
-        """Stop the processes at once."""
-        self.runner.cancel(self.name)

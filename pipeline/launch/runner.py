@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pipeline.errors import LaunchError
+from pipeline.launch.logs import Tail, collect, death
 
 if TYPE_CHECKING:
     from torchx.specs import AppDef
@@ -21,7 +22,7 @@ SESSION = "nightjar"
 
 
 class LocalRunner:
-    """Submits AppDefs on this machine. Logs go to a temporary directory until ``keep_logs`` or ``close``.
+    """Submits AppDefs on this machine. Logs go to a temporary directory until ``close``.
 
     TorchX installs signal handlers of its own when the scheduler is made; the former ones are put back.
     """
@@ -33,83 +34,85 @@ class LocalRunner:
         from torchx.schedulers.local_scheduler import create_scheduler
 
         self.log_directory = Path(tempfile.mkdtemp(prefix="nightjar-logs-"))
-        self._local: Any = None
+        self.local: Any = None
 
         def create(*args: Any, **options: Any) -> Any:
-            self._local = create_scheduler(*args, **options)
-            return self._local
+            self.local = create_scheduler(*args, **options)
+            return self.local
 
-        self._runner: Any = Runner(SESSION, {self.scheduler: create})
-        self._roles: dict[str, str] = {}
+        self.torchx: Any = Runner(SESSION, {self.scheduler: create})
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self._runner.scheduler_run_opts(self.scheduler)  # makes the scheduler
+        self.torchx.scheduler_run_opts(self.scheduler)  # makes the scheduler
         if threading.current_thread() is threading.main_thread():
             for number, handler in former.items():
                 signal.signal(number, handler)
 
-    def submit(self, app: AppDef) -> str:
-        """Start ``app``; returns its handle. Raises LaunchError where TorchX cannot start it."""
+    def submit(self, app: AppDef) -> LocalJob:
+        """Start ``app``. Raises LaunchError where TorchX cannot."""
         try:
-            info = self._runner.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
-            handle = str(self._runner.schedule(info))
+            info = self.torchx.dryrun(app, self.scheduler, cfg={"log_dir": str(self.log_directory)})
+            return LocalJob(self, str(self.torchx.schedule(info)), app.roles[0].name)
         except (OSError, ValueError, IndexError, AssertionError) as error:
             raise LaunchError(f"TorchX could not start {app.name}: {error}", hint="nightjar doctor") from error
-        self._roles[handle] = app.roles[0].name
-        return handle
-
-    def state(self, handle: str) -> str:
-        """running | succeeded | failed | cancelled | lost."""
-        from torchx.specs import AppState
-
-        try:
-            status = self._runner.status(handle)
-        except ValueError:  # torchrun's error file, of which TorchX wants the text, is written only half
-            return self._processes_state(handle)
-        if status is None:
-            return "lost"
-        finished = {
-            AppState.SUCCEEDED: "succeeded",
-            AppState.FAILED: "failed",
-            AppState.CANCELLED: "cancelled",
-        }
-        return finished.get(status.state, "running")
-
-    def _processes_state(self, handle: str) -> str:
-        """The app's state by its processes alone."""
-        app = self._local._apps[handle.rsplit("/", 1)[-1]]
-        codes = [replica.proc.poll() for replicas in app.role_replicas.values() for replica in replicas]
-        if any(codes):
-            return "failed"
-        return "running" if None in codes else "succeeded"
-
-    def log(self, handle: str, stream: str) -> Path:
-        """The file that ``stream`` (stdout | stderr) of the app's first replica goes to."""
-        app_id = handle.rsplit("/", 1)[-1]
-        return self.log_directory / SESSION / app_id / self._roles[handle] / "0" / f"{stream}.log"
-
-    def stop(self, handle: str, seconds: float) -> str:
-        """Tell the app to end (SIGTERM) and wait up to ``seconds`` until it has; its state then.
-
-        TorchX's own ``cancel`` kills after ten seconds, whatever the app still has to write.
-        """
-        app = self._local._apps[handle.rsplit("/", 1)[-1]]
-        for replica in [replica for replicas in app.role_replicas.values() for replica in replicas]:
-            replica.terminate()
-        last = time.monotonic() + seconds
-        while (state := self.state(handle)) == "running" and time.monotonic() < last:
-            time.sleep(0.05)
-        return state
-
-    def cancel(self, handle: str) -> None:
-        """Stop the app and its children; no error where it ended already."""
-        with contextlib.suppress(ProcessLookupError):
-            self._runner.cancel(handle)
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
         with contextlib.suppress(ProcessLookupError):
-            self._runner.close()
+            self.torchx.close()
         shutil.rmtree(self.log_directory, ignore_errors=True)
+
+
+class LocalJob:
+    """An app on this machine: torchrun and the ranks of a stage. ``name``: TorchX's handle."""
+
+    def __init__(self, runner: LocalRunner, name: str, role: str) -> None:
+        self.runner, self.name = runner, name
+        self._app = name.rsplit("/", 1)[-1]
+        self._tail = Tail(runner.log_directory / SESSION / self._app / role / "0" / "stdout.log")
+
+    def state(self) -> str:
+        """running | succeeded | failed | cancelled | lost, as TorchX tells it."""
+        try:
+            return _state_of(self.runner.torchx.status(self.name))
+        except ValueError:  # torchrun's error file, of which TorchX wants the text, is written only half
+            codes = [replica.proc.poll() for replica in self._replicas()]
+            return "failed" if any(codes) else "running" if None in codes else "succeeded"
+
+    def _replicas(self) -> list[Any]:
+        return [each for role in self.runner.local._apps[self._app].role_replicas.values() for each in role]
+
+    def output(self) -> bytes:
+        """What the first process wrote to its standard output since the last call."""
+        return self._tail.read()
+
+    def logs(self) -> str:
+        """Both streams of every rank."""
+        return collect(self.runner.log_directory, self.name)
+
+    def death(self, logs: str) -> str:
+        """The rank that a signal killed, by torchrun's account."""
+        return death(logs)
+
+    def stop(self, seconds: float) -> None:
+        """SIGTERM, and wait up to ``seconds``. TorchX's own ``cancel`` kills after ten, whatever is still written."""
+        for replica in self._replicas():
+            replica.terminate()
+        last = time.monotonic() + seconds
+        while self.state() == "running" and time.monotonic() < last:
+            time.sleep(0.05)
+
+    def cancel(self) -> None:
+        """Stop the processes at once; no error where they ended already."""
+        with contextlib.suppress(ProcessLookupError):
+            self.runner.torchx.cancel(self.name)
+
+
+def _state_of(status: Any) -> str:
+    """What the protocol calls the state that TorchX tells; ``status`` is None for an app that it does not know."""
+    from torchx.specs import AppState
+
+    ended = {AppState.SUCCEEDED: "succeeded", AppState.FAILED: "failed", AppState.CANCELLED: "cancelled"}
+    return "lost" if status is None else ended.get(status.state, "running")
 
 
 class VolcanoAdapter:
@@ -144,12 +147,8 @@ class VolcanoAdapter:
 
     def state(self, name: str) -> str:
         """running | succeeded | failed | cancelled | lost."""
-        from torchx.specs import AppState
-
         with self._translated():
-            status = self._runner.status(self._handle(name))
-        ended = {AppState.SUCCEEDED: "succeeded", AppState.FAILED: "failed", AppState.CANCELLED: "cancelled"}
-        return "lost" if status is None else ended.get(status.state, "running")
+            return _state_of(self._runner.status(self._handle(name)))
 
     def cancel(self, name: str) -> None:
         """Delete the job and its pods; nothing happens where it does not exist or has ended."""

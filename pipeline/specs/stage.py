@@ -10,14 +10,14 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.records import Result
 from pipeline.records.step import Step, run_directory
 
 if TYPE_CHECKING:
     from pipeline.config import Config
-    from pipeline.store import Artifact, Store
+    from pipeline.store import Artifact, Draft, Store
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,26 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         return
     entries = node if isinstance(node, dict) else {each.name: getattr(node, each.name) for each in fields(node)}
     head, *rest = parts
-    for name in entries if head == "*" else [head]:
+    quiet = set() if isinstance(node, dict) else _quiet(node)
+    for name in (each for each in (entries if head == "*" else [head]) if each not in quiet):
         for place, value in _values(entries[name], rest):
             yield [name, *place], value
+
+
+def _quiet(node: Any) -> set[str]:
+    """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
+    told = ((each, any(getattr(known, "quiet", False) for known in each.metadata.values())) for each in fields(node))
+    return {each.name for each, quiet in told if quiet and getattr(node, each.name) == each.default}
+
+
+class Drafting(Protocol):
+    """The context of a draft; it swallows no exception."""
+
+    def __enter__(self) -> Draft:
+        """The draft."""
+
+    def __exit__(self, *error: Any) -> None:
+        """Remove what was not committed."""
 
 
 class Stage(ABC):
@@ -148,9 +165,10 @@ class Stage(ABC):
     ) -> Artifact | None:
         """Run the stage on this rank; returns the committed artifact on rank 0, None elsewhere."""
 
-    def draft(self, store: Store, step: Step) -> Any:
+    def draft(self, store: Store, step: Step) -> Drafting:
         """Context for writing and committing the artifact of ``step``."""
-        return store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=step.input_keys)
+        inputs = step.input_keys
+        return cast(Drafting, store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=inputs))
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""

@@ -62,14 +62,12 @@ class Evaluate(Stage):
         if predictions is None:
             return None
         figures = evaluate(predictions.labels, predictions.logits, predictions.true_probability)
-        artifact: Artifact
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
             draft.write_json("reliability.json", reliability(predictions.labels, predictions.logits).to_json())
             with draft.open(LOGITS) as sink:
                 np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
-            artifact = draft.commit(figures)
-        return artifact
+            return draft.commit(figures)
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics, as ``eval``."""

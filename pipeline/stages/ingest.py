@@ -87,10 +87,8 @@ class Ingest(Stage):
         from pipeline.ingest.sources import answering
         from pipeline.ingest.stage import ingest
 
-        artifact: Artifact
         with answering(config.data.path, store), self.draft(store, step) as draft:
-            artifact = draft.commit(ingest(config.data, config.ingest, config.seed, draft))
-        return artifact
+            return draft.commit(ingest(config.data, config.ingest, config.seed, draft))
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
         """Rows, bytes and warnings."""

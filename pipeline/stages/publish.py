@@ -45,10 +45,8 @@ class Publish(Stage):
         """Write, judge and promote a version; its gate report is the stage's artifact."""
         from pipeline.stages.promoting import publish
 
-        artifact: Artifact
         with self.draft(store, step) as draft:
-            artifact = draft.commit(publish(config, store, step, inputs, draft))
-        return artifact
+            return draft.commit(publish(config, store, step, inputs, draft))
 
     def accept(self, artifact: Artifact) -> None:
         """GateHeldError where the gate held the model."""

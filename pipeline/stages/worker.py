@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator
 from pipeline import logs
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, LaunchError
-from pipeline.launch import Report, read_steps, write_report
 from pipeline.launch.forkserver import end_with_parent
 from pipeline.launch.memory import hold, is_held, plan_of
+from pipeline.launch.status import Report, write_report
+from pipeline.launch.steps import read_steps
 from pipeline.records.step import run_directory
 from pipeline.specs import STAGES
 from pipeline.specs.stage import StageIO

@@ -11,8 +11,8 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ArtifactError, ConfigError, DataError, LaunchError
-from pipeline.launch import Chain, Console, Interrupted
-from pipeline.launch.signals import deadline
+from pipeline.launch.chain import Chain, Console
+from pipeline.launch.signals import Interrupted, deadline
 from pipeline.launch.status import Report, write_report
 from pipeline.records import Result
 from pipeline.records.step import Step

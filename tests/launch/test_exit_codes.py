@@ -19,8 +19,10 @@ from pipeline.errors import (
     NightjarError,
     exit_code_of,
 )
-from pipeline.launch import Interrupted, Report, StageError
+from pipeline.launch.chain import StageError
 from pipeline.launch.result import assemble
+from pipeline.launch.signals import Interrupted
+from pipeline.launch.status import Report
 from pipeline.store.retrying import explained
 
 ROOT = Path(__file__).parents[2]

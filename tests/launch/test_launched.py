@@ -13,11 +13,10 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import DataError, LaunchError, NightjarError
-from pipeline.launch import Report, read_report, write_report
 from pipeline.launch.appdefs import chain_app, stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import Tail, exit_hint
-from pipeline.launch.status import MARK, clear_report
+from pipeline.launch.status import MARK, Report, clear_report, read_report, write_report
 from pipeline.store import Store
 
 ROOT = Path(__file__).parents[2]

@@ -37,10 +37,8 @@ class Count(Stage):
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
         log.info("counting")
-        artifact: Artifact
         with self.draft(store, step) as draft:
-            artifact = draft.commit({"counted": inputs["ingest"].summary["rows"]})
-        return artifact
+            return draft.commit({"counted": inputs["ingest"].summary["rows"]})
 
 
 SMALL = ["run=x", "stages=[ingest,count]", "data.synthetic.rows=2000", "data.synthetic.ids_per_feature=50"]

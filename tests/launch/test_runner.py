@@ -20,8 +20,8 @@ def role(script):
 def test_an_error_file_that_is_cut_short_hides_no_ending(script, ended):
     runner = LocalRunner()
     try:
-        handle, last = runner.submit(AppDef(name="half", roles=[role(script)])), time.monotonic() + 60
-        while (state := runner.state(handle)) == "running" and time.monotonic() < last:
+        job, last = runner.submit(AppDef(name="half", roles=[role(script)])), time.monotonic() + 60
+        while (state := job.state()) == "running" and time.monotonic() < last:
             time.sleep(0.02)
         assert state == ended
     finally:
@@ -33,9 +33,9 @@ def test_a_process_that_lives_on_after_half_of_an_error_is_running():
     try:
         ready = runner.log_directory / "ready"
         app = AppDef(name="half", roles=[role(f"{HALF}; touch {ready}; exec sleep 60")])
-        handle, last = runner.submit(app), time.monotonic() + 60
+        job, last = runner.submit(app), time.monotonic() + 60
         while not ready.exists() and time.monotonic() < last:
             time.sleep(0.02)
-        assert runner.state(handle) == "running"
+        assert job.state() == "running"
     finally:
         runner.close()

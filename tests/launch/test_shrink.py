@@ -14,8 +14,8 @@ import pytest
 from pipeline.compose import compose
 from pipeline.config import Config
 from pipeline.errors import ConfigError, LaunchError
-from pipeline.launch import Chain, Console
 from pipeline.launch.appdefs import hosts_of, pod_command, pod_environment
+from pipeline.launch.chain import Chain, Console
 from pipeline.launch.kubernetes.jobs import ClusterJob, ClusterRunner
 from pipeline.launch.shrink import NoRoomError, patience, with_fewer_hosts
 from pipeline.records import Shrunk
