@@ -69,14 +69,15 @@ def shampoo(args: argparse.Namespace) -> dict[str, Any]:
 
 def trained(store: str, optimizer: str, rate: float, steps: int | None, base: list[str]) -> dict[str, float]:
     """Test NE, steps and ms a step of a training on two ranks."""
+    name = f"{optimizer}-{rate:g}-{steps or 'all'}"  # a run cannot be made shorter
     overrides = [
-        "experiment=demo", "hardware=laptop2", f"run={optimizer}", f"store={store}", f"train.lr={rate}", *base,
+        "experiment=demo", "hardware=laptop2", f"run={name}", f"store={store}", f"train.lr={rate}", *base,
         f"train.dense_optimizer={optimizer}", f"train.max_steps={'null' if steps is None else steps}",
         "train.log_every_steps=1000",
     ]  # fmt: skip
     with contextlib.redirect_stdout(io.StringIO()):
         code = nightjar(["run", *overrides])
-    result = json.loads(Path(store, f"runs/{optimizer}/result.json").read_text())
+    result = json.loads(Path(store, f"runs/{name}/result.json").read_text())
     if code:
         raise SystemExit(f"{optimizer}: {result['error']['message']}")
     train = result["train"]
