@@ -24,7 +24,7 @@ class Shampoo(DenseOptimizer):
     beta2: float = 1.0
     eps: float = 1e-6
     block_size: int = 256
-    factor_every: int = 5
+    factor_every: int = 1
     root_every: int = 50
     start_step: int = 50
     grafting: str = "adagrad"
