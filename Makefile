@@ -12,7 +12,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check
+	gpu-check bench-models
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -88,6 +88,9 @@ bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat
 bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (15 minutes)
 	@.venv/bin/python -m benchmarks.nights
 
+bench-models: install ## test NE, AUC, samples/s and parameters of every ranker on the same rows (20 minutes)
+	@.venv/bin/python -m benchmarks.models
+
 bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
 	@.venv/bin/python -m benchmarks.busy
 
@@ -108,6 +111,10 @@ bench-predict: install ## predicted step time and memory against measured ones, 
 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv
+
+.PHONY: bench-optimizers
+bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
+	@.venv/bin/python -m benchmarks.optimizers
 
 bench-mappings: install ## test NE of the four id mappings at equal rows, on logs whose ids behave alike in groups
 	@.venv/bin/python -m benchmarks.mappings $(if $(wildcard $(CRITEO)),--criteo $(CRITEO))

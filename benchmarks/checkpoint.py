@@ -32,7 +32,7 @@ from benchmarks.checkpoint_model import ZipfIds, batches, config_of, plan_of, sc
 from benchmarks.checkpoint_share import measure_coding, measure_share
 from benchmarks.common import finish
 from pipeline.checkpoint.checkpointer import Checkpointer, Model
-from pipeline.checkpoint.index import committed
+from pipeline.checkpoint.index import BASELINE, committed
 from pipeline.checkpoint.state import TrainState
 from pipeline.config import CheckpointConfig
 from pipeline.embeddings.touched import TouchedRows, _Marker
@@ -90,6 +90,7 @@ class _Intervals:
     dcp_bytes: list[int] = field(default_factory=list)
     dcp_seconds: list[float] = field(default_factory=list)
     held: dict[str, list[int]] = field(default_factory=lambda: {"4": [], "8": [], "best": [], "dcp": []})
+    best: list[tuple[str, int]] = field(default_factory=list)  # type and bytes of each checkpoint in the fewest bytes
     steps: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
 
 
@@ -182,6 +183,8 @@ class _Bench:
         seen.shares.append(_share(four))
         for saver in others.values():
             saver.save(TrainState(step=number), wait=True)
+        newest = others["best"]._entries[-1]
+        seen.best.append((newest.type, newest.bytes))
         self._full(number, seen)
         os.sync()
         began = time.perf_counter()
@@ -232,7 +235,8 @@ class _Bench:
             "bytes_4bit": four.figures.bytes_written,
             "bytes_8bit": eight,
             "bytes_best": best,
-            "ratio_best": full / best,
+            "best_each": seen.best,
+            "ratio_best": _cycle_ratio(seen.dcp_bytes, seen.best),
             "bytes_ratio_4bit": full / four.figures.bytes_written,
             "bytes_ratio_8bit": full / eight,
             "capacity_ratio_4bit": mean["dcp"] / mean["4"],
@@ -271,6 +275,13 @@ def _share(saver: Checkpointer) -> float:
     """Share of all rows that the marks of ``saver`` name."""
     masks = [saver.model.touched.mask(key) for key in saver.model.touched.shards()]
     return sum(int(mask.sum()) for mask in masks) / sum(len(mask) for mask in masks)
+
+
+def _cycle_ratio(full: list[int], written: list[tuple[str, int]]) -> float:
+    """Bytes of full checkpoints by bytes written, over whole cycles: without what a last, begun cycle has."""
+    baselines = [i for i, (kind, _) in enumerate(written) if kind == BASELINE]
+    whole = baselines[-1] or len(written)
+    return sum(full[:whole]) / sum(size for _, size in written[:whole])
 
 
 def _slowdown(on: list[float], off: list[float]) -> float:

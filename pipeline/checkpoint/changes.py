@@ -25,6 +25,7 @@ _REFUSED_TABLES = ("model.embedding_dim",)
 _REFUSED_DENSE = ("model.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
+    "train.sparse_options.*", "train.dense_options.*", "train.dense_groups.*", "train.average.*",
     "train.weight_decay", "train.warmup_steps", "train.schedule", "train.decay_ratio", "train.min_lr_factor",
     "train.clip.*", "train.shuffle", "train.shuffle_window_groups", "train.precision", "data.label.*",
     "data.dense_transform", "data.dense.*", "data.missing", "dataset",

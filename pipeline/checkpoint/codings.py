@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 
 import torch
+from torch import Tensor
 
 from pipeline.checkpoint.chunks import RowBlock, TableCoding, heat_of
 from pipeline.checkpoint.quantise import Coding, bits_for_restores, choose_coding
@@ -13,13 +15,13 @@ from pipeline.config import CheckpointConfig
 from pipeline.specs import TableOptimizer
 
 _SAMPLE_ROWS = 4096
-# ``mixed``: bits of rows by their heat, in multiples of the median of the trained rows of all tables. An error of a row
-# costs as much as the row is looked up, and one more bit makes its square a fourth: a bit for every four times the heat
-# keeps what all rows cost alike (water filling). Codes of 5 and 7 bits were tried and save nothing. The first multiple
-# is the lowest at which tables of 64 columns still take a seventeenth of their bytes over a cycle of checkpoints.
-_COLD = 0.7
-_MIXED = ((0.0, 2), (_COLD, 3), (4 * _COLD, 4), (16 * _COLD, 6), (256 * _COLD, 8))
-_HEATS = 1 << 16  # of each block, to find the median
+# ``mixed``: bits of rows by their heat, in multiples of the least heat that gets 3 of them, which is chosen so that
+# trained rows have so many in the mean. An error of a row costs as much as the row is looked up, and one more bit makes
+# its square a fourth: a bit for every four times the heat keeps what all rows cost alike (water filling). Codes of 5
+# and 7 bits were tried and save nothing.
+_MIXED = ((0.0, 2), (1.0, 3), (4.0, 4), (16.0, 6), (256.0, 8))
+_MEAN_BITS = 3.0
+_HEATS = 1 << 16  # of each block that are looked at
 
 
 class Codings:
@@ -36,16 +38,9 @@ class Codings:
         A quantiser's range search is chosen once a table, on a sample of its rows, which takes up to 50 ms. The writer
         calls what is returned behind training.
         """
-        medians: list[float] = []
+        return partial(self._of, cache(lambda: _least_heat(self._trained(blocks))), final)
 
-        def median() -> float:
-            if not medians:
-                medians.append(self._median(blocks))
-            return medians[0]
-
-        return partial(self._of, median, final)
-
-    def _of(self, median: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
+    def _of(self, least_heat: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
         config = self._config
         exact = tuple(column.name for column in self._optimizer.columns if column.exact)
         wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
@@ -54,7 +49,7 @@ class Codings:
         bits = int(wanted) if wanted.isdigit() else self._bits()
         levels: tuple[tuple[float, Coding], ...] = ()
         if wanted == "mixed" and bits < 8:
-            levels = tuple((times and times * median(), self._quantiser(block, each)) for times, each in _MIXED)
+            levels = tuple((times and times * least_heat(), self._quantiser(block, each)) for times, each in _MIXED)
         return TableCoding(
             self._quantiser(block, bits), config.state, hot=config.hot_share, heat=self._optimizer.heat, exact=exact,
             levels=levels,
@@ -67,14 +62,28 @@ class Codings:
             known = self._chosen[block.table, bits] = choose_coding(block.weight[::step][:_SAMPLE_ROWS], bits)
         return known
 
-    def _median(self, blocks: list[RowBlock]) -> float:
-        """Of the heat of trained rows, by a sample; infinite where there is none."""
+    def _trained(self, blocks: list[RowBlock]) -> Tensor:
+        """The heat of trained rows, rising; a sample."""
         heats = [heat for block in blocks if (heat := heat_of(block, self._optimizer.heat)) is not None]
         sampled = torch.cat([heat[:: max(1, len(heat) // _HEATS)] for heat in heats]) if heats else torch.empty(0)
-        trained = sampled[sampled > 0]
-        return float(trained.median()) if len(trained) else torch.inf
+        return sampled[sampled > 0].sort().values
 
     def _bits(self) -> int:
         """The paper's rule; more restores than expected raise it to 8."""
         expected = self._config.expected_restores
         return 8 if self.restores > expected else bits_for_restores(expected)
+
+
+def _least_heat(heats: Tensor) -> float:
+    """The least heat that gets 3 bits, where rows of ``heats`` (rising) have ``_MEAN_BITS`` or fewer in the mean."""
+    if not len(heats):
+        return torch.inf
+    times = torch.tensor([each for each, _ in _MIXED[1:]])
+    gains = torch.tensor([bits for _, bits in _MIXED]).diff().float()
+    low, high = math.log2(float(heats[0]) / 512), math.log2(float(heats[-1])) + 1  # 8 bits for all, 2 for all
+    for _ in range(40):
+        middle = (low + high) / 2
+        shares = 1 - torch.searchsorted(heats, 2**middle * times) / len(heats)
+        enough = _MIXED[0][1] + float(gains @ shares) <= _MEAN_BITS
+        low, high = (low, middle) if enough else (middle, high)
+    return 2**high

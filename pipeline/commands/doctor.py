@@ -98,21 +98,21 @@ def examine(store: str) -> list[Finding]:
 
 def python_version() -> Finding:
     """Python 3.11 or 3.12."""
-    found = platform.python_version()
+    release = platform.python_version()
     if sys.version_info[:2] in ((3, 11), (3, 12)):
-        return Finding("ok", "python", found)
-    return Finding("fail", "python", found, "create a virtual environment with Python 3.11 or 3.12")
+        return Finding("ok", "python", release)
+    return Finding("fail", "python", release, "create a virtual environment with Python 3.11 or 3.12")
 
 
 def triple() -> list[Finding]:
     """torch, torchrec and fbgemm belong together; judged from metadata alone."""
     torch, torchrec = installed("torch"), installed("torchrec")
     flavours = {name: installed(name) for name in ("fbgemm-gpu-cpu", "fbgemm-gpu")}
-    builds = {name: found for name, found in flavours.items() if found}
+    builds = {name: release for name, release in flavours.items() if release}
     if not (torch and torchrec and builds):
         absent = [n for n, v in (("torch", torch), ("torchrec", torchrec), ("fbgemm-gpu-cpu", bool(builds))) if not v]
         return [Finding("fail", "torch", f"{', '.join(absent)} not installed", LOCK)]
-    fbgemm = " and ".join(f"{name} {found}" for name, found in builds.items())
+    fbgemm = " and ".join(f"{name} {release}" for name, release in builds.items())
     found_text = f"torch {torch}, torchrec {torchrec}, {fbgemm}"
     if len(builds) > 1:
         return [Finding("fail", "torch", found_text, "both overwrite each other's files: uninstall both, then " + LOCK)]
@@ -128,11 +128,11 @@ def triple() -> list[Finding]:
 def tools() -> Iterable[Finding]:
     """TorchX, Hydra and OmegaConf in the versions the launcher was written for."""
     for name, wanted in (("torchx", "0.7"), ("hydra-core", "1.3"), ("omegaconf", "2.3")):
-        found = installed(name)
-        if found and minor(found) == wanted:
-            yield Finding("ok", name.partition("-")[0], f"{name} {found}")
+        release = installed(name)
+        if release and minor(release) == wanted:
+            yield Finding("ok", name.partition("-")[0], f"{name} {release}")
         else:
-            state = f"{name} {found}" if found else f"{name} is not installed"
+            state = f"{name} {release}" if release else f"{name} is not installed"
             yield Finding("fail", name.partition("-")[0], state, f"expected {wanted}.x: {LOCK}")
 
 
@@ -159,14 +159,14 @@ def quantiser() -> Finding:
 def cores() -> Finding:
     """CPUs this process may use: by its affinity, and by the quota of its cgroup."""
     count, quota, node = available_cpus(), cpu_quota(), os.cpu_count() or 1
-    found = str(count)
+    text = str(count)
     if quota is not None and quota < node:
-        found += f", limited by a cgroup quota of {quota:g} CPU{'s' * (quota != 1)} ({node} in the node)"
+        text += f", limited by a cgroup quota of {quota:g} CPU{'s' * (quota != 1)} ({node} in the node)"
     elif count < node:
-        found += f", limited by this process's affinity ({node} in the node)"
+        text += f", limited by this process's affinity ({node} in the node)"
     if count >= 2:
-        return Finding("ok", "cores", found)
-    return Finding("warn", "cores", found, "runs will be slow; two ranks need two cores")
+        return Finding("ok", "cores", text)
+    return Finding("warn", "cores", text, "runs will be slow; two ranks need two cores")
 
 
 def memory() -> Finding:
@@ -246,8 +246,8 @@ def lookup(store: str) -> list[Finding]:
 
 def tables_on_ssd(refused: str) -> list[Finding]:
     """Findings of what ``PROBE`` printed of ``pipeline.embeddings.ssd.support.examine``."""
-    found = [Finding("warn", "ssd", what, advice) for what, advice in json.loads(refused)]
-    return found or [Finding("ok", "ssd", "tables on SSD use asynchronous direct reads at the store")]
+    warnings = [Finding("warn", "ssd", what, advice) for what, advice in json.loads(refused)]
+    return warnings or [Finding("ok", "ssd", "tables on SSD use asynchronous direct reads at the store")]
 
 
 def installed(name: str) -> str | None:

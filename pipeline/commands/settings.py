@@ -6,6 +6,7 @@ import json
 import textwrap
 import typing
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import MISSING
@@ -15,7 +16,7 @@ from pipeline.config.paths import Place, describe, entry_type, find_place, neare
 from pipeline.config.renamed import renamed_error
 from pipeline.config.values import span
 from pipeline.errors import ConfigError
-from pipeline.specs import STAGES
+from pipeline.specs import MODELS, STAGES
 from pipeline.stages.keys import keys_of
 from pipeline.stages.train import CHECKPOINTS
 
@@ -64,9 +65,16 @@ def record(place: Place) -> dict[str, Any]:
         "low": known.low,
         "high": known.high,
         "choices": list(known.allowed()),
-        "doc": known.text,
+        "doc": known.text + _owners(place),
         "keys": list(keys_of(place.path)),
     }
+
+
+def _owners(place: Place) -> str:
+    """Which models have the setting, where it is one of some models alone; else ""."""
+    group, _, name = place.path.rpartition(".")
+    owners = [spec.name for spec in MODELS if group == "model" and name in {each.name for each in fields(spec.config)}]
+    return f" Of {', '.join(owners)}." if owners and len(owners) < len(MODELS.names()) else ""
 
 
 def _type(place: Place) -> str:

@@ -22,6 +22,7 @@ class Setting:
     ``doc``: the documentation, with the unit. ``low``, ``high``: a closed range; None: open. ``choices``: the allowed
     values (of a list or dictionary, of its entries), or a function that lists registered ones. ``auto``: the word
     ``auto`` is allowed besides numbers. ``more``: documentation of registered choices, which ``text`` appends.
+    ``quiet``: at its default the setting stays out of artifact keys, so adding it changes no key.
     """
 
     doc: str
@@ -30,6 +31,7 @@ class Setting:
     choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None
     auto: bool = False
     more: Callable[[], str] | None = None
+    quiet: bool = False
 
     @property
     def text(self) -> str:
@@ -51,9 +53,10 @@ def setting(
     choices: tuple[str, ...] | Callable[[], Iterable[str]] | None = None,
     auto: bool = False,
     more: Callable[[], str] | None = None,
+    quiet: bool = False,
 ) -> Any:
     """A dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
-    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more)}
+    metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
     return field(metadata=metadata) if default is _NOTHING else field(default=default, metadata=metadata)

@@ -25,6 +25,16 @@ class SyntheticConfig:
     pairs: int = setting(
         4, low=0, high=325, doc="Number of interacting pairs of categorical features; ignored with `blocks`."
     )
+    quads: int = setting(
+        0,
+        low=0,
+        high=3,
+        quiet=True,
+        doc="Groups of four categorical features in which the effects of the ids multiply.",
+    )
+    quad_effect: float = setting(
+        1.0, low=0.0, quiet=True, doc="Effect of all groups of four features (`quads`) together."
+    )
     latent_dim: int = setting(2, low=1, high=1024, doc="Width of the hidden vectors whose products interact.")
     drift: float = setting(0.0, low=0.0, doc="Angle by which the effects rotate every day, in radians.")
     blocks: int = setting(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.config.fields import AUTO, setting
+from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
 from pipeline.errors import ConfigError
-from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
+from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
+from pipeline.specs.options import with_options
 
 
 @dataclass(kw_only=True)
@@ -52,7 +54,24 @@ class TrainConfig:
     sparse_optimizer: str = setting(
         "rowwise_adagrad", choices=TABLE_OPTIMIZERS.names, doc="Optimizer of the embedding tables."
     )
+    sparse_options: SparseOptions = setting(factory=SparseOptions, doc="Options of the tables' optimizer.")
+    dense_options: DenseOptions = setting(factory=DenseOptions, doc="Options of the dense part's optimizer.")
+    dense_groups: dict[str, DenseGroup] = setting(
+        factory=dict,
+        doc="Rates of their own for dense parameters, by patterns of their names such as `*.bias`. The first pattern "
+        "that matches a parameter counts; one that matches none is an error that lists the names.",
+    )
     weight_decay: float = setting(0.0, low=0.0, doc="Weight decay of the dense part; adam decouples it (AdamW).")
+    embedding_l2: float = setting(
+        0.0, low=0.0, quiet=True,
+        doc="Factor of half the squared norm of each embedding looked up, which the trained loss has on top, as a mean "
+        "over the samples: rows that a batch looks up shrink.",
+    )  # fmt: skip
+    label_smoothing: float = setting(
+        0.0, low=0.0, high=0.5, quiet=True,
+        doc="Share of the labels' distance that training takes away: a click counts as 1 minus half of this, no click "
+        "as half of it. Predicted probabilities move towards one half with it.",
+    )  # fmt: skip
     warmup_steps: int | str = setting(
         AUTO,
         low=0,
@@ -102,6 +121,7 @@ class TrainConfig:
         "FLOP/s in the log lines.",
     )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
+    average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 
     @property
@@ -114,8 +134,24 @@ class TrainConfig:
             hint="train.global_batch=4096",
         )
 
+    @property
+    def table_optimizer(self) -> TableOptimizer:
+        """The tables' optimizer with its options; ConfigError for one that it lacks."""
+        return with_options(TABLE_OPTIMIZERS, self.sparse_optimizer, self.sparse_options, "train.sparse_options")
+
+    @property
+    def dense_spec(self) -> DenseOptimizer:
+        """The dense part's optimizer with its options; ConfigError for one that it lacks."""
+        return with_options(DENSE_OPTIMIZERS, self.dense_optimizer, self.dense_options, "train.dense_options")
+
+    @property
+    def dense_state_values(self) -> float:
+        """float32 values that training keeps for each dense parameter beside it and its gradient."""
+        return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
+
     def check(self, path: str) -> None:
-        """The settings of the schedule must agree with each other."""
+        """The settings of the schedule must agree with each other, and the optimizers must have their options."""
+        _ = self.table_optimizer, self.dense_spec
         if self.schedule == "constant":
             self._check_constant(path)
         elif self.max_steps is not None and isinstance(self.warmup_steps, int) and self.max_steps <= self.warmup_steps:

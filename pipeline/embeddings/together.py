@@ -52,7 +52,8 @@ class Together(nn.Module):
             with torch.set_grad_enabled(training):
                 return cast(Tensor, kernel(features))
 
-        outputs = list(self._pool.map(look_up, self._kernels, self._cutter(features)))
+        with torch.profiler.record_function("nightjar::lookups"):
+            outputs = list(self._pool.map(look_up, self._kernels, self._cutter(features)))
         return cast(Tensor, _Joined.apply(self._anchor, self._pool, outputs))
 
 

@@ -1,6 +1,7 @@
 """Synthetic click logs: Criteo-shaped, with a planted logistic truth, so that the best reachable NE is known.
 
-A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs).
+A row's probability is sigmoid(bias + dense effects + an effect per id + low-rank effects of feature pairs
++ products of the effects of four features).
 The pairs are a few drawn ones, or all within planted blocks of features (``data.synthetic.blocks``).
 Days (``data.day``) are drawn from a truth that changes from one to the next, each from its own seeds.
 Rows are drawn in chunks of fixed size, each from its own seed, so the log does not depend on how it is cut
@@ -23,7 +24,7 @@ from pipeline.errors import ConfigError
 from pipeline.ingest.sources import RawBlock, Source
 from pipeline.ingest.spec import CRITEO_COLUMNS, DAY, TIME
 from pipeline.ingest.times import SECONDS_PER_DAY, SECONDS_PER_HOUR
-from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth
+from pipeline.ingest.truth import DENSE, SPARSE, Truth, aged, planted_truth, quad_logits
 from pipeline.records import TRUE_PROBABILITY
 from pipeline.units import MIB
 
@@ -81,6 +82,8 @@ def _logits(truth: Truth, chunk: _Chunk, config: SyntheticConfig) -> np.ndarray:
         for a, b, left, right in truth.pairs:
             product = np.einsum("nk,nk->n", left.at(angle)[places[a]], right.at(angle)[places[b]])
             logits[rows] += product * (places[a] >= 0) * (places[b] >= 0)
+        if truth.quads:
+            logits[rows] += quad_logits(truth.quads, places, angle, config.quad_effect)
     return logits
 
 

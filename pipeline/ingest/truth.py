@@ -34,7 +34,8 @@ class Effects:
 class Truth:
     """The planted truth. ``ids``: strings per feature; ``odds``: cumulative popularity by rank.
 
-    ``ranked``: which id has each rank; empty where they are in this order already.
+    ``ranked``: which id has each rank; empty where they are in this order already. ``quads``: features whose effects
+    multiply.
     """
 
     ids: list[pl.Series]
@@ -45,6 +46,7 @@ class Truth:
     scale: np.ndarray
     spread: np.ndarray
     ranked: list[np.ndarray] = field(default_factory=list)
+    quads: list[dict[int, Effects]] = field(default_factory=list)
 
 
 def feature_sizes(config: SyntheticConfig) -> list[int]:
@@ -74,16 +76,42 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * config.latent_dim)) ** 0.5
     if config.blocks:
         pairs = _block_pairs(config, sizes, seed)
-        return Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+        scale, spread = rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE)
+        return Truth(ids, odds, first, dense, pairs, scale, spread, quads=_quads(config, sizes, seed))
     pairs = []
-    # Pairs of the smaller half of the features: each combination of ids is seen often enough to be learnt.
-    small = np.argsort(sizes)[: SPARSE // 2]
+    small = _small(sizes)
     for _ in range(config.pairs):
         a, b = (int(i) for i in rng.choice(small, 2, replace=False))
         latent = config.latent_dim
         pairs.append((a, b, _draw(rng, pair_scale, sizes[a], latent), _draw(rng, pair_scale, sizes[b], latent)))
-    truth = Truth(ids, odds, first, dense, pairs, rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE))
+    scale, spread = rng.uniform(0.5, 4.0, DENSE), rng.uniform(0.7, 1.5, DENSE)
+    truth = Truth(ids, odds, first, dense, pairs, scale, spread, quads=_quads(config, sizes, seed))
     return _in_groups(truth, config.id_groups, seed) if config.id_groups else truth
+
+
+def _small(sizes: list[int]) -> np.ndarray:
+    """The smaller half of the features: each combination of their ids is seen often enough to be learnt."""
+    return np.argsort(sizes)[: SPARSE // 2]
+
+
+def _quads(config: SyntheticConfig, sizes: list[int], seed: int) -> list[dict[int, Effects]]:
+    """Groups of four features, each in one at most, with an effect of standard deviation 1 for every id."""
+    rng = np.random.default_rng([seed, 9])
+    chosen = rng.permutation(_small(sizes))[: 4 * config.quads].reshape(config.quads, 4)
+    return [{int(feature): _draw(rng, 1.0, sizes[feature]) for feature in four} for four in chosen]
+
+
+def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: float, effect: float) -> np.ndarray:
+    """The log odds [rows] that ``quads`` add to ids at ``places`` [features, rows]: products of 1 + effect, minus 1.
+
+    A product of four has terms of every order up to the fourth. Together they have the standard deviation ``effect``.
+    A missing id has the factor 1.
+    """
+    total = np.zeros(places.shape[1])
+    for four in quads:
+        factors = [np.append(1 + effects.at(angle), 1.0)[places[feature]] for feature, effects in four.items()]
+        total += np.prod(factors, axis=0) - 1
+    return effect / np.sqrt(15 * max(len(quads), 1)) * total  # 15 = 2 ** 4 - 1: the variance of such a product
 
 
 def _in_groups(truth: Truth, groups: int, seed: int) -> Truth:
@@ -98,6 +126,7 @@ def _in_groups(truth: Truth, groups: int, seed: int) -> Truth:
         truth,
         first=[shared(effects, feature) for feature, effects in enumerate(truth.first)],
         pairs=[(a, b, shared(left, a), shared(right, b)) for a, b, left, right in truth.pairs],
+        quads=[{feature: shared(effects, feature) for feature, effects in four.items()} for four in truth.quads],
     )
 
 
@@ -138,6 +167,7 @@ def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
         truth, ids=ids, ranked=ranked,
         first=[grow.effects(effects, feature) for feature, effects in enumerate(truth.first)],
         pairs=[(a, b, grow.effects(left, a), grow.effects(right, b)) for a, b, left, right in truth.pairs],
+        quads=[{feature: grow.effects(effects, feature) for feature, effects in four.items()} for four in truth.quads],
     )  # fmt: skip
 
 

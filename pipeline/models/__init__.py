@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from pipeline.config import ModelConfig
+from pipeline.models.dcnv2 import DCNV2
+from pipeline.models.deepfm import DEEPFM
+from pipeline.models.dhen import DHEN
 from pipeline.models.dlrm import DLRM
+from pipeline.models.finalmlp import FINALMLP
+from pipeline.models.masknet import MASKNET
+from pipeline.models.mlp import MLP
+from pipeline.models.wide_deep import WIDE_DEEP
+from pipeline.models.wukong import WUKONG
 from pipeline.specs import MODELS, ModelInputs
 
 if TYPE_CHECKING:
@@ -13,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SPECS", "build_model"]
 
-SPECS = (DLRM,)
+SPECS = (DLRM, DCNV2, DEEPFM, WIDE_DEEP, FINALMLP, MASKNET, DHEN, WUKONG, MLP)
 
 
 def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:

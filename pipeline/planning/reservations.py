@@ -5,7 +5,7 @@ from __future__ import annotations
 from pipeline.planning.cost import FLOAT, dense_costs, local_batch
 from pipeline.planning.inputs import PlanInputs
 from pipeline.records import DatasetSchema, Profile
-from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS
+from pipeline.specs import ORDINARY_STATE, TABLE_OPTIMIZERS
 from pipeline.units import GIB
 
 # Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
@@ -31,8 +31,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
     batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema)
     pooled = batch * len(schema.sparse) * inputs.model.embedding_dim * FLOAT
-    # The most that any dense optimizer takes: a plan does not depend on train.dense_optimizer.
-    per_parameter = PER_PARAMETER + max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
+    per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * batch * costs.activations),

@@ -139,7 +139,8 @@ def anywhere(space: Space) -> Placement | None:
 def best(space: Space, default: Placement | None) -> Best | None:
     """The placement to take, None where nothing fits; ``default``: what TorchRec's planner finds by default.
 
-    The fastest in our model wins, among those that neither model rates worse than ``default``.
+    The fastest in our model wins, among those that neither model rates worse than ``default``, or than the best known
+    plan in TorchRec's model where that is better than ``default`` in both.
     """
     ours = _ours(space)
     if not ours:
@@ -148,6 +149,9 @@ def best(space: Space, default: Placement | None) -> Best | None:
     bound = max(bound for _, bound in ours)
     plans = [plan for plan, _ in ours]
     if default is not None:
+        stock = _assigned(space, Weights(0.0, 0.0, 1.0), STOCK_TOLERANCE, STOCK_TOLERANCE)
+        if stock is not None and stock[0].at_least_as_good(default):
+            default = stock[0]
         plans = [plan for plan in (*plans, *_between(space, plans[0], default)) if plan.at_least_as_good(default)]
     placement = min(plans, key=lambda plan: plan.step_ms)
     return Best(placement=placement, gap=max(0.0, placement.step_ms / bound - 1))

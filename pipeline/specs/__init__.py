@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.specs.dense_optimizer import DenseOptimizer
+from pipeline.specs.dense_optimizer import ORDINARY_STATE, DenseOptimizer
 from pipeline.specs.id_mapping import BINS, IdMapping
 from pipeline.specs.model import Model, ModelCosts, ModelInputs, model_problem
 from pipeline.specs.registry import Registry
@@ -12,9 +12,9 @@ from pipeline.specs.stage import Stage
 from pipeline.specs.table_optimizer import TableOptimizer
 
 __all__ = [
-    "DENSE_OPTIMIZERS", "ID_MAPPINGS", "MODELS", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS", "DenseOptimizer",
-    "IdMapping", "Model", "ModelCosts", "ModelInputs", "Registry", "Stage", "TableOptimizer", "default_stages",
-    "id_mapping_docs", "id_mapping_names", "mapping_of",
+    "DENSE_OPTIMIZERS", "ID_MAPPINGS", "MODELS", "ORDINARY_STATE", "REGISTRIES", "STAGES", "TABLE_OPTIMIZERS",
+    "DenseOptimizer", "IdMapping", "Model", "ModelCosts", "ModelInputs", "Registry", "Stage", "TableOptimizer",
+    "default_stages", "id_mapping_docs", "id_mapping_names", "mapping_of",
 ]  # fmt: skip
 
 STAGES: Registry[Stage] = Registry("stage", setting="stages", home="pipeline.stages")

@@ -25,6 +25,11 @@ class ModelInputs:
     dim: int
     seed: int = 0
 
+    @property
+    def width(self) -> int:
+        """Values of all inputs side by side."""
+        return len(self.dense) + len(self.vectors) * self.dim
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:

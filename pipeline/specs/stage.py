@@ -86,9 +86,16 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         return
     entries = node if isinstance(node, dict) else {each.name: getattr(node, each.name) for each in fields(node)}
     head, *rest = parts
-    for name in entries if head == "*" else [head]:
+    quiet = set() if isinstance(node, dict) else _quiet(node)
+    for name in (each for each in (entries if head == "*" else [head]) if each not in quiet):
         for place, value in _values(entries[name], rest):
             yield [name, *place], value
+
+
+def _quiet(node: Any) -> set[str]:
+    """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
+    told = ((each, any(getattr(known, "quiet", False) for known in each.metadata.values())) for each in fields(node))
+    return {each.name for each, quiet in told if quiet and getattr(node, each.name) == each.default}
 
 
 class Drafting(Protocol):

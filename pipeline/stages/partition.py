@@ -12,6 +12,7 @@ from pipeline.config import Config
 from pipeline.records import PlanPart, Result, Towers, TowersPart
 from pipeline.records.step import Step
 from pipeline.specs.stage import Stage, StageIO, use
+from pipeline.stages.optimizing import optimizer_options
 from pipeline.store import Artifact, Store
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class Partition(Stage):
         use("model", "*", when=probes),
         use("train", "global_batch", when=compares),
         use("train", "lr sparse_lr dense_optimizer sparse_optimizer weight_decay", when=probes),
+        *optimizer_options(when=probes),
         use("train", "warmup_steps precision clip.dense_norm clip.table_value", when=probes),
     )
 

@@ -10,11 +10,17 @@ from pipeline import units
 from pipeline.config import Config
 from pipeline.records import PlanPart, Result
 from pipeline.records.step import Step
+from pipeline.specs import ORDINARY_STATE
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store import Artifact, Store
 
 log = logging.getLogger(__name__)
 TIERS = ("hbm", "ddr", "ssd")
+
+
+def _heavy(config: Config) -> bool:
+    """Whether the dense part's state needs more room than a plan has for any."""
+    return config.train.dense_state_values > ORDINARY_STATE
 
 
 class PlanStage(Stage):
@@ -36,6 +42,8 @@ class PlanStage(Stage):
         use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms process_gib"),
         use("model", "*"),
         use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups"),
+        use("train", "dense_optimizer", when=_heavy),
+        use("train.average", "kind", when=_heavy),
     )
 
     def path(self, config: Config, key: str) -> str:

@@ -17,6 +17,7 @@ from pipeline.config.renamed import with_first_names
 from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
+from pipeline.stages.optimizing import optimizer_options
 from pipeline.stages.partition import compares, has_towers, probes, tower_settings
 from pipeline.store import Artifact, Store, artifact_key
 
@@ -37,6 +38,10 @@ def _few_bits(config: Config) -> bool:
     return config.checkpoint.final_quantise in FEW_BITS
 
 
+def _averages(config: Config) -> bool:
+    return config.train.average.active
+
+
 def _auto_bits(config: Config) -> bool:
     return config.checkpoint.final_quantise == "auto"
 
@@ -51,6 +56,9 @@ CONTINUATION = (
     use("partition", "probe_steps", when=probes),
     use("model", "*"),
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
+    *optimizer_options(),
+    use("train.average", "kind decay start every use", when=_averages),
+    use("train", "embedding_l2 label_smoothing"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=_scheduled),

@@ -22,6 +22,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.embeddings.collection import pooled_stack, reordered
+from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.towers.layout import Layout
 from pipeline.towers.modules import build_tower, joined
@@ -57,7 +58,7 @@ class TowerEmbeddings(nn.Module):
 
     Every rank holds the modules of all towers but trains only those of its hosts; ``names`` [V] says what the vectors
     are: where a tower puts out one a feature, they come in the order ``features``, as in the flat model.
-    ``dtype``: what the modules compute in (None: float32).
+    ``dtype``: what the modules compute in (None: float32). ``penalty``: factor of the L2 penalty on embeddings.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class TowerEmbeddings(nn.Module):
         super().__init__()
         self.layout, self.groups, self.dtype = layout, groups, dtype
         self.collection = collection
+        self.penalty = 0.0
         spec = layout.towers.module
         towers = [
             build_tower(spec, len(tower.features), width, seed, i) for i, tower in enumerate(layout.towers.towers)
@@ -122,6 +124,9 @@ class TowerEmbeddings(nn.Module):
     def _towers(self, embeddings: Tensor) -> Tensor:
         """Outputs of this rank's towers from [B, F of its tower hosts, N]: [B, V of its tower hosts, dim] float32."""
         own = self.layout.tower_hosts[self.groups.number]
+        if self.penalty:  # a mean over this tower's samples here; the way to the tables makes it one over all samples
+            samples = len(embeddings)
+            embeddings = penalised(embeddings, embeddings.new_full((samples,), self.penalty / samples))
         sizes = [len(self.layout.towers.towers[number].features) for number in own.towers]
         parts = embeddings.split(sizes, dim=1)
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):

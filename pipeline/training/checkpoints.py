@@ -39,6 +39,7 @@ from pipeline.training.settings import TrainingSettings
 from pipeline.training.trainer import Trainer
 
 # The settings that fix a step's learning rates, together with the number of steps.
+AVERAGED = "averaged"  # in the schedule's record: the parameters are averages, the weights that train their state
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -97,6 +98,8 @@ class Checkpoints:
             log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
             if line := length_line(self.settings.train, then, state.step, total, rows):
                 log.info("%s", line)
+        if state.schedule.get(AVERAGED) and state.step < total and self.trainer.optimizers.average is not None:
+            self.trainer.optimizers.average.swap()
         if state.step == total:
             self._end_as_asked(state, then, planned_before(self.settings.train, then, rows) == total)
 
@@ -162,16 +165,22 @@ class Checkpoints:
         ``final``: the result of the run; ``grace``: seconds in which it must be committed (TimeoutError). With either,
         it is committed on return.
         """
-        self.trainer.gather_towers()
+        self.trainer.gather()
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
         train = self.settings.train
         schedule = {name: getattr(train, name) for name in SCHEDULE}
+        average = self.trainer.optimizers.average if final and train.average.use else None
+        if average is not None:
+            schedule[AVERAGED] = True
+            average.swap()
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
         )  # fmt: skip
         self.saver.save(state, final=final, wait=final or grace is not None, timeout=grace)
+        if average is not None:
+            average.swap()
         self._last = time.monotonic()
 
     def figures(self, seconds: float) -> dict[str, Any]:

@@ -85,7 +85,10 @@ def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
 
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[list[str]]:
-    """Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled."""
+    """Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled, on this rank alone.
+
+    That is in evaluation mode, in which no layer asks other ranks.
+    """
     bad: list[str] = []
 
     def look(name: str, module: nn.Module, output: object) -> None:
@@ -99,9 +102,12 @@ def _outputs(model: nn.Module) -> Iterator[list[str]]:
         for name, module in leaves
     ]
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    training = model.training
+    model.eval()
     try:
         yield bad
     finally:
         model._compiled_call_impl = compiled
+        model.train(training)
         for handle in handles:
             handle.remove()

@@ -5,30 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.config import DataConfig
+from pipeline.config import DataConfig, TrainConfig
 from pipeline.embeddings.collection import build_collection, pooled_stack
+from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
-from pipeline.models.layers import MaxNorm, Ranker
+from pipeline.models.layers import MaxNorm, Ranker, batch_norms
 from pipeline.records import DatasetSchema, Plan, Towers
-from pipeline.specs import TABLE_OPTIMIZERS, ModelInputs
+from pipeline.specs import ModelInputs
 from pipeline.towers import Layout, layout_of
 from pipeline.towers.precision import codecs, flat_codecs
 from pipeline.towers.transform import TowerEmbeddings, make_groups
 from pipeline.training.data import Batch
 from pipeline.training.faults import Fault, FaultFinder
 from pipeline.training.linear import use_cpu_kernels
+from pipeline.training.regularise import largest_of_ranks, synchronise
 from pipeline.training.settings import ModelSettings
 
 TABLES = "collection"
@@ -81,7 +82,7 @@ class Pooled(nn.Module):
 
 
 class DensePart(nn.Module):
-    """The ranking model and the loss. ``faults`` finds values that are not finite.
+    """The ranking model and the loss, regularised by ``train``. ``faults`` finds values that are not finite.
 
     ``names``: of the embedding vectors, for messages (None: those of the schema's tables).
     """
@@ -93,9 +94,13 @@ class DensePart(nn.Module):
         dtype: torch.dtype | None,
         names: list[str] | None = None,
         normalise: MaxNorm | None = None,
+        train: TrainConfig | None = None,
     ) -> None:
         super().__init__()
+        train = train or TrainConfig()
         self.ranking = ranking
+        self.smoothing, self.penalty = train.label_smoothing, train.embedding_l2
+        self._batch_norms = batch_norms(ranking)
         self.normalise = normalise
         self.tables = [column.name for column in schema.sparse]
         self.pooled = Pooled(self.tables)
@@ -110,10 +115,15 @@ class DensePart(nn.Module):
     ) -> tuple[Tensor, Output]:
         """Loss sum(weights * log loss), logits float32; of ``pooled`` embeddings, or of vectors [b, V, D] in order."""
         embeddings = self.pooled(pooled)
+        if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
+            embeddings = penalised(embeddings, self.penalty * weights)
         if self.normalise is not None:
             dense = self.normalise(dense)
+        for norm in self._batch_norms:
+            norm.rows = (weights > 0)[:, None]
         logits = self._rank(dense, embeddings)
-        loss = functional.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
+        targets = labels if not self.smoothing else labels.lerp(torch.full_like(labels, 0.5), self.smoothing)
+        loss = functional.binary_cross_entropy_with_logits(logits, targets, weights, reduction="sum")
         self._embeddings = embeddings.detach()
         self.faults.look(dense.detach(), self._embeddings, loss.detach())
         return loss, (logits.detach(), labels, weights)
@@ -172,6 +182,7 @@ def build_towers(
     features, dtype = list(columns), compute_dtype(settings.train.precision, device)
     exchange = codecs(settings.partition.exchange)
     towers = TowerEmbeddings(layout, groups, collection, features, width, settings.seed, exchange, dtype)
+    towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
     passed = layout.towers.module.name == "pass_through"
     names = None if passed else [f"tower output {name!r}" for name in towers.names]
@@ -184,13 +195,7 @@ def _max_norm(data: DataConfig, schema: DatasetSchema, device: torch.device) -> 
     """The layer for the dense features with transform max_norm; None without any."""
     chosen = {name for name, f in data.dense.items() if (f.transform or data.dense_transform) == "max_norm"}
     columns = [column for column, name in enumerate(schema.dense) if name in chosen]
-    return MaxNorm(columns, _largest_of_ranks).to(device) if columns else None
-
-
-def _largest_of_ranks(values: Tensor) -> Tensor:
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        dist.all_reduce(values, dist.ReduceOp.MAX)
-    return values
+    return MaxNorm(columns, largest_of_ranks).to(device) if columns else None
 
 
 def _dense_part(
@@ -200,12 +205,13 @@ def _dense_part(
     """The dense part for the embedding ``vectors`` of width ``dim``."""
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed)
     ranking = build_model(settings.model, inputs).to(device)
+    synchronise(ranking)
     if trained and settings.train.compile:
         ranking.compile(dynamic=False)
     elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
         use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
-    part = DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device))
+    part = DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device), settings.train)
     part.inputs = inputs
     return part
 
@@ -234,7 +240,7 @@ def assemble(
 
     ``ssd``: the files of the plan's tables on tier ssd.
     """
-    optimizer = TABLE_OPTIMIZERS.get(settings.train.sparse_optimizer)
+    optimizer = settings.train.table_optimizer
     if towers is None or towers.is_flat:
         flat = build(settings, schema, device, trained=trained)
         exchange = flat_codecs(settings.partition.exchange, plan)

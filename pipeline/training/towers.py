@@ -13,6 +13,7 @@ from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from pipeline.towers.transform import Sent, TowerEmbeddings
+from pipeline.training.averages import AVERAGE
 from pipeline.training.data import Batch
 from pipeline.training.model import Output
 from pipeline.training.update import Optimizers
@@ -84,7 +85,18 @@ def _states(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[
     if template is None:
         return []
     state = optimizer.state[parameter]
-    for name, value in template.items():
-        if name not in state:
-            state[name] = torch.zeros_like(parameter if value.dim() else value)
-    return [state[name] for name in sorted(template)]
+    for name, value in _new_state(optimizer, parameter, template).items():
+        state.setdefault(name, value)
+    return [state[name] for name in sorted(state)]
+
+
+def _new_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Zeros for ``parameter``, by the names of ``template``, another parameter's state.
+
+    An optimizer whose states depend on the parameter's shape makes them itself.
+    """
+    zeros = {name: torch.zeros_like(parameter if value.dim() else value) for name, value in template.items()}
+    if not hasattr(optimizer, "new_state"):
+        return zeros
+    own: dict[str, Tensor] = optimizer.new_state(parameter)
+    return own | {name: value for name, value in zeros.items() if name == AVERAGE}

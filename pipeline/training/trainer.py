@@ -18,6 +18,7 @@ from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
+from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
@@ -49,7 +50,7 @@ class Trainer:
         self.optimizers = Optimizers(self.model, settings.train, total, self._towers)
         self.links = Links(settings.hardware.ranks_per_host)
         self._reductions = _reductions(sharded, self.dense)
-        self.steps = 0
+        self.seed, self.steps = settings.seed, 0
         self.lr = 0.0
         alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
@@ -70,6 +71,7 @@ class Trainer:
             self.ssd.check()
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
+        seed_step(self.seed, self.steps)
         output: Output
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
@@ -93,8 +95,9 @@ class Trainer:
         """The features of every tower module that learns, by what its parameters' names start with."""
         return self._towers.module_features(TOWERS) if self._towers is not None else {}
 
-    def gather_towers(self) -> None:
-        """Copy the tower modules and optimizer state that other ranks trained to every rank. Collective."""
+    def gather(self) -> None:
+        """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
+        self.optimizers.gather()
         if self._towers is not None:
             gather_towers(self._towers, self.optimizers.dense)
 

@@ -7,9 +7,10 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from pipeline.config import TrainConfig
 from pipeline.embeddings.learning import clip_table_gradients, replica_optimizer, set_sparse_lr
 from pipeline.embeddings.tables import dense_parameters
-from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.towers.transform import TowerEmbeddings
+from pipeline.training.averages import Average
 from pipeline.training.clipping import DenseClip
+from pipeline.training.grouping import dense_groups
 from pipeline.training.schedule import lr_factor
 
 
@@ -25,20 +26,24 @@ class Optimizers:
         self, dmp: DistributedModelParallel, config: TrainConfig, total: int, towers: TowerEmbeddings | None = None
     ) -> None:
         self._dmp, self._config, self._total = dmp, config, total
-        parameters, clip = list(dense_parameters(dmp).values()), config.clip
-        self.dense = DENSE_OPTIMIZERS.get(config.dense_optimizer).build(parameters, config.lr, config.weight_decay)
+        named, clip = dense_parameters(dmp), config.clip
+        parameters, groups = list(named.values()), dense_groups(named, config)
+        own = list(towers.tower.parameters()) if towers is not None else []
+        self.dense = config.dense_spec.build(groups, own)
+        self._rates = [group.lr for group in groups]
         self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
-        self._factor = 0.0
+        self._factor, self._step = 0.0, 0
+        self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.tables = replica_optimizer(dmp)
         self._parts = [self.dense, *([self.tables] if self.tables else [])]
 
     def set_step(self, step: int) -> float:
-        """Set the learning rates for training step ``step`` (from 0); returns the dense one."""
-        factor = lr_factor(self._config, step, self._total)
-        for group in self.dense.param_groups:
-            group["lr"] = self._config.lr * factor
+        """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
+        self._step, factor = step, lr_factor(self._config, step, self._total)
+        for group, rate in zip(self.dense.param_groups, self._rates, strict=True):
+            group["lr"] = rate * factor
         if factor != self._factor:
             self._factor = factor
             set_sparse_lr(self._dmp, self._config.sparse_lr * factor)
@@ -55,3 +60,11 @@ class Optimizers:
             self._clip()
         for part in self._parts:
             part.step()
+        if self.average is not None:
+            self.average.take(self._step)
+
+    def gather(self) -> None:
+        """Bring the dense optimizer's whole state to rank 0, where the ranks share it. Collective."""
+        gather = getattr(self.dense, "gather", None)
+        if gather is not None:
+            gather()

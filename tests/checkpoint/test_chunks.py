@@ -121,11 +121,20 @@ def mixed(rows: list[RowBlock], name: str = "rowwise_adagrad", restores: int = 0
     ]
 
 
-def test_mixed_gives_a_bit_more_for_four_times_the_heat_of_the_median_of_all_tables() -> None:
-    one, two = block(range(6)), block(range(3))
-    one.state["adagrad_sum"] = torch.tensor([0.0, 1.0, 2.0, 5.5, 5.7, 0.5])
-    two.state["adagrad_sum"] = torch.tensor([32.0, 600.0, 1.3])  # the median of all is 2, so 3 bits begin at 1.4
-    assert mixed([one, two]) == [{2: [0, 1, 5], 3: [2, 3], 4: [4]}, {6: [0], 8: [1], 2: [2]}]
+def test_mixed_gives_a_bit_more_for_four_times_the_heat_and_three_in_the_mean() -> None:
+    one, two = block(range(3000), 4), block(range(1000), 4)
+    heats = torch.logspace(-6, 6, 4000, base=10.0)[torch.randperm(4000, generator=torch.Generator().manual_seed(3))]
+    one.state["adagrad_sum"], two.state["adagrad_sum"] = heats.split([3000, 1000])
+    bits = torch.zeros(4000, dtype=torch.int64)
+    for first, parts in zip((0, 3000), mixed([one, two]), strict=True):
+        for each, places in parts.items():
+            bits[first + torch.tensor(places)] = each
+    least = [float(heats[bits == each].min()) for each in (3, 4, 6, 8)]
+    assert bits[heats.argsort()].diff().min() >= 0 and bits.min() == 2
+    assert [after / before for before, after in zip(least, least[1:], strict=False)] == pytest.approx(
+        [4, 4, 16], rel=0.01
+    )
+    assert 2.99 < bits.float().mean() <= 3.0
 
 
 def test_mixed_has_two_bits_for_rows_that_were_never_trained_and_the_rule_where_no_heat_is_known() -> None:

@@ -57,7 +57,7 @@ MISTAKES = [
         "data.label.column=click",
     ),
     ("data.target=click", "data.target is unknown; did you mean data.label.column?", "data.label.column=click"),
-    ("model.hiden=[64]", "model.hiden is unknown", "nightjar explain model lists its settings"),
+    ("model.zzz=[64]", "model.zzz is unknown", "nightjar explain model lists its settings"),
     ("data.path=logs/{day}/*.csv", "cannot be read", "quote the value: 'data.path=\"logs/{day}/*.csv\"'"),
     ("train.lr = 1", "cannot be read", "leave out the blanks around =: train.lr=1"),
     ("lr=1", "lr is unknown; did you mean train.lr?", "train.lr=1"),

@@ -10,7 +10,7 @@ from pipeline.errors import DataError
 from pipeline.ingest import synthetic
 from pipeline.ingest.spec import CRITEO_COLUMNS
 from pipeline.ingest.stage import raw_fingerprint
-from pipeline.ingest.truth import planted_blocks, planted_truth
+from pipeline.ingest.truth import planted_blocks, planted_truth, quad_logits
 
 from .test_ingest import yaml_config
 
@@ -126,3 +126,24 @@ def test_a_log_without_blocks_is_what_it_was_before_there_were_any():
     frame = next(synthetic.chunks(small().data.synthetic, 1))
     assert frame.row(0)[14:18] == ("6220b55c", "785416ac", "95c05919", "5b828c1d")
     assert frame["true_probability"].head(3).to_list() == pytest.approx([0.79366809, 0.07236996, 0.58245659], rel=1e-6)
+
+
+def test_quads_add_a_product_of_four_effects_and_the_asked_spread():
+    settings = ("data.synthetic.first_order_effect=0", "data.synthetic.dense_effect=0", "data.synthetic.zipf=0")
+    quads = ("data.synthetic.pairwise_effect=0", "data.synthetic.quads=3", "data.synthetic.quad_effect=1.2")
+    config, spreads = small(*settings, *quads).data.synthetic, []
+    for seed in range(6):
+        truth = planted_truth(config, seed)
+        chunk = synthetic._draw_chunk(truth, np.random.default_rng(seed), np.zeros(8192, int))
+        spreads.append(synthetic._logits(truth, chunk, config).std())
+    assert np.mean(spreads) == pytest.approx(1.2, rel=0.25)
+    assert len({feature for four in truth.quads for feature in four}) == 12
+    # The fourth mixed difference, between ids 0 and 1 of four features, is the product of the four differences.
+    four, corners = truth.quads[0], np.zeros((26, 16), int)
+    signs = np.ones(16)
+    for bit, feature in enumerate(four):
+        corners[feature] = np.arange(16) >> bit & 1
+        signs *= 2 * corners[feature] - 1
+    expected = np.prod([effects.start[1] - effects.start[0] for effects in four.values()])
+    found = (signs * quad_logits(truth.quads[:1], corners, 0.0, 1.0)).sum()
+    assert found == pytest.approx(expected / np.sqrt(15), rel=1e-5)

@@ -12,9 +12,9 @@ import pytest
 from pipeline.compose import compose, config_hash
 from pipeline.config import Config, ModelConfig
 from pipeline.ingest.stage import ingest
-from pipeline.models.dlrm import DlrmConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
+from pipeline.specs import MODELS
 from pipeline.specs.stage import always
 from pipeline.stages.train import CHECKPOINTS
 from pipeline.store import Store
@@ -30,6 +30,10 @@ BASES = {
     "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=constant"],
     "probe": ["partition=dmt", "partition.probe=other", "checkpoint.init_from=other"],
     "auto": ["checkpoint.final_quantise=auto"],
+    "options": [
+        "partition=dmt", "partition.strategy=coherent", "train.sparse_options.eps=0.1", "train.dense_optimizer=shampoo",
+        "train.dense_options.block_size=8", "+train.dense_groups.a={lr: 0.1}", "train.average.kind=ema",
+    ],
     "few": ["checkpoint.final_quantise='4'"],
     "entries": [
         "+plan.tables.C1={tier: ddr}", "+launch.pods.volumes.v={claim: c, path: /x}", "+launch.pods.resources.train={}",
@@ -58,13 +62,15 @@ def other(value: Any) -> Any:
 
 
 def changed(node: Any, parts: list[str]) -> Any:
-    """``node`` with another value at ``parts``; None where a dictionary there has no entries."""
+    """``node`` with another value at ``parts``; None where nothing is there to change."""
     head, *rest = parts
     if head == "*":
         if not node:
             return None
         name = next(iter(node))
         return {**node, name: changed(node[name], rest)}
+    if isinstance(node, ModelConfig) and not hasattr(node, head):
+        return None  # another model's
     value = getattr(node, head)
     now = changed(value, rest) if rest else other(value)
     return None if rest and now is None else dataclasses.replace(node, **{head: now})
@@ -73,8 +79,11 @@ def changed(node: Any, parts: list[str]) -> Any:
 # Whose change of value moves conditions as well: what then belongs to the keys is another list.
 DECIDING = (
     "data.format", "data.sparse.*.mapping", "data.sparse_defaults.mapping", "partition.name", "partition.strategy",
-    "partition.probe", "train.schedule", "checkpoint.init_from", "checkpoint.final_quantise",
+    "partition.probe", "train.schedule", "train.dense_optimizer", "train.average.kind",
+    "checkpoint.init_from", "checkpoint.final_quantise",
 )  # fmt: skip
+# The first one that is given brings all of its group into the keys.
+OPTIONS = ("train.sparse_options.", "train.dense_options.")
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -82,7 +91,7 @@ def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(name: s
     config, seen = CONFIGS[name], 0
     before = {key: key_config(key, config) for key in KEYS}
     for path in LEAVES:
-        if path in DECIDING or (now := changed(config, path.split("."))) is None:
+        if path in DECIDING or path.startswith(OPTIONS) or (now := changed(config, path.split("."))) is None:
             continue
         expected = {key for key in KEYS for use in uses(key, config) if use.covers(path) and not use.named}
         derived = {key for key in KEYS for use in uses(key, config) if use.covers(path) and use.named}
@@ -124,7 +133,11 @@ def test_what_a_guards_hint_says_leaves_the_name_of_a_run_without_one(override: 
 # What a stage reads of the configuration though no byte of its output depends on it.
 READ_ONLY = {
     "ingest": {"ingest.engine", "ingest.block_mib", "data.path"},
-    "plan": {"hardware.ssd_paths"},  # all of hardware is gone through for its figures, and paths are none
+    "plan": {
+        "hardware.ssd_paths",  # all of hardware is gone through for its figures, and paths are none
+        "train.dense_optimizer",
+        "train.average.kind",  # whether their state is more than a plan has room for in any case
+    },
 }
 
 
@@ -153,9 +166,10 @@ def owners(path: str) -> Iterator[tuple[type, str]]:
         if part == "*":
             kind = typing.get_args(kind)[1]
             continue
+        if kind is ModelConfig:
+            kind = next(spec.config for spec in MODELS if part in typing.get_type_hints(spec.config))
         yield kind, part
         kind = typing.get_type_hints(kind)[part]
-        kind = DlrmConfig if kind is ModelConfig else kind
 
 
 def unexplained(stage: str, config: Config, read: set[tuple[type, str]]) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs
 from pipeline.planning.reservations import PER_PARAMETER, dense_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
-from pipeline.specs import DENSE_OPTIMIZERS, MODELS, ModelInputs
+from pipeline.specs import DENSE_OPTIMIZERS, MODELS, ORDINARY_STATE, ModelInputs
 
 SHAPES = [(13, 26, 16), (0, 5, 8), (2, 1, 4), (1, 40, 32)]  # dense features, vectors, their width
 ROWS = 6
@@ -57,9 +57,10 @@ def test_the_planner_charges_what_the_built_model_computes(name: str, dense: int
     profile = Profile(
         rows={"train": 100}, label_rate={"train": 0.2}, dense={}, sparse={c.name: feature for c in sparse}
     )
-    state = max(optimizer.state_values for optimizer in DENSE_OPTIMIZERS)
-    kept = dense_bytes(PlanInputs.of(config, schema, profile))
-    assert kept["dense"] == int((PER_PARAMETER + state) * FLOAT * parameters)
+    for config.train.dense_optimizer in DENSE_OPTIMIZERS.names():
+        state = max(ORDINARY_STATE, DENSE_OPTIMIZERS.get(config.train.dense_optimizer).state_values)
+        kept = dense_bytes(PlanInputs.of(config, schema, profile))
+        assert kept["dense"] == int((PER_PARAMETER + state) * FLOAT * parameters)
 
 
 def test_what_a_dlrm_is_charged_with_by_hand() -> None:

@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.compose import group_options
 from pipeline.specs import MODELS
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = ", ".join(name for name in MODELS.names() if not MODELS.package(name))
+OPTIONS = sorted([*group_options([])["model"], "factor_mlp"])  # the models, and the presets of conf/model
 SMALL = [
     "model=factor_mlp", "model.hidden=8", "model.embedding_dim=4", "data.synthetic.rows=4000",
     "data.synthetic.ids_per_feature=50", "train.global_batch=256", "train.guard.collapse=false", "gate.min_rows=100",
@@ -47,9 +49,9 @@ def nightjar(site: Path | None, *arguments: str, **more: str) -> subprocess.Comp
 
 
 def test_it_is_listed_completed_and_checked(site: Path) -> None:
-    assert f"model: {BUILT_IN}, factor_mlp" in nightjar(site, "run", "--help").stdout
+    assert f"model: {', '.join(OPTIONS)}" in nightjar(site, "run", "--help").stdout
     for line, found in (
-        ("nightjar run model=", " ".join(f"model={name}" for name in [*BUILT_IN.split(", "), "factor_mlp"])),
+        ("nightjar run model=", " ".join(f"model={name}" for name in OPTIONS)),
         ("nightjar run model=factor_mlp model.h", "model.hidden="),
     ):
         assert nightjar(site, "run", "-sc", "query=bash", COMP_LINE=line).stdout.strip() == found
@@ -80,7 +82,8 @@ def test_a_file_of_ones_own_builds_on_it(site: Path, tmp_path: Path) -> None:
 
 def test_without_the_package_the_name_is_unknown() -> None:
     done = nightjar(None, "run", "model=factor_mlp")
-    assert (done.returncode, f"expected one of: {BUILT_IN}" in done.stderr) == (2, True)
+    built_in = ", ".join(group_options([])["model"])
+    assert (done.returncode, f"expected one of: {built_in}" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow

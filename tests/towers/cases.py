@@ -107,7 +107,7 @@ def steps(trainer, split, count=STEPS):
 
 def leave(folder, name, trainer, outputs):
     """Every owned shard, the dense parameters and the outputs in a file of this rank."""
-    trainer.gather_towers()
+    trainer.gather()
     tensors = dict(outputs)
     for s in trainer.rows.local_shards():
         if s.owner:

@@ -16,6 +16,7 @@ AHEAD, PLAIN = {"pipeline": "sparse_dist"}, {"pipeline": "base"}
 # Limits that some gradients of every step pass; the momentum-free optimizers show every factor.
 CLIPPED = {"sparse_optimizer": "sgd", "sparse_lr": 2.0, "clip": ClipConfig(dense_norm=0.05, table_value=0.0005)}
 SGD = {"sparse_optimizer": "sgd", "sparse_lr": 2.0}  # row-wise Adagrad forgives any factor of its gradients
+PENALISED = {**SGD, "embedding_l2": 0.5}
 # name -> (hosts, [(features, hosts)], module, shardings, train settings) by number of ranks
 CASES = {
     1: {"one rank, three towers": (1, [("db", [0]), ("a", [0]), ("ec", [0])], None, {}, AHEAD)},
@@ -23,6 +24,8 @@ CASES = {
         "2x2 uneven": (2, [("cab", [0]), ("ed", [1])], None, MIXED, AHEAD),
         "2x2 uneven, not ahead": (2, [("e", [0]), ("bcad", [1])], None, MIXED, PLAIN),
         "2x2 uneven, sgd": (2, [("cab", [0]), ("ed", [1])], None, MIXED, SGD),
+        "2x2 uneven, l2": (2, [("cab", [0]), ("ed", [1])], None, MIXED, PENALISED),
+        "two hosts a tower, l2": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, PENALISED),
         "2x2 uneven, clipped": (2, [("cab", [0]), ("ed", [1])], None, MIXED, CLIPPED),
         "4x1": (4, [("a", [0]), ("bd", [1]), ("c", [2]), ("e", [3])], None, {}, AHEAD),
         "two hosts a tower": (4, [("ace", [0, 1]), ("bd", [2, 3])], None, MIXED, AHEAD),
@@ -65,6 +68,7 @@ def read(folder, name, ranks):
 def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("towers")
     references = {"whole": ({}, {}), "cut": ({"b": "column_wise"}, {}), "sgd": ({}, SGD), "clipped": ({}, CLIPPED)}
+    references["l2"] = {}, PENALISED
     spawn(flat, 1, root / "flat", references)
     for ranks, cases in CASES.items():
         spawn(with_towers, ranks, root / str(ranks), cases)
@@ -74,7 +78,8 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(("ranks", "name"), NAMES)
 def test_pass_through_towers_equal_the_flat_single_process_model(runs, ranks, name):
     *_, kinds, settings = CASES[ranks][name]
-    reference = "clipped" if settings is CLIPPED else "sgd" if settings is SGD else "cut" if kinds else "whole"
+    named = next((each for each, own in (("clipped", CLIPPED), ("sgd", SGD), ("l2", PENALISED)) if own is settings), "")
+    reference = named or ("cut" if kinds else "whole")
     assert_equal(read(runs / "flat", reference, 1), read(runs / str(ranks), name, ranks))
     assert json.loads((runs / str(ranks) / f"{name}-tables.json").read_text()) == [c.name for c in COLUMNS]
 

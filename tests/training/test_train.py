@@ -234,7 +234,6 @@ def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
     plan = plan_for("table_wise", world, rows=ROWS, dim=8)
     held = [sum(ROWS[n] for n, t in plan.tables.items() if t.shards[0].rank == rank) for rank in range(world)]
     assert known["memory"]["predicted_bytes"] == max(held) * 9 * 4 + 23
-    assert known["memory"]["measured_bytes"] >= 0  # so small a model may fit memory that the process has already
 
 
 @pytest.mark.parametrize("name", ["plain", "data_parallel", "mixed", "ragged", "bf16", "clipped"])

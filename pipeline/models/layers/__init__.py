@@ -1,9 +1,48 @@
-"""Torch modules: the parts that rankers are composed of, and the rankers' own. Importing this package loads torch."""
+"""Torch modules that rankers are composed of. Importing this package loads torch."""
 
 from __future__ import annotations
 
+from pipeline.models.layers.attention import SelfAttention
+from pipeline.models.layers.bilinear import BilinearLogit
+from pipeline.models.layers.cross import CrossNet
+from pipeline.models.layers.factors import pair_products, with_own_weights
+from pipeline.models.layers.gates import FeatureGate, MaskBlock
 from pipeline.models.layers.interaction import DotInteraction
-from pipeline.models.layers.mlp import Logit, Ranker, compute_dtype, initialise, log_odds, mlp
+from pipeline.models.layers.mlp import (
+    HeadedRanker,
+    Logit,
+    Ranker,
+    compute_dtype,
+    initialise,
+    log_odds,
+    mlp,
+    top_mlp,
+)
 from pipeline.models.layers.normalise import MaxNorm
+from pipeline.models.layers.norms import BatchNorm, batch_norms
+from pipeline.models.layers.vectors import VectorLinear, Vectors, side_by_side
 
-__all__ = ["DotInteraction", "Logit", "MaxNorm", "Ranker", "compute_dtype", "initialise", "log_odds", "mlp"]
+__all__ = [
+    "BatchNorm",
+    "BilinearLogit",
+    "CrossNet",
+    "DotInteraction",
+    "FeatureGate",
+    "HeadedRanker",
+    "Logit",
+    "MaskBlock",
+    "MaxNorm",
+    "Ranker",
+    "SelfAttention",
+    "VectorLinear",
+    "Vectors",
+    "batch_norms",
+    "compute_dtype",
+    "initialise",
+    "log_odds",
+    "mlp",
+    "pair_products",
+    "side_by_side",
+    "top_mlp",
+    "with_own_weights",
+]

@@ -36,7 +36,11 @@ class _DotInteraction(torch.autograd.Function):
         flat = products.flatten(1)
         if torch.compiler.is_compiling():
             return torch.cat([vectors[:, 0], flat.index_select(1, pairs)], dim=1)
-        return torch.cat([vectors[:, 0], _columns(flat, pairs)], dim=1)
+        dim = vectors.shape[2]
+        out = flat.new_empty(len(flat), dim + pairs.numel())
+        out[:, :dim] = vectors[:, 0]
+        _gather(flat, pairs, out[:, dim:])
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -44,17 +48,24 @@ class _DotInteraction(torch.autograd.Function):
         vectors, cells = ctx.saved_tensors
         count, dim = vectors.shape[1:]
         compiling = torch.compiler.is_compiling()
-        symmetric = (grad.index_select(1, cells) if compiling else _columns(grad, cells)).view(-1, count, count)
+        if compiling:
+            symmetric = grad.index_select(1, cells)
+        else:
+            symmetric = _gather(grad, cells, grad.new_empty(len(grad), cells.numel()))
+        symmetric = symmetric.view(-1, count, count)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
         result = torch.bmm(symmetric, vectors)
         result[:, 0] += grad[:, :dim]
         return result, None, None
 
 
-def _columns(values: Tensor, columns: Tensor) -> Tensor:
-    """``values[:, columns]``. PyTorch's gather of 16-bit floats would go through a float32 copy of the result."""
-    same = values.view(torch.int16) if values.dtype in (torch.bfloat16, torch.float16) else values
-    return torch.gather(same, 1, columns.expand(len(same), -1)).view(values.dtype)
+def _gather(values: Tensor, columns: Tensor, out: Tensor) -> Tensor:
+    """Fill ``out`` with ``values[:, columns]``. Of 16-bit floats PyTorch would gather through a float32 copy."""
+    same, into = values, out
+    if values.dtype in (torch.bfloat16, torch.float16):
+        same, into = values.view(torch.int16), out.view(torch.int16)
+    torch.gather(same, 1, columns.expand(len(same), -1), out=into)
+    return out
 
 
 class DotInteraction(nn.Module):

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from pipeline.models.layers.norms import CENTRED, normalised
+
+if TYPE_CHECKING:
+    from pipeline.models.settings import RankerConfig
+
+R = TypeVar("R", bound=nn.Module)
 
 
 class Ranker(nn.Module, ABC):
@@ -16,6 +24,16 @@ class Ranker(nn.Module, ABC):
     @abstractmethod
     def start_at(self, logit: float) -> None:
         """Set the last bias, so that an untrained model's logits are near ``logit``."""
+
+
+class HeadedRanker(Ranker):
+    """A ranker whose last layer is ``head``."""
+
+    head: Logit
+
+    def start_at(self, logit: float) -> None:
+        """See ``Ranker.start_at``."""
+        self.head.start_at(logit)
 
 
 class Logit(nn.Linear):
@@ -27,7 +45,7 @@ class Logit(nn.Linear):
     def forward(self, hidden: Tensor) -> Tensor:
         # The meta device, on which a model's FLOP are counted, has no autocast.
         with torch.autocast("cpu" if hidden.is_meta else hidden.device.type, enabled=False):
-            return nn.functional.linear(hidden.float(), self.weight, self.bias).squeeze(1)
+            return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(1)
 
     @torch.no_grad()
     def start_at(self, logit: float) -> None:
@@ -35,14 +53,24 @@ class Logit(nn.Linear):
         self.bias.fill_(logit)
 
 
-def mlp(widths: Sequence[int], *, last_activation: bool) -> nn.Sequential:
-    """Linear layers from ``widths[0]`` through ``widths[-1]`` with ReLU between them."""
+def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dropout: float = 0.0) -> nn.Sequential:
+    """Linear layers from ``widths[0]`` through ``widths[-1]`` with ReLU between them.
+
+    ``norm`` (one of ``NORMS``) comes before each ReLU, ``dropout`` behind it.
+    """
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
-        layers.append(nn.Linear(widths[i], widths[i + 1]))
-        if last_activation or i < len(widths) - 2:
-            layers.append(nn.ReLU())
+        hidden = last_activation or i < len(widths) - 2
+        layers.append(nn.Linear(widths[i], widths[i + 1], bias=not (hidden and norm in CENTRED)))
+        if hidden:
+            layers += [*normalised(norm, widths[i + 1]), nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
     return nn.Sequential(*layers)
+
+
+def top_mlp(width: int, config: RankerConfig) -> tuple[nn.Sequential, int]:
+    """The hidden layers that lead from ``width`` values to the logit, by the settings, and the width they end with."""
+    widths = [width, *config.top_mlp]
+    return mlp(widths, last_activation=True, norm=config.norm, dropout=config.dropout), widths[-1]
 
 
 def compute_dtype(like: Tensor) -> torch.dtype:
@@ -62,15 +90,18 @@ def log_odds(rate: float, rows: int) -> float:
     return math.log((clicks + 0.5) / (rows - clicks + 0.5))
 
 
-def initialise(module: nn.Module, seed: int) -> None:
-    """Draw every linear layer from ``seed`` alone: weights N(0, 2 / (in + out)), biases N(0, 1 / out), in module order.
+def initialise(module: R, seed: int) -> R:
+    """``module`` with every linear layer and convolution drawn from ``seed`` alone, in module order.
 
-    The global random state is neither read nor changed.
+    Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in module.modules():
-            if isinstance(layer, nn.Linear):
-                spread = math.sqrt(2.0 / (layer.in_features + layer.out_features))
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                outputs, inputs = layer.weight.flatten(1).shape
+                spread = math.sqrt(2.0 / (inputs + outputs))
                 layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * spread)
-                layer.bias.copy_(torch.randn(layer.bias.shape, generator=generator) / math.sqrt(layer.out_features))
+                if layer.bias is not None:
+                    layer.bias.copy_(torch.randn(layer.bias.shape, generator=generator) / math.sqrt(outputs))
+    return module

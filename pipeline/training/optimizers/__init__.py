@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from pipeline.specs.dense_optimizer import DenseOptimizer
-from pipeline.training.optimizers import adagrad, adam
+from pipeline.training.optimizers import adagrad, adam, adamw, lamb, sgd, shampoo
 
-SPECS: tuple[DenseOptimizer, ...] = (adam.SPEC, adagrad.SPEC)
+SPECS: tuple[DenseOptimizer, ...] = (adam.SPEC, adagrad.SPEC, adamw.SPEC, sgd.SPEC, lamb.SPEC, shampoo.SPEC)

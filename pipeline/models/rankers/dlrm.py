@@ -1,0 +1,39 @@
+"""The module of DLRM (Naumov et al. 2019, arXiv 1906.00091, section 2): bottom MLP, dot interaction, top MLP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, compute_dtype, mlp, top_mlp
+from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.dlrm import DlrmConfig
+
+
+class Dlrm(HeadedRanker):
+    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32.
+
+    Without dense features there is no bottom MLP, and the first embedding replaces its output beside the dot products;
+    the ``dense`` argument of forward is then [B, 0] and is not read.
+    """
+
+    def __init__(self, config: DlrmConfig, inputs: ModelInputs) -> None:
+        super().__init__()
+        dense, dim = len(inputs.dense), inputs.dim
+        self.bottom = mlp([dense, *config.bottom_mlp, dim], last_activation=True) if dense else None
+        self.interaction = DotInteraction(len(inputs.vectors) + (dense > 0), dim)
+        self.top, width = top_mlp(self.interaction.width, config)
+        self.head = Logit(width)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        if self.bottom is not None:
+            first = self.bottom(dense)
+            vectors = torch.cat([first[:, None], embeddings.to(first.dtype)], dim=1)
+        else:
+            vectors = embeddings.to(compute_dtype(embeddings))
+        logits: Tensor = self.head(self.top(self.interaction(vectors)))
+        return logits

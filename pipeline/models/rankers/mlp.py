@@ -1,0 +1,26 @@
+"""The module of ``mlp``: one MLP on the dense features and all embeddings, side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from pipeline.models.layers import HeadedRanker, Logit, side_by_side, top_mlp
+from pipeline.specs import ModelInputs
+
+if TYPE_CHECKING:
+    from pipeline.models.mlp import MlpConfig
+
+
+class MlpRanker(HeadedRanker):
+    """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
+
+    def __init__(self, config: MlpConfig, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.top, width = top_mlp(inputs.width, config)
+        self.head = Logit(width)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.top(side_by_side(dense, embeddings)))
+        return logits

@@ -1,0 +1,54 @@
+"""Averages of the dense weights over the steps: a moving one, or the plain mean of stochastic weight averaging.
+
+SWA: Izmailov et al., UAI'18. The average is part of the optimizer's state, so checkpoints keep it and a resumed
+training goes on with the same bits. How many weights it has taken in follows from the step alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipeline.config.optimizers import AverageConfig
+
+AVERAGE = "average"
+
+
+class Average:
+    """The average of ``parameters`` in the state of ``optimizer``; ``total``: steps planned."""
+
+    def __init__(
+        self, config: AverageConfig, optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], total: int
+    ) -> None:
+        self._config, self._optimizer, self._parameters = config, optimizer, list(parameters)
+        self._first = min(math.ceil(config.start * total), max(total - 1, 0))
+
+    @torch.no_grad()
+    def take(self, step: int) -> None:
+        """Take in the weights after training step ``step`` (from 0), where it is one of those that count."""
+        past = step - self._first
+        if past < 0 or past % self._config.every:
+            return
+        learning = [parameter for parameter in self._parameters if parameter.grad is not None]
+        states = [self._optimizer.state[parameter] for parameter in learning]
+        for state, parameter in zip(states, learning, strict=True):
+            if AVERAGE not in state:
+                state[AVERAGE] = parameter.detach().clone()
+        kept = [state[AVERAGE] for state in states]
+        swa = self._config.kind == "swa"
+        share = 1.0 / (past // self._config.every + 1) if swa or not past else 1.0 - self._config.decay
+        if kept:
+            torch._foreach_lerp_(kept, [parameter.detach() for parameter in learning], share)
+
+    @torch.no_grad()
+    def swap(self) -> None:
+        """Exchange the weights with their averages, where there are any; again, and all is as before."""
+        for parameter in self._parameters:
+            average = self._optimizer.state[parameter].get(AVERAGE)
+            if average is not None:
+                former = parameter.detach().clone()
+                parameter.copy_(average)
+                average.copy_(former)

@@ -1,0 +1,48 @@
+"""Distributed Shampoo (Gupta et al., ICML'18; Shi et al., arXiv 2309.06497): gradients preconditioned by matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.specs.dense_optimizer import DenseGroup, DenseOptimizer
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Shampoo(DenseOptimizer):
+    """L^-1/4 G R^-1/4 by blocks of each layer, as long as Adagrad's or Adam's step of the block; decoupled decay.
+
+    ``shampoo_blocks`` has the formulas, ``shampoo_steps`` the ranks' parts. ``beta2`` 1: L and R are sums over all
+    steps; below, means of recent ones.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 1.0
+    eps: float = 1e-6
+    block_size: int = 256
+    factor_every: int = 1
+    root_every: int = 50
+    start_step: int = 50
+    grafting: str = "adagrad"
+    name = "shampoo"
+    classes = ("ShampooSteps",)
+    # Of square blocks: two factors in float64 and their roots, a mean of gradients and a sum of their squares.
+    state_values = 8.0
+
+    def build(self, groups: Sequence[DenseGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
+        """See ``DenseOptimizer.build``."""
+        from pipeline.training.optimizers.shampoo_blocks import Formula
+        from pipeline.training.optimizers.shampoo_steps import ShampooSteps
+
+        formula = Formula(
+            beta1=self.beta1, beta2=self.beta2, eps=self.eps, factor_every=self.factor_every,
+            root_every=self.root_every, start_step=self.start_step, grafting=self.grafting,
+        )  # fmt: skip
+        return ShampooSteps([group.settings() for group in groups], formula, self.block_size, own)
+
+
+SPEC = Shampoo()

@@ -1,0 +1,293 @@
+"""Dense optimizers by their formulas, on one and on several ranks, through checkpoints; groups, options, averages."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from pipeline.checkpoint.state import flatten_optimizer, load_optimizer
+from pipeline.compose import compose
+from pipeline.config import CheckpointConfig, TrainConfig
+from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
+from pipeline.errors import ConfigError
+from pipeline.specs import DENSE_OPTIMIZERS
+from pipeline.specs.dense_optimizer import DenseGroup as Group
+from pipeline.training.averages import Average
+from pipeline.training.grouping import dense_groups
+from tests.embeddings.ranks import spawn
+from tests.training import test_train
+
+SHAPES = {"a.weight": (9, 14), "a.bias": (9,), "b.weight": (3, 9), "b.bias": (3,), "c.weight": (2, 3, 5)}
+SMALL = {"block_size": 4, "factor_every": 2, "root_every": 3, "start_step": 2}
+STEPS = 12
+
+
+def parameters(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return {name: nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
+
+
+def gradients(step):
+    """Like those of a layer: of low rank, with directions of very different size."""
+    generator = torch.Generator().manual_seed(100 + step)
+    made = {}
+    for name, shape in SHAPES.items():
+        scale = torch.logspace(0, -3, shape[-1])
+        made[name] = 1e-3 * torch.randn(shape, generator=generator) * scale
+    return made
+
+
+def build(named, optimizer, lr=0.1, weight_decay=0.0, **options):
+    spec = replace(DENSE_OPTIMIZERS.get(optimizer), **options)
+    return spec.build([Group(list(named.values()), lr, weight_decay)])
+
+
+def steps(named, optimizer, first=0, last=STEPS):
+    for step in range(first, last):
+        for name, gradient in gradients(step).items():
+            named[name].grad = gradient.clone()
+        optimizer.step()
+
+
+def plain_shampoo(named, *, lr, decay, beta1, beta2, eps, block_size, factor_every, root_every, start_step, grafting):
+    """The formulas of ``shampoo_blocks`` in float64, by eigenvalues, block after block; the last directions by name."""
+    weights = {
+        name: p.detach().double().flatten(1) if p.dim() > 1 else p.detach().double() for name, p in named.items()
+    }
+    state, said = {}, {}
+
+    def root(factor):
+        values, vectors = torch.linalg.eigh(factor)
+        return vectors @ torch.diag((values + eps * values.max()) ** -0.25) @ vectors.T
+
+    def one(key, g, t):
+        s = state.setdefault(key, {"m": 0.0 * g, "v": 0.0 * g, "l": 0.0, "r": 0.0})
+        s["m"] = beta1 * s["m"] + (1 - beta1) * g
+        mean = s["m"] / (1 - beta1**t)
+        if grafting == "adam":
+            s["v"] = 0.999 * s["v"] + 0.001 * g * g
+            graft = mean / ((s["v"] / (1 - 0.999**t)).sqrt() + 1e-10)
+        else:
+            s["v"] = s["v"] + g * g
+            graft = mean / (s["v"].sqrt() + 1e-10)
+        if g.dim() == 1:
+            return graft
+        old, new = (1.0, 1.0) if beta2 == 1 else (beta2, 1 - beta2)
+        if (t - 1) % factor_every == 0:
+            s["l"], s["r"] = old * s["l"] + new * g @ g.T, old * s["r"] + new * g.T @ g
+        if t >= start_step and (t % root_every == 0 or t == start_step):
+            s["roots"] = root(s["l"]), root(s["r"])
+        if t < start_step:
+            return graft
+        bent = s["roots"][0] @ mean @ s["roots"][1]
+        return bent * graft.norm() / bent.norm()
+
+    for step in range(STEPS):
+        for name, gradient in gradients(step).items():
+            g = gradient.double().flatten(1) if gradient.dim() > 1 else gradient.double()
+            said[name] = torch.zeros_like(g)
+            if g.dim() == 1:
+                said[name] = one((name, 0, 0), g, step + 1)
+            else:
+                for r in range(0, g.shape[0], block_size):
+                    for c in range(0, g.shape[1], block_size):
+                        part = (slice(r, r + block_size), slice(c, c + block_size))
+                        said[name][part] = one((name, r, c), g[part], step + 1)
+            weights[name] = weights[name] * (1 - lr * decay) - lr * said[name]
+    return weights, said
+
+
+@pytest.mark.parametrize("grafting", ["adagrad", "adam"])
+@pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 1.0), (0.0, 0.99)])
+def test_shampoos_directions_are_those_of_a_plain_float64_implementation(grafting, beta1, beta2):
+    ours = parameters()
+    options = {"beta1": beta1, "beta2": beta2, "eps": 1e-6, "grafting": grafting, **SMALL}
+    weights, directions = plain_shampoo(ours, lr=0.1, decay=0.01, **options)
+    optimizer = build(ours, "shampoo", weight_decay=0.01, **options)
+    steps(ours, optimizer, 0, STEPS - 1)
+    before = {name: p.detach().double() for name, p in ours.items()}
+    steps(ours, optimizer, STEPS - 1, STEPS)
+    for name, parameter in ours.items():
+        moved = (before[name] * (1 - 0.1 * 0.01) - parameter.detach().double()) / 0.1
+        wanted = directions[name].view_as(moved)
+        assert (moved - wanted).norm() / wanted.norm() < 1e-5, name
+        torch.testing.assert_close(
+            parameter.detach().double().view_as(weights[name]), weights[name], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_lamb_moves_every_layer_by_the_same_share_of_its_norm():
+    ours = parameters()
+    before = {name: p.detach().clone() for name, p in ours.items()}
+    steps(ours, build(ours, "lamb", lr=0.01), 0, 1)
+    for name, parameter in ours.items():
+        torch.testing.assert_close((parameter - before[name]).norm() / before[name].norm(), torch.tensor(0.01))
+
+
+def test_lamb_is_its_papers_formula():
+    ours, beta1, beta2, eps, decay, lr = parameters(), 0.9, 0.999, 1e-6, 0.1, 0.01
+    weights = {name: p.detach().double().clone() for name, p in ours.items()}
+    m, v = ({name: torch.zeros_like(w) for name, w in weights.items()} for _ in range(2))
+    for step in range(1, STEPS + 1):
+        for name, gradient in gradients(step - 1).items():
+            g = gradient.double()
+            m[name] = beta1 * m[name] + (1 - beta1) * g
+            v[name] = beta2 * v[name] + (1 - beta2) * g * g
+            r = m[name] / (1 - beta1**step) / ((v[name] / (1 - beta2**step)).sqrt() + eps) + decay * weights[name]
+            weights[name] = weights[name] - lr * weights[name].norm() / r.norm() * r
+    steps(ours, build(ours, "lamb", lr=lr, weight_decay=decay))
+    for name, parameter in ours.items():
+        torch.testing.assert_close(parameter.detach().double(), weights[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", DENSE_OPTIMIZERS.names())
+def test_each_goes_on_from_its_saved_state_to_the_bit(optimizer):
+    options = SMALL if optimizer == "shampoo" else {}
+    ours = parameters()
+    first = build(ours, optimizer, **options)
+    steps(ours, first, 0, 5)
+    tensors, record = flatten_optimizer(first, ours)
+    saved = {name: value.clone() for name, value in tensors.items()}
+    record = json.loads(json.dumps(record))
+    again = {name: nn.Parameter(p.detach().clone()) for name, p in ours.items()}
+    steps(ours, first, 5)
+    second = build(again, optimizer, **options)
+    load_optimizer(second, again, saved, record)
+    steps(again, second, 5)
+    assert all(torch.equal(ours[name], again[name]) for name in ours)
+    assert type(first).__name__ in DENSE_OPTIMIZERS.get(optimizer).classes
+
+
+def on_ranks(folder):
+    """Shampoo's work is dealt; saved after five steps and gone on with on another number of ranks."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    ours = parameters()
+    optimizer = build(ours, "shampoo", **SMALL)
+    steps(ours, optimizer, 0, 5)
+    kept = sum(value.numel() for state in optimizer.state.values() for value in state.values())
+    optimizer.gather()
+    if rank == 0:
+        tensors, record = flatten_optimizer(optimizer, ours)
+        saved = {name: value.clone() for name, value in tensors.items()}
+        weights = {name: p.detach().clone() for name, p in ours.items()}
+        torch.save([weights, saved, record], folder / f"saved-{world}")
+    steps(ours, optimizer, 5)
+    other = folder.parent / f"of{3 - world}" / f"saved-{3 - world}"
+    torch.save([{name: p.detach() for name, p in ours.items()}, kept], folder / f"{rank}")
+    if not other.exists():
+        return
+    weights, saved, record = torch.load(other)
+    again = {name: nn.Parameter(w) for name, w in weights.items()}
+    restored = build(again, "shampoo", **SMALL)
+    load_optimizer(restored, again, saved, record)
+    steps(again, restored, 5)
+    assert all(torch.equal(again[name], ours[name]) for name in ours)
+
+
+def test_shampoo_deals_its_work_to_ranks_and_goes_on_with_another_number_of_them(tmp_path):
+    for world in (1, 2):
+        spawn(on_ranks, world, tmp_path / f"of{world}")
+    (alone, whole), (one, some), (two, rest) = (torch.load(tmp_path / place) for place in ("of1/0", "of2/0", "of2/1"))
+    assert all(torch.equal(alone[name], one[name]) and torch.equal(alone[name], two[name]) for name in alone)
+    assert max(some, rest) < 0.7 * whole
+
+
+def test_groups_get_their_rates_by_the_first_pattern_that_matches():
+    train = TrainConfig(
+        lr=0.1, weight_decay=0.2,
+        dense_groups={"*.bias": DenseGroup(weight_decay=0.0), "a.*": DenseGroup(lr=0.5)},
+    )  # fmt: skip
+    named = parameters()
+    groups = dense_groups(named, train)
+    of = {id(p): name for name, p in named.items()}
+    assert [([of[id(p)] for p in g.parameters], g.lr, g.weight_decay) for g in groups] == [
+        (["b.weight", "c.weight"], 0.1, 0.2), (["a.bias", "b.bias"], 0.1, 0.0), (["a.weight"], 0.5, 0.2),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said", "hint"),
+    [
+        (["*.weigth"], "'\\*.weigth' matches no dense parameter; the model has: a.weight, a.bias,", "c.weight"),
+        (["a.*", "a.bias"], "'a.bias' matches only parameters that a pattern before it has", "put it before 'a.*'"),
+    ],
+)
+def test_a_pattern_without_a_parameter_is_refused_with_the_names(patterns, said, hint):
+    train = TrainConfig(dense_groups={pattern: DenseGroup(lr=0.1) for pattern in patterns})
+    with pytest.raises(ConfigError, match=said) as caught:
+        dense_groups(parameters(), train)
+    assert hint in caught.value.hint
+
+
+def test_an_option_that_the_optimizer_lacks_is_refused_before_anything_starts():
+    assert TrainConfig(dense_optimizer="shampoo", dense_options=DenseOptions(block_size=8)).dense_spec.block_size == 8
+    assert TrainConfig(sparse_optimizer="ftrl", sparse_options=SparseOptions(l1=0.5)).table_optimizer.l1 == 0.5
+    with pytest.raises(ConfigError, match="train.sparse_options.l1 is 0.1, but train.sparse_optimizer=rowwise_adagrad"):
+        compose(["experiment=demo", "run=r", "train.sparse_options.l1=0.1"])
+    with pytest.raises(ConfigError, match="train.dense_options.momentum is 0.5, .*=adam does .*: beta1, beta2") as got:
+        compose(["experiment=demo", "run=r", "train.dense_options.momentum=0.5"])
+    assert got.value.hint == "train.dense_options.momentum=null, or train.dense_optimizer=sgd"
+    with pytest.raises(ConfigError, match="train.average.decay is 0.9, but train.average.kind is none"):
+        compose(["experiment=demo", "run=r", "train.average.decay=0.9"])
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_averages_are_those_of_the_steps_that_count(kind):
+    ours = parameters()
+    optimizer = build(ours, "adam")
+    average = Average(AverageConfig(kind=kind, decay=0.8, start=0.25, every=2), optimizer, list(ours.values()), STEPS)
+    counted = []
+    for step in range(STEPS):
+        steps(ours, optimizer, step, step + 1)
+        average.take(step)
+        if step >= 3 and (step - 3) % 2 == 0:
+            counted.append(ours["a.weight"].detach().clone())
+    wanted = counted[0]
+    for weights in counted[1:]:
+        wanted = 0.8 * wanted + 0.2 * weights
+    wanted = torch.stack(counted).mean(0) if kind == "swa" else wanted
+    last = ours["a.weight"].detach().clone()
+    average.swap()
+    torch.testing.assert_close(ours["a.weight"].detach(), wanted)
+    average.swap()
+    assert torch.equal(ours["a.weight"], last)
+
+
+AVERAGED = {"sparse_optimizer": "lazy_adam", "average": AverageConfig(kind="ema", decay=0.8)}
+CASES = {
+    name: {"dense_optimizer": name, "sharding": test_train.MIXED}
+    for name in DENSE_OPTIMIZERS.names()
+    if name not in ("adam", "adagrad")
+}
+CASES["shampoo"] |= {"dense_options": DenseOptions(**{**SMALL, "block_size": 7})}
+CASES["averaged"] = AVERAGED
+CASES["grouped"] = {"dense_groups": {"*.bias": DenseGroup(lr=0.0)}}
+OTHERS = {"not averaged": {**AVERAGED, "average": AverageConfig(kind="ema", decay=0.8, use=False)}}
+
+
+def run_cases(folder):
+    rank, world = dist.get_rank(), dist.get_world_size()
+    outcomes = {
+        name: test_train.run_case(folder / name, world, rank, **case) for name, case in {**CASES, **OTHERS}.items()
+    }
+    for name, case in CASES.items():
+        settings = {**case, "then": {"epochs": 2}, "max_steps": 7, "checkpoint": CheckpointConfig(every_steps=3)}
+        outcomes[f"{name}, stopped"] = test_train.run_case(folder / f"{name}, stopped", world, rank, **settings)
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
+
+
+def test_whole_trainings_stop_and_go_on_alike_and_ranks_train_the_same_model(tmp_path):
+    outcomes = {}
+    for world in (1, 2):
+        spawn(run_cases, world, tmp_path / str(world))
+        outcomes[world] = json.loads((tmp_path / f"{world}/0.json").read_text())
+    for name in CASES:
+        alone, both = outcomes[1][name], outcomes[2][name]
+        assert both["digests"] == outcomes[2][f"{name}, stopped"]["digests"], name
+        assert alone["ne"] == pytest.approx(both["ne"], rel=1e-3) and alone["ne"] < 1, name
+    averaged, last = outcomes[1]["averaged"], outcomes[1]["not averaged"]
+    assert averaged["logits"] != last["logits"]
+    assert averaged["ne"] == pytest.approx(last["ne"], abs=0.05)

@@ -1,0 +1,26 @@
+"""The memory that a training adds to its process."""
+
+from __future__ import annotations
+
+import torch
+
+from pipeline.training.memory import MemoryMeter
+
+BYTES = 64 << 20
+CPU = torch.device("cpu")
+
+
+def test_what_is_taken_is_measured_also_where_an_earlier_training_freed_as_much() -> None:
+    for _ in range(2):
+        meter = MemoryMeter(CPU)
+        pieces = [torch.ones(1 << 14, dtype=torch.uint8) for _ in range(BYTES >> 14)]  # small ones stay with glibc
+        assert BYTES * 0.9 <= meter.peak() <= BYTES * 1.5
+        assert sum(map(len, pieces)) == BYTES
+        del pieces
+
+
+def test_memory_of_before_does_not_count() -> None:
+    before = torch.ones(BYTES, dtype=torch.uint8)
+    meter = MemoryMeter(CPU)
+    assert meter.peak() < BYTES // 8
+    assert len(before) == BYTES
