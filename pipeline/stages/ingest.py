@@ -69,6 +69,7 @@ class Ingest(Stage):
         use("data.synthetic", "rows days ids_per_feature zipf base_rate dense_effect", when=_synthetic),
         use("data.synthetic", "first_order_effect pairwise_effect pairs latent_dim drift", when=_synthetic),
         use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),
+        use("data.synthetic", "quads quad_effect", when=_synthetic),
         use("ingest", "rows_per_group groups_per_file compression", when=_logs),
     )
 

@@ -37,5 +37,7 @@ def test_a_training_of_an_earlier_release_resumes_and_ends_with_the_same_weights
     assert (schedule["decay_ratio"], schedule["min_lr_factor"]) == (0.6, 0.1)
     made, expected = load_file(last / "dense.safetensors"), load_file(tmp_path / "expected.safetensors")
     assert made.keys() == expected.keys()
-    for name, value in made.items():
+    random_state = {name for name in made if name.endswith("rng")}  # of the step today, of the whole run then
+    assert len(random_state) == 1
+    for name, value in ((name, value) for name, value in made.items() if name not in random_state):
         np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)

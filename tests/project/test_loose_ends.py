@@ -20,7 +20,7 @@ CALLED_FROM_OUTSIDE = {
 # What a requirement is imported as where that is not its name.
 IMPORTED_AS = {
     "hydra-core": "hydra", "fbgemm-gpu-cpu": "fbgemm_gpu", "fbgemm-gpu": "fbgemm_gpu", "kubernetes-validate":
-    "kubernetes_validate", "polars-hash": "polars_hash",
+    "kubernetes_validate", "polars-hash": "polars_hash", "scikit-learn": "sklearn",
 }  # fmt: skip
 # Requirements that are used without an import of ours: what shows that.
 USED_OTHERWISE = {

@@ -54,7 +54,7 @@ class _DotInteraction(torch.autograd.Function):
             symmetric = _gather(grad, cells, grad.new_empty(len(grad), cells.numel()))
         symmetric = symmetric.view(-1, count, count)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
-        result = torch.bmm(symmetric, vectors)
+        result = torch.bmm(symmetric, vectors.to(grad.dtype))  # under autocast the products are 16-bit floats
         result[:, 0] += grad[:, :dim]
         return result, None, None
 
