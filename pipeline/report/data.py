@@ -59,10 +59,12 @@ def features_table(data: Mapping[str, Any]) -> Table:
 def _feature(name: str, kind: str, profile: Mapping[str, Any], data: Mapping[str, Any]) -> tuple[str, ...]:
     moved = data[QUALITY]["checks"]["drift"].get(name, {}).get("psi")
     shown = units.decimal(moved, 3)
+    distinct = data[QUALITY]["distribution"]["features"].get(name, {}).get("distinct")
     return (
         name, kind, units.percent(profile["missing_share"]),
         units.short(profile.get("mean")) if kind == "dense" else units.ABSENT,
-        units.count(data[QUALITY]["distribution"]["features"].get(name, {}).get("distinct")),
+        # Numbers are counted in buckets of a sketch, which are fewer than the values.
+        units.count(distinct if kind != "dense" else None),
         units.count(profile.get("rows")),
         with_meter(shown, moved / FULL_METER, least=0.0) if moved is not None else shown,
     )  # fmt: skip

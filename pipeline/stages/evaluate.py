@@ -85,6 +85,9 @@ class Evaluate(Stage):
             f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}",
             f"on {units.count(part.samples)} held-out rows",
         ]
+        if units.known(part.ne) and part.ne > 1:
+            lines.append("NE above 1 is worse than predicting the click rate for every row: the model learned nothing")
+            lines.append("that holds, or overfits. Try fewer train.epochs, or model.dropout.")
         if units.known(part.bayes_ne):
             best = f"best reachable NE {units.decimal(part.bayes_ne, 5)}"
             gain = reachable_gain(part)

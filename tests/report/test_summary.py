@@ -12,6 +12,14 @@ from pipeline.report.summary import reachable_gain
 PARTS = ("stages", "ingest", "plan", "train", "checkpoint", "eval")
 
 
+@pytest.mark.parametrize(("ne", "warned"), [(0.83214, False), (1.0, False), (1.0185, True), (None, False)])
+def test_a_model_worse_than_the_click_rate_is_named_beside_its_ne(ne, warned):
+    result = make_result()
+    result["eval"]["ne"] = ne
+    text = " ".join(summary(result_of(result), "store/runs/demo", []).split())
+    assert ("NE above 1 is worse than predicting the click rate for every row" in text) is warned
+
+
 def test_the_table_shows_every_part():
     text = summary(result_of(make_result()), "store/runs/demo", ["report.html", "result.json"])
     for expected in (
