@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -76,9 +75,7 @@ def _widths(options: argparse.Namespace) -> int:
     inputs = _case(options.overrides, {}, options).inputs
     chosen = widths(inputs, options.share)
     rows = {table.name: table.rows for table in inputs.schema.tables}
-    print(
-        json.dumps({**asdict(chosen), "override": chosen.override}) if options.json else "\n".join(shown(chosen, rows))
-    )
+    tell(options.json, {**asdict(chosen), "override": chosen.override}, lambda _: "\n".join(shown(chosen, rows)))
     return 0
 
 

@@ -21,7 +21,7 @@ def inputs(dim=32):
 @pytest.mark.parametrize("share", [0.7, 0.5, 0.25])
 def test_widths_take_the_share_and_fall_with_the_frequency_of_rows(share):
     chosen = widths(inputs(), share)
-    assert share / 1.6 < chosen.bytes / chosen.even_bytes <= share
+    assert share / 2 < chosen.bytes / chosen.even_bytes <= share
     assert chosen.even_bytes == 4 * 32 * sum(ROWS.values())
     assert chosen.dims["country"] == 32 >= chosen.dims["ad"] >= chosen.dims["user"]
     assert all(dim % 4 == 0 for dim in chosen.dims.values())
@@ -66,7 +66,7 @@ FEATURES = ["data=parquet", "data.path=/logs", "+data.sparse.item={rows: 50}", "
             ["+data.sparse.past={table: item, rows: 9}"],
             "data.sparse.past shares the table of item and sets rows, expected them there", "past.rows=null",
         ),
-        (["+model.tables.itme={dim: 8}"], "model.tables names 'itme', which is no table; the nearest is 'item'", "item"),
+        (["+model.tables.itme={dim: 8}"], "model.tables names 'itme', which is no table; the nearest is", "item"),
         (
             ["+data.sparse.past={table: item}", "+model.tables.past={dim: 8}"],
             "feature 'past' shares the table of item, expected the settings there", "model.tables.item",
