@@ -8,6 +8,7 @@ import pytest
 
 from tests.commands import nightjar_in_turn
 
+pytestmark = pytest.mark.slow
 ITEMS, USERS, ROWS = 120, 40, 6000
 SCHEMA = """
 defaults: [csv]
