@@ -10,10 +10,11 @@ import numpy as np
 from torch import Tensor, nn
 
 from pipeline.config import DataConfig, HardwareConfig, ModelConfig
+from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import build_model
-from pipeline.models.layers import MaxNorm, Projections, projections
+from pipeline.models.layers import MaxNorm
 from pipeline.publishing.served import ServedModel
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.translate import Translation

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.layers import Projections
+from pipeline.embeddings.widths import Projections
 from pipeline.records import TowerModuleSpec
 
 

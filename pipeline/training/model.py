@@ -18,9 +18,10 @@ from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
-from pipeline.models.layers import MaxNorm, Projections, Ranker, batch_norms, projections
+from pipeline.models.layers import MaxNorm, Ranker, batch_norms
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.specs import ModelInputs
 from pipeline.towers import Layout, layout_of

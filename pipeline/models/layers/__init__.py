@@ -21,7 +21,6 @@ from pipeline.models.layers.mlp import (
 from pipeline.models.layers.normalise import MaxNorm
 from pipeline.models.layers.norms import BatchNorm, batch_norms
 from pipeline.models.layers.vectors import VectorLinear, Vectors, side_by_side
-from pipeline.models.layers.widths import Projections, projections
 
 __all__ = [
     "BatchNorm",
@@ -33,7 +32,6 @@ __all__ = [
     "Logit",
     "MaskBlock",
     "MaxNorm",
-    "Projections",
     "Ranker",
     "SelfAttention",
     "VectorLinear",
@@ -44,7 +42,6 @@ __all__ = [
     "log_odds",
     "mlp",
     "pair_products",
-    "projections",
     "side_by_side",
     "top_mlp",
     "with_own_weights",
