@@ -63,6 +63,8 @@ class RowOptimizer:
     def learn(self, lookup: Lookup, gradient: Tensor) -> None:
         """Update the rows of ``lookup`` by the ``gradient`` of its pooled embeddings [b, sum of dims]."""
         self.steps += 1
+        if self._optimizer.frozen:
+            return
         batch = len(gradient)
         column = feature = 0
         for weights, state, features in zip(self._tables, self._states, self._features, strict=True):
