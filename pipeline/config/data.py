@@ -24,7 +24,7 @@ from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
-FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
+FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "synthetic", "tables")
 
 
 @dataclass(kw_only=True)
