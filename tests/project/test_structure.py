@@ -40,7 +40,17 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"models", "embeddings", "towers", "checkpoint", "evaluation"},
     "publishing": {"checkpoint"},
     "compose": set(),
-    "serving": {"ingest", "towers", "models", "training", "evaluation", "publishing", "report", "compose"},
+    "serving": {
+        "embeddings",
+        "ingest",
+        "towers",
+        "models",
+        "training",
+        "evaluation",
+        "publishing",
+        "report",
+        "compose",
+    },
     "stages": {
         "launch",
         "ingest",
