@@ -16,7 +16,7 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
 
     ``columns``: the terminal's width, 0 where there is none.
     """
-    if config.launch.name == "local":
+    if config.launch.name != "kubernetes":
         from pipeline.launch.local import LocalStages
 
         return LocalStages(config, columns)
@@ -40,7 +40,7 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
     or a right is missing.
     """
     with run_lock(store, str(config.run), config.launch.lease_seconds):
-        if config.launch.name == "local":
+        if config.launch.name != "kubernetes":
             yield
             return
         from pipeline.launch.kubernetes.api import check_clock
