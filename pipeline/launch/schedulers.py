@@ -48,10 +48,12 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         from pipeline.launch.kubernetes.lease import held
         from pipeline.launch.kubernetes.names import run_label
         from pipeline.launch.kubernetes.rights import check_rights
+        from pipeline.launch.kubernetes.trial import check_templates
 
         api = connect(config.launch.context)
         check_clock(api)
         check_rights(api, config.launch)
+        check_templates(api, config)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
         with held(api, config.launch.namespace, lease, config.launch.lease_seconds):
             yield

@@ -29,7 +29,7 @@ NO_KEY = (
     ),
     use("launch", "lease_seconds keep_hours host_index first_host"),
     use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
-    use("launch.pods", "node_selector tolerations"),
+    use("launch.pods", "node_selector tolerations patch"),
     use("launch.pods.volumes", "*.claim *.path *.sub_path *.read_only"),
     use("launch.pods.resources", "*.cpu *.memory_gib *.shm_gib *.disk_gib *.gpus"),
     use("schedule", "*"),

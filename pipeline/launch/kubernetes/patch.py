@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.config import PodConfig
+from pipeline.config.kubernetes import PATCH_ALL
 from pipeline.errors import ConfigError
-from pipeline.launch.kubernetes.pods import CONTAINER, Object
 
+Object = dict[str, Any]
+CONTAINER = "nightjar"  # the one that runs the stage
 DIRECTIVE = "$patch"
 # Fields of a pod template whose lists are merged, and by what.
 KEYS = {
@@ -22,7 +24,6 @@ KEYS = {
     "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort", "hostAliases": "ip",
     "topologySpreadConstraints": "topologyKey", "resourceClaims": "name", "schedulingGates": "name",
 }  # fmt: skip
-ALL = "all"  # the key of what is for every pod
 OURS = "nightjar/"  # labels by which the launcher finds its jobs again
 
 
@@ -32,7 +33,7 @@ def patched(template: Object, pods: PodConfig, stage: str) -> Object:
     ConfigError for a fragment that changes what the launcher relies on, or whose lists lack the field they go by.
     """
     result = template
-    for name in (ALL, stage):
+    for name in (PATCH_ALL, stage):
         if fragment := pods.patch.get(name):
             result = merged(result, fragment, f"launch.pods.patch.{name}")
             _check_kept(template, result, f"launch.pods.patch.{name}")
