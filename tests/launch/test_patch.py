@@ -141,8 +141,7 @@ def test_the_server_says_what_it_would_refuse_before_anything_starts(cluster) ->
     check_templates(api, patched_config(yaml.safe_dump(known)))
     for patch, says in {
         "train: {spec: {runtimeClas: nvidia}}": "pods of train: the API server knows no field spec.runtimeClas",
-        "all: {spec: {containers: [{name: nightjar, volumeMounts: [{mountPath: /x, name: no}]}]}}": 'Not found: "no"',
-        "train: {spec: {containers: [{name: nightjar, resources: {limits: {hugepages-2Mi: 1.5}}}]}}": "pods of train",
+        "all: {spec: {containers: [{name: nightjar, volumeMounts: [{mountPath: /x, name: gon}]}]}}": 'Not found: "gon"',
         "evaluate: {spec: {topologySpreadConstraints: [{topologyKey: rack}]}}": "pods of evaluate: .*maxSkew",
     }.items():
         with pytest.raises(LaunchError, match=says) as caught:
