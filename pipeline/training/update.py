@@ -19,7 +19,8 @@ class Optimizers:
 
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
     any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
-    ``towers``: their modules' gradients differ between the ranks.
+    ``towers``: their modules' gradients differ between the ranks. ``scale``: a factor of both learning rates besides
+    the schedule's.
     """
 
     def __init__(
@@ -35,13 +36,14 @@ class Optimizers:
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
         self._factor, self._step = 0.0, 0
+        self.scale = 1.0
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.tables = replica_optimizer(dmp)
         self._parts = [self.dense, *([self.tables] if self.tables else [])]
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
-        self._step, factor = step, lr_factor(self._config, step, self._total)
+        self._step, factor = step, lr_factor(self._config, step, self._total) * self.scale
         for group, rate in zip(self.dense.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         if factor != self._factor:
