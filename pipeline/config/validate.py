@@ -23,8 +23,13 @@ class ValidateConfig:
     )
     min_delta: float = setting(0.0, low=0.0, doc="A look is better only if its figure is better by more than this.")
     patience: int | None = setting(
-        4, low=1, doc="Looks without a better one that make a plateau; null: no number does, training takes all steps."
+        8, low=1, doc="Looks without a better one that make a plateau; null: no number does, training takes all steps."
     )
+    cycle_epochs: int | None = setting(
+        1, low=1,
+        doc="Epochs after which the learning rates' schedule begins anew, so that a look at its end sees weights that "
+        "have settled, whatever the number of epochs; null: the schedule spans the training.",
+    )  # fmt: skip
     lr_drops: int = setting(
         1, low=0, doc="Plateaus at which training goes back to its best weights with lower learning rates; the next stops it."
     )  # fmt: skip

@@ -128,7 +128,7 @@ class Checkpoints:
         model, store = self.saver.model, self.saver.store
         path = f"{self.saver.directory}/{self.best}"
         artifact = together(f"opening {path}", lambda: store.get(path, "train").to_json())[0]
-        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched)
+        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.saver.on_point)
         self._train_on(restore(store, parsed_artifact(path, artifact), target))
         model.touched.fill()  # the next delta rests on a checkpoint of other rows
         set_table_steps(self.trainer.model, self.trainer.steps)

@@ -65,6 +65,8 @@ class Validation:
         self._per_epoch = per_epoch
         self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
         self.stopping = saver.stopping = Stopping(config.validate)
+        epochs = config.validate.cycle_epochs
+        trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
         self.seconds = 0.0
 
     def due(self, step: int, total: int) -> bool:
