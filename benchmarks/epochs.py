@@ -1,9 +1,9 @@
 """``make bench-epochs``: a training that stops by itself against the best number of epochs, found by hand.
 
 The log has 60,000 rows of 10 columns, the largest of them with 5,000 ids, and the model learns it by heart within a few
-epochs. ``ratio``: test NE of what a training publishes that is asked for ten epochs, over the best test NE of trainings
-of 1, 2, .. 10 epochs, each with a schedule of its own and the same train rows. ``ratio_all_rows``: the same, where those
-train on the validation rows too. By hand the best number of epochs is chosen by the test rows themselves.
+epochs. ``ratio``: test NE of what a training of ten epochs publishes, over the best test NE of trainings of 1, 2, .. 10
+epochs, each with a schedule of its own and the same train rows. ``ratio_all_rows``: the same, where those train on the
+validation rows too. By hand the best number of epochs is chosen by the test rows themselves.
 """
 
 from __future__ import annotations
@@ -73,10 +73,12 @@ def run_seed(rows: int, seed: int, epochs: int, jobs: int, more: tuple[str, ...]
     best = {kind: min(results[f"{kind}-{n}"].ne for n in every) for kind in ("all", "same")}
     stops = results["stops"]
     looked = stops.validation or {}
-    print(f"seed {seed}: by hand, epochs 1 to {epochs}: "
-          + " ".join(f"{results[f'same-{n}'].ne:.4f}" for n in every)
-          + f"; stops after step {stops.steps:,}, epoch {looked.get('best_epoch', 0):.2f} published: {stops.ne:.4f} "
-          f"= {stops.ne / best['same']:.4f} of the best, {stops.ne / best['all']:.4f} with all rows", flush=True)  # fmt: skip
+    by_hand = " ".join(f"{results[f'same-{n}'].ne:.4f}" for n in every)
+    print(
+        f"seed {seed}: by hand, epochs 1 to {epochs}: {by_hand}; stops after step {stops.steps:,}, "
+        f"epoch {looked.get('best_epoch', 0):.2f} published: {stops.ne:.4f}, {stops.ne / best['same']:.4f} of the "
+        f"best, {stops.ne / best['all']:.4f} of that with all rows", flush=True,
+    )  # fmt: skip
     return {
         "ratio": stops.ne / best["same"], "ratio_all_rows": stops.ne / best["all"], "ne": stops.ne,
         "best_by_hand": best["same"], "last_epoch": results[f"same-{epochs}"].ne, "steps": float(stops.steps),

@@ -31,7 +31,8 @@ class ValidateConfig:
         "have settled, whatever the number of epochs; null: the schedule spans the training.",
     )  # fmt: skip
     lr_drops: int = setting(
-        1, low=0, doc="Plateaus at which training goes back to its best weights with lower learning rates; the next stops it."
+        1, low=0,
+        doc="Plateaus at which training goes back to its best weights with lower learning rates; the next one ends it.",
     )  # fmt: skip
     lr_factor: float = setting(
         0.1, low=1e-6, high=1.0, doc="What both learning rates are multiplied with at such a plateau."

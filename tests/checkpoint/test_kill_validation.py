@@ -1,4 +1,4 @@
-"""kill -9 around a look at the validation rows, and behind a plateau: the resumed training decides and ends the same."""
+"""kill -9 around a look at the validation rows and behind a plateau: what resumes decides and ends the same."""
 
 import json
 import shutil
