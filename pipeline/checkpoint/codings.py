@@ -33,6 +33,13 @@ class Codings:
         self._chosen: dict[tuple[str, int], Coding] = {}
         self.restores = 0
 
+    def exactly(self, block: RowBlock) -> TableCoding:
+        """The coding of a checkpoint whose rows come back bit for bit."""
+        return TableCoding("fp32", "fp32", exact=self._exact(block))
+
+    def _exact(self, block: RowBlock) -> tuple[str, ...]:
+        return tuple(column.name for column in self._rules.of(block.table).columns if column.exact)
+
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:
         """How the rows of each of the checkpoint's ``blocks`` are stored; ``final``: in the run's result.
 
@@ -42,8 +49,7 @@ class Codings:
         return partial(self._of, cache(lambda: _least_heat(self._trained(blocks))), final)
 
     def _of(self, least_heat: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
-        config, optimizer = self._config, self._rules.of(block.table)
-        exact = tuple(column.name for column in optimizer.columns if column.exact)
+        config, optimizer, exact = self._config, self._rules.of(block.table), self._exact(block)
         wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, config.state, exact=exact)

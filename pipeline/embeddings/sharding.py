@@ -25,6 +25,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings.compiled import compile_tables, compiled_on
 from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.rules import TableRules, as_rules
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
@@ -205,7 +206,8 @@ def shard_model(
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
     fuse_optimizer(collection, rules, plan.device)
-    if plan.world_size == 1 and device.type == "cpu" and ssd is None and rules.all_fused(plan.device):
+    alone = plan.world_size == 1 and device.type == "cpu" and ssd is None
+    if alone and not compiled_on(rules.common, plan.device) and rules.all_fused(plan.device):
         divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
@@ -225,6 +227,7 @@ def shard_model(
             init_data_parallel=plan.world_size > 1,
             data_parallel_wrapper=_wrapper(model, among) if among else None,
         )
+    compile_tables(dmp, rules, plan.device)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, ssd_tables(plan))
     if ssd is not None:
