@@ -16,6 +16,7 @@ from pipeline.checkpoint.quantise import (
 )
 from tests import compile
 
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
     """The library, built as an installation builds it; None where there is no C compiler."""

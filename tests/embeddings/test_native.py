@@ -70,7 +70,8 @@ def trained(
         weights.copy_(torch.randn(weights.shape, generator=generator))
     tables = [Table(name) for name in FEATURES]
     learner = RowOptimizer(
-        Kernel(module, tables, fused=True), replace(TABLE_OPTIMIZERS.get(optimizer), **options)  # type: ignore[type-var]
+        Kernel(module, tables, fused=True),
+        replace(TABLE_OPTIMIZERS.get(optimizer), **options),  # type: ignore[type-var]
     )
     for step in range(STEPS):
         learner.lr = 0.1 / (step + 1) if step != 2 else 0.0

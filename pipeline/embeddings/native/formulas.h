@@ -50,12 +50,13 @@ static inline void NAMED(ftrl)(float *restrict w, float *restrict z, float *rest
                                int64_t width, const float *k) {
     const float lr = k[0], l1 = k[1], l2 = k[2], beta = k[3], inverse = k[4];
     EACH({
+        float held = z[i];
         float before = sqrtf(n[i]);
         float sum = n[i] + g[i] * g[i];
         float after = sqrtf(sum);
         float sign = (float)((w[i] > 0.0f) - (w[i] < 0.0f));
         float implied = -(w[i] * ((before + beta) / lr + l2) + l1 * sign);
-        float next = (w[i] != 0.0f ? implied : z[i]) + g[i] + inverse * w[i] * (after - before);
+        float next = (w[i] != 0.0f ? implied : held) + g[i] + inverse * w[i] * (after - before);
         float beyond = fabsf(next) - l1;
         float shrunk = (float)((next > 0.0f) - (next < 0.0f)) * (beyond > 0.0f ? beyond : 0.0f);
         n[i] = sum;
