@@ -8,6 +8,7 @@ has rows, whatever the size of the table, and its rows may be slots of tier ssd.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +89,7 @@ class RowOptimizer:
         for i, column in enumerate(self._optimizer.columns):
             place.states[i] = state[column.name].data_ptr()
             place.widths[i] = weights.shape[1] if column.per_value else 1
+            place.steps[i] = state[column.name].stride(0)
         return place
 
     def _learn_compiled(self, library: native.Library, step: CompiledStep, lookup: Lookup, gradient: Tensor) -> None:
@@ -153,14 +155,20 @@ def update_rows(
 
 
 def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool = False) -> TableState:
-    """Zeros for the rows of ``weights`` by column, [rows] or [rows, dim]; ``sparse``: they take room when touched."""
-    state = {}
-    for column in columns:
-        shape = weights.shape if column.per_value else weights.shape[:1]
-        state[column.name] = (
-            sparse_memory(shape.numel()).view(shape) if sparse else torch.zeros(shape, device=weights.device)
-        )
-    return state
+    """Zeros for the rows of ``weights`` by column, [rows] or [rows, dim]; ``sparse``: they take room when touched.
+
+    Values [rows, dim] of a row lie beside each other, so that a step finds them in one place of the memory.
+    """
+    rows, dim = weights.shape
+    wide = [column.name for column in columns if column.per_value]
+
+    def zeros(*shape: int) -> Tensor:
+        if sparse:
+            return sparse_memory(math.prod(shape)).view(shape)
+        return torch.zeros(shape, device=weights.device)
+
+    beside = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True)) if wide else {}
+    return {each.name: beside[each.name] if each.per_value else zeros(rows) for each in columns}
 
 
 class _Learn(torch.autograd.Function):

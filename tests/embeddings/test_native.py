@@ -115,7 +115,7 @@ def test_a_lazy_optimizer_leaves_rows_without_a_gradient_alone(built: Path, monk
         gradient=gradient.data_ptr(), stride=8, batch=3, features=1,
     )  # fmt: skip
     for i, moment in enumerate(moments):
-        place.states[i], place.widths[i] = moment.data_ptr(), 8
+        place.states[i], place.widths[i], place.steps[i] = moment.data_ptr(), 8, 8
     step = TABLE_OPTIMIZERS.get("lazy_adam").compiled(0.1, 1)
     library = native.Library(built)
     library.learn([place], step, lazy=True, threads=1)
@@ -136,8 +136,7 @@ def test_denormals_are_those_of_the_calling_thread(built: Path, monkeypatch) -> 
         for i in range(2)
     ]  # fmt: skip
     for i, place in enumerate(places):
-        place.states[0], place.widths[0] = sums[i].data_ptr(), 4
-        place.ids = ids.data_ptr()
+        place.states[0], place.widths[0], place.steps[0] = sums[i].data_ptr(), 4, 4
     step = replace(TABLE_OPTIMIZERS.get("adagrad"), eps=0.0).compiled(1e-20, 1)
     library = native.Library(built)
     for flush in (True, False):

@@ -30,6 +30,7 @@ class Table(ctypes.Structure):
 
     _fields_ = (
         ("weights", ctypes.c_void_p), ("states", ctypes.c_void_p * _STATES), ("widths", ctypes.c_int64 * _STATES),
+        ("steps", ctypes.c_int64 * _STATES),
         ("width", ctypes.c_int64), ("ids", ctypes.c_void_p), ("offsets", ctypes.c_void_p), ("shares", ctypes.c_void_p),
         ("gradient", ctypes.c_void_p), ("stride", ctypes.c_int64), ("batch", ctypes.c_int64),
         ("features", ctypes.c_int64), ("mean", ctypes.c_int32),

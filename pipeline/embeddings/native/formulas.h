@@ -109,13 +109,13 @@ static inline void NAMED(fetch)(const Table *table, int64_t row) {
     for (int64_t i = 0; i < table->width; i += 16) __builtin_prefetch(table->weights + row * table->width + i, 1);
     for (int s = 0; s < STATES; s++)
         for (int64_t i = 0; i < table->widths[s]; i += 16)
-            __builtin_prefetch(table->states[s] + row * table->widths[s] + i, 1);
+            __builtin_prefetch(table->states[s] + row * table->steps[s] + i, 1);
 }
 
 static inline void NAMED(row_step)(const Table *table, const Step *step, int64_t row, const float *g) {
     const int64_t width = table->width;
-    float *w = table->weights + row * width, *one = table->states[0] + row * table->widths[0];
-    float *two = table->states[1] + row * table->widths[1];
+    float *w = table->weights + row * width, *one = table->states[0] + row * table->steps[0];
+    float *two = table->states[1] + row * table->steps[1];
     switch (step->formula) {
     case 0: NAMED(lazy_adam)(w, one, two, g, width, step->settings); break;
     case 1: NAMED(partial_rowwise_adam)(w, one, two, g, width, step->settings); break;

@@ -17,9 +17,10 @@
 
 /* A table and what a batch looked up in it. Bag f * batch + b is that of feature f and sample b. */
 typedef struct {
-    float *weights;         /* [rows, width] */
-    float *states[STATES];  /* [rows, widths[i]] */
-    int64_t widths[STATES]; /* `width` or 1; 0 where there is no such column */
+    float *weights;          /* [rows, width] */
+    float *states[STATES];   /* [rows, widths[i]], `steps[i]` values from row to row */
+    int64_t widths[STATES];  /* `width` or 1; 0 where there is no such column */
+    int64_t steps[STATES];
     int64_t width;
     const int64_t *ids;
     const int64_t *offsets;  /* [features * batch + 1]: where the ids of each bag begin */
