@@ -61,6 +61,7 @@ ALLOWED: dict[str, set[str]] = {
         "ingest",
         "planning",
         "checkpoint",
+        "embeddings",
         "launch",
         "schedule",
         "publishing",
