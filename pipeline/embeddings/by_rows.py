@@ -69,7 +69,7 @@ class RowOptimizer:
         """Update the rows of ``lookup`` by the ``gradient`` of its pooled embeddings [b, sum of dims]."""
         self.steps += 1
         batch, library = len(gradient), native.library()
-        step = self._optimizer.compiled(self.lr, self.steps) if library is not None and self._places else None
+        step = self._optimizer.compiled_step(self.lr, self.steps) if library is not None and self._places else None
         if library is not None and step is not None:
             self._learn_compiled(library, step, lookup, gradient)
             return

@@ -116,7 +116,7 @@ def test_a_lazy_optimizer_leaves_rows_without_a_gradient_alone(built: Path, monk
     )  # fmt: skip
     for i, moment in enumerate(moments):
         place.states[i], place.widths[i], place.steps[i] = moment.data_ptr(), 8, 8
-    step = TABLE_OPTIMIZERS.get("lazy_adam").compiled(0.1, 1)
+    step = TABLE_OPTIMIZERS.get("lazy_adam").compiled_step(0.1, 1)
     library = native.Library(built)
     library.learn([place], step, lazy=True, threads=1)
     assert all(bool((each == 1).all()) for each in (table, *moments))
@@ -137,7 +137,7 @@ def test_denormals_are_those_of_the_calling_thread(built: Path, monkeypatch) -> 
     ]  # fmt: skip
     for i, place in enumerate(places):
         place.states[0], place.widths[0], place.steps[0] = sums[i].data_ptr(), 4, 4
-    step = replace(TABLE_OPTIMIZERS.get("adagrad"), eps=0.0).compiled(1e-20, 1)
+    step = replace(TABLE_OPTIMIZERS.get("adagrad"), eps=0.0).compiled_step(1e-20, 1)
     library = native.Library(built)
     for flush in (True, False):
         table.zero_()

@@ -31,8 +31,8 @@ class Adagrad(TableOptimizer):
 
         return Kernel, {"eps": self.eps}
 
-    def compiled(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled``."""
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
         return CompiledStep("adagrad", (self.eps, -lr))
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:

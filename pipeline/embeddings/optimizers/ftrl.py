@@ -34,8 +34,8 @@ class Ftrl(TableOptimizer):
     lazy = True
     replica_passes = 10
 
-    def compiled(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled``."""
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
         return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr)) if lr else None
 
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:

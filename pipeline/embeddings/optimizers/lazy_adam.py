@@ -40,8 +40,8 @@ class LazyAdam(TableOptimizer):
 
         return Adam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
 
-    def compiled(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled``."""
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
         new1, new2 = 1.0 - self.beta1, 1.0 - self.beta2
         return CompiledStep("lazy_adam", (new1, self.beta2, new2, self.eps, -lr * self._correction(step)))
 

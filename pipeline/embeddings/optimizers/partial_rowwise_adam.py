@@ -36,8 +36,8 @@ class PartialRowwiseAdam(TableOptimizer):
 
         return PartialRowWiseAdam, {"beta1": self.beta1, "beta2": self.beta2, "eps": self.eps}
 
-    def compiled(self, lr: float, step: int) -> CompiledStep | None:
-        """See ``TableOptimizer.compiled``."""
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """See ``TableOptimizer.compiled_step``."""
         new1, new2, unbiased = 1.0 - self.beta1, 1.0 - self.beta2, 1.0 - self.beta2**step
         return CompiledStep("partial_rowwise_adam", (new1, new2, unbiased, self.eps, -lr / (1.0 - self.beta1**step)))
 
