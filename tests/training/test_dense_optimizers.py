@@ -13,6 +13,7 @@ from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
 from pipeline.errors import ConfigError
+from pipeline.models.layers import BatchNorm
 from pipeline.specs import DENSE_OPTIMIZERS
 from pipeline.specs.dense_optimizer import DenseGroup as Group
 from pipeline.training.averages import Average
@@ -232,6 +233,23 @@ def test_an_option_that_the_optimizer_lacks_is_refused_before_anything_starts():
     assert got.value.hint == "train.dense_options.momentum=null, or train.dense_optimizer=sgd"
     with pytest.raises(ConfigError, match="train.average.decay is 0.9, but train.average.kind is none"):
         compose(["experiment=demo", "run=r", "train.average.decay=0.9"])
+
+
+def test_an_average_takes_the_statistics_of_batch_norms_along():
+    layer = BatchNorm(3)
+    named = dict(layer.named_parameters())
+    optimizer = build({name: named[name] for name in ("weight", "bias", "mean", "variance")}, "adam")
+    average = Average(AverageConfig(kind="swa", start=0.0), optimizer, list(named.values()), STEPS)
+    seen, generator = [], torch.Generator().manual_seed(3)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        layer(5 + step * torch.randn(20, 3, generator=generator)).square().sum().backward()
+        optimizer.step()
+        average.take(step)
+        seen.append((layer.mean.detach().clone(), layer.variance.detach().clone()))
+    average.swap()
+    for at, statistic in enumerate((layer.mean, layer.variance)):
+        torch.testing.assert_close(statistic.detach(), torch.stack([each[at] for each in seen]).mean(0))
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
