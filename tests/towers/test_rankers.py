@@ -1,4 +1,4 @@
-"""Every ranker behind towers of two hosts: as flat where towers only move rows, and resumed alike with tower modules."""
+"""Every ranker behind towers of two hosts: as flat where towers move rows only, and resumed alike with modules."""
 
 from __future__ import annotations
 
