@@ -122,10 +122,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, answer: http.client.HTTPResponse, headers: list[tuple[str, str]]) -> None:
         self.close_connection = True
-        self._head(answer.status, headers, "Connection", "close")
+        self._head(answer.status, headers, "Transfer-Encoding", "chunked")
         while data := answer.read1(1 << 16):
-            self.wfile.write(data)
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
             self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
 
     def _answer(self, status: int, data: bytes, headers: list[tuple[str, str]], kind: str | None = None) -> None:
         sent = data[: len(data) // 2] if kind in ("cut", "half") else data

@@ -150,7 +150,7 @@ class Cell:
         """Wait until the training was started ``count`` times, and the launcher of the last one follows it."""
         wait_for(lambda: self.started() >= count or all(each.ended for each in self.launchers), 120)
         assert self.started() >= count, self.launchers[-1].said
-        self.launchers[-1].until("the stand-in started")
+        next((each for each in self.launchers if not each.ended), self.launchers[-1]).until("the stand-in started")
 
     def release(self) -> None:
         """Let the training end: put down what it makes, and tell it."""
