@@ -48,6 +48,10 @@ test-fast: install ## the tests that take less than ten seconds each
 test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
 	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
 
+.PHONY: test-control
+test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
+	@.venv/bin/python -m tests.controlplane.table
+
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest tests/project/test_image.py
 
