@@ -37,17 +37,27 @@ class ByClass:
         return len(self.clicked) + len(self.other)
 
 
-def evaluate(labels: ArrayLike, logits: ArrayLike, true_probability: ArrayLike | None = None) -> dict[str, float]:
+def evaluate(
+    labels: ArrayLike,
+    logits: ArrayLike,
+    true_probability: ArrayLike | None = None,
+    weights: NDArray[np.floating] | None = None,
+) -> dict[str, float]:
     """The figures of ``result.json``'s ``eval`` part.
 
     ``labels`` [n] of 0 and 1, ``logits`` [n], ``true_probability`` [n] in [0, 1] or None. Returns ``samples``,
     ``ne`` (log loss / entropy of these rows' base rate; He et al. 2014, section 2), ``auc`` (Mann-Whitney, a tie
     counts one half), ``logloss`` (nats per row), ``calibration`` (sum of predicted / sum of observed clicks) and,
-    with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. Raises DataError where there are no
-    rows, one class only, labels other than 0 and 1, or logits that are not finite.
+    with ``true_probability``, ``bayes_ne``: the NE of a model that knows it. With ``weights`` [n] a row counts as that
+    many, and there is no ``bayes_ne``. Raises DataError where there are no rows, one class only, labels other than 0
+    and 1, or logits that are not finite.
     """
     clicked = check_labels(labels)
     values = check_logits(logits, len(clicked))
+    if weights is not None:
+        from pipeline.evaluation.weighted import weighted_figures
+
+        return {"samples": len(clicked), **weighted_figures(clicked, values, weights)}
     scores = split_by_class(clicked, values)
     entropy, loss = base_entropy(len(scores.clicked), len(scores.other)), mean_log_loss(scores)
     figures: dict[str, float] = {

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.config import HardwareConfig, ModelConfig
 from pipeline.models.costs import model_costs
 from pipeline.records import PHASES, DatasetSchema
-from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer
+from pipeline.specs import ModelCosts, ModelInputs, TableOptimizer, task_inputs
 
 FLOAT = 4
 LINE = 64  # bytes that memory moves at least: a processor's cache line
@@ -106,7 +106,8 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
 def dense_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
     """The costs of ``model`` without towers: built for the dense features and one vector of each sparse feature."""
     names = tuple(column.name for column in schema.sparse)
-    return model_costs(model, ModelInputs(dense=schema.dense, vectors=names, dim=model.embedding_dim))
+    inputs = ModelInputs(dense=schema.dense, vectors=names, dim=model.embedding_dim, tasks=task_inputs(schema.tasks))
+    return model_costs(model, inputs)
 
 
 def step_ms(phases: Mapping[str, float]) -> float:

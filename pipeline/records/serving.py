@@ -37,6 +37,7 @@ class Description(Record):
     """Names of the dense features, the sparse ones in order (multi-valued or not), tables by name.
 
     ``model``, ``package``: where an installed package adds the ranking model, its name and the package's with version.
+    ``tasks``: kinds of the labels of tasks besides the main one, in the order of the program's columns.
     """
 
     FILE: ClassVar[str] = SERVING
@@ -51,12 +52,14 @@ class Description(Record):
     tables: dict[str, TableLayout]
     model: str = absent("")
     package: str = absent("")
+    tasks: dict[str, str] | None = absent()
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout]) -> Description:
         """The description of a model of the dataset ``schema``."""
         sparse = {column.name: column.multi for column in schema.sparse}
-        return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables)
+        tasks = {task.name: task.kind for task in schema.tasks} or None
+        return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables, tasks=tasks)
 
     def built_by(self, model: str, package: str) -> Description:
         """The description with the ranking model's name and package; as it is where ``package`` is empty."""

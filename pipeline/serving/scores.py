@@ -17,7 +17,7 @@ from pipeline.models.layers import MaxNorm
 from pipeline.publishing.served import ServedModel
 from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.translate import Translation
-from pipeline.specs import ModelInputs
+from pipeline.specs import ModelInputs, task_inputs
 from pipeline.towers import layout_of
 from pipeline.towers.modules import build_tower, joined
 
@@ -30,7 +30,8 @@ _RANKING, _TOWERS, _NORMALISE = "head.ranking.", "towers.tower.", "head.normalis
 class DensePart(nn.Module):
     """forward(dense [b, n], embeddings [b, F, D]) -> logits [b]: tower modules, if there are some, and ranking model.
 
-    The same arithmetic as in training, on one machine and in float32.
+    With further tasks the logits are [b, T], the main task's first. The same arithmetic as in training, on one machine
+    and in float32.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ def dense_part(
             in_towers += own
             dim = module.dim
         vectors = vectors if towers.module.by_feature else layout.vectors
-    ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed))
+    tasks = task_inputs(schema.tasks)
+    ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     _load(ranking, weights, _RANKING)
     columns = [column for column, name in enumerate(schema.dense) if name in data.max_normed]
     normalise = MaxNorm(columns) if columns else None

@@ -29,11 +29,12 @@ class Dlrm(HeadedRanker):
         self.top, width = top_mlp(self.interaction.width, config)
         self.head = Logit(width)
 
-    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+    def hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """See ``Ranker.hidden``."""
         if self.bottom is not None:
             first = self.bottom(dense)
             vectors = torch.cat([first[:, None], embeddings.to(first.dtype)], dim=1)
         else:
             vectors = embeddings.to(compute_dtype(embeddings))
-        logits: Tensor = self.head(self.top(self.interaction(vectors)))
-        return logits
+        hidden: Tensor = self.top(self.interaction(vectors))
+        return hidden
