@@ -165,13 +165,6 @@ def test_progress_has_the_figures_of_every_task(trained) -> None:
     assert two["tasks"]["buy"]["ne"] == pytest.approx(one["tasks"]["buy"]["ne"], rel=1e-3)
 
 
-def test_every_task_learns(trained) -> None:
-    figures = trained[1]["shared_bottom"]["figures"]
-    assert figures["buy"]["ne"] < 0.97
-    assert figures["items"]["unexplained"] < 0.99
-    assert figures["spend"]["unexplained"] < 1.0
-
-
 def test_a_task_without_weight_is_not_learnt(trained) -> None:
     learnt, left = (trained[1][name]["figures"]["buy"]["ne"] for name in ("shared_bottom", "less"))
     assert left > learnt + 0.02
