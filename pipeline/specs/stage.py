@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.records import Result
@@ -93,9 +93,14 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
 
 
 def _plain(node: Any) -> Any:
-    """A setting's value as plain data, groups inside a dictionary included."""
+    """``node`` as plain data; entries of a dictionary without their quiet settings at defaults."""
     if isinstance(node, dict):
-        return {name: _plain(each) for name, each in node.items()}
+        return {
+            name: {k: v for k, v in _plain(each).items() if k not in _quiet(each)}
+            if dataclasses.is_dataclass(each)
+            else each
+            for name, each in node.items()
+        }
     return dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
 
 
@@ -105,8 +110,8 @@ def _quiet(node: Any) -> set[str]:
     return {each.name for each, quiet in told if quiet and getattr(node, each.name) == _default(each)}
 
 
-def _default(each: dataclasses.Field[Any]) -> Any:
-    return each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 class Drafting(Protocol):
