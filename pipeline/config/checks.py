@@ -114,7 +114,7 @@ def _check_tasks(config: Config) -> None:
     for name, limits in config.gate.tasks.items():
         classes = LABEL_KINDS.get(tasks[name].kind).classes
         for figure in ("max_rmse",) if classes else ("max_ne", "min_auc"):
-            if getattr(limits, figure) is not None:
+            if getattr(limits, figure) not in (None, getattr(type(limits)(), figure)):
                 raise ConfigError(
                     f"gate.tasks.{name}.{figure} is {getattr(limits, figure):g}, but task {name!r} is of kind "
                     f"{tasks[name].kind}, which has no such figure",

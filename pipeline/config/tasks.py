@@ -58,14 +58,14 @@ class TaskTraining:
 class TaskLimits:
     """What a model must satisfy in a further task to be published; null: no limit."""
 
-    max_ne: float | None = setting(None, low=0.0, doc="Largest NE of a binary task.")
+    max_ne: float | None = setting(1.0, low=0.0, doc="Largest NE of a binary task.")
     min_auc: float | None = setting(None, low=0.0, high=1.0, doc="Smallest AUC of a binary task.")
     max_calibration_error: float | None = setting(
         None, low=0.0, doc="Largest difference between predicted and observed sum, as a share of the observed one."
     )
     max_rmse: float | None = setting(None, low=0.0, doc="Largest root mean square error of a count or value.")
     max_increase: float | None = setting(
-        None,
+        0.02,
         low=0.0,
         doc="Largest rise over the incumbent's on the same rows, as a share: of NE, or of RMSE. The model is held if "
         "the rise is larger beyond doubt.",

@@ -61,6 +61,7 @@ from pipeline.records.gate import (
     Serving,
     Shift,
     Slice,
+    TaskComparison,
 )
 from pipeline.records.night import FAILED, HELD, NIGHT, PUBLISHED, RUNNING, Base, NightRecord
 from pipeline.records.plan import (
@@ -113,7 +114,7 @@ __all__ = [
     "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower",
     "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart",
     "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TaskColumn",
-    "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart",
-    "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field",
-    "task_column", "unseen_column", "weight_column",
+    "TaskComparison", "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart",
+    "TrainPart", "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest",
+    "rest_field", "task_column", "unseen_column", "weight_column",
 ]  # fmt: skip

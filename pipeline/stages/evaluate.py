@@ -70,9 +70,10 @@ class Evaluate(Stage):
             tasks = read_dataset(store, inputs["ingest"])[0].tasks
             others = evaluate_tasks(tasks, predictions.tasks, predictions.logits, predictions.weights)
             figures["tasks"] = {name: each.to_json() for name, each in others.items()}
+        curve = reliability(predictions.labels, main, weights=predictions.weights)
         with self.draft(store, step) as draft:
             draft.write_json("metrics.json", figures)
-            draft.write_json("reliability.json", reliability(predictions.labels, main).to_json())
+            draft.write_json("reliability.json", curve.to_json())
             with draft.open(LOGITS) as sink:
                 np.lib.format.write_array(sink, predictions.logits, allow_pickle=False)
             return draft.commit(figures)

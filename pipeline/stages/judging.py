@@ -53,6 +53,7 @@ def judged(
         best=logits.get("best"), baseline=None if incumbent else _baseline(config, store, inputs["ingest"], split),
         trained=_main(_trained_logits(store, inputs["evaluate"], split)),
         slices=_slices(config, store, inputs["ingest"], split, scores.codes),
+        tasks=_scored_tasks(split, opened.models, whole), weights=split.row_weights(),
     )  # fmt: skip
     record = measure(scored, config.gate, config.seed)
     best = opened.best
@@ -63,6 +64,20 @@ def judged(
         coverage=scores.coverage(), former=_former(config, store, incumbent), not_comparable=opened.problem or None,
     )  # fmt: skip
     return judge(known, config.gate)
+
+
+def _scored_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some."""
+    from pipeline.evaluation import ScoredTask
+
+    labels, weights, scored = split.labels(), split.row_weights(), {}
+    known = models["incumbent"][0].description.tasks or {} if "incumbent" in models else {}
+    for place, task in enumerate(split.schema.tasks, start=1):
+        theirs = None
+        if known.get(task.name) == task.kind:
+            theirs = logits["incumbent"][:, 1 + list(known).index(task.name)]
+        scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], theirs, weights)
+    return scored
 
 
 def _main(logits: Any) -> Any:
