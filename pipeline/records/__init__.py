@@ -26,6 +26,7 @@ from pipeline.records.dataset import (
     MISSING_ROW,
     RAW,
     RESERVED_ROWS,
+    ROW_WEIGHT,
     TRANSFORMS,
     TRUE_PROBABILITY,
     UNSEEN,
@@ -35,8 +36,10 @@ from pipeline.records.dataset import (
     FeatureProfile,
     Profile,
     SparseColumn,
+    TaskColumn,
     dataset_path,
     raw_column,
+    task_column,
     unseen_column,
     weight_column,
 )
@@ -90,6 +93,7 @@ from pipeline.records.result import (
     SsdPart,
     StageOutcome,
     TablePlace,
+    TaskFigures,
     TowersPart,
     TrainPart,
 )
@@ -99,7 +103,7 @@ from pipeline.records.versions import ListedModel, ListedVersion, Promotion, Sho
 
 __all__ = [
     "BESIDE_TRAINING", "CARD", "FAILED", "GATE", "HELD", "HOLD", "LABEL", "MARK_BYTES", "MISSING_ROW", "NIGHT", "PASS",
-    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "RUNNING", "SERVING", "TRANSFORMS",
+    "PHASES", "PLAN_VERSION", "PUBLISHED", "RAW", "RESERVED_ROWS", "ROW_WEIGHT", "RUNNING", "SERVING", "TRANSFORMS",
     "TRUE_PROBABILITY", "UNSEEN", "UNSEEN_ROW", "Base", "Beside", "Best", "Budget", "Bytes", "CardPlan", "Check",
     "CheckpointDiff", "CheckpointPart", "Compacted", "Curve", "Damage", "DatasetSchema", "DenseDiff", "DenseProfile",
     "Description", "ErrorPart", "Evaluation", "Exported", "ExportedTable", "Extent", "FeatureProfile", "Figures",
@@ -108,8 +112,8 @@ __all__ = [
     "MovedTable", "NightRecord", "Plan", "PlanDiff", "PlanPart", "PlanSide", "PlannedCase", "Profile", "Promotion",
     "Record", "Removed", "RemovedFromStore", "RemovedVersion", "RemovedVersions", "Result", "Resumed", "RowsPower",
     "Serving", "ShardPlan", "Shift", "ShownCheckpoint", "ShownVersion", "Shrunk", "Slice", "SparseColumn", "SsdPart",
-    "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TierBytes",
-    "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart", "Verdict", "Verified", "absent",
-    "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field", "unseen_column",
-    "weight_column",
+    "StageOutcome", "StoredTable", "TableDiff", "TableLayout", "TablePlace", "TablePlan", "TableSize", "TaskColumn",
+    "TaskFigures", "TierBytes", "Tower", "TowerEvidence", "TowerModuleSpec", "Towers", "TowersPart", "TrainPart",
+    "Verdict", "Verified", "absent", "dataset_path", "place_bytes", "plain", "raw_column", "read", "rest", "rest_field",
+    "task_column", "unseen_column", "weight_column",
 ]  # fmt: skip

@@ -66,6 +66,9 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
+    for name, figures in (record.get("tasks") or {}).items():
+        title, value = next(iter(figures.items()))
+        parts.insert(-1, f"{name} {title.upper()} {units.decimal(value)}")
     if "gflop_per_s" in record:
         share = units.percent(record.get("ceiling_share"))
         parts.insert(-1, f"GFLOP/s {units.count(record['gflop_per_s'])}, {share} of the ceiling")

@@ -59,6 +59,7 @@ CONTINUATION = (
     *optimizer_options(),
     use("train.average", "kind decay start every use", when=_averages),
     use("train", "embedding_l2 label_smoothing"),
+    use("train.tasks", "*.weight"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
     use("train", "decay_ratio min_lr_factor", when=_scheduled),
