@@ -69,6 +69,9 @@ def plain_line(record: Mapping[str, Any]) -> str:
     for name, figures in (record.get("tasks") or {}).items():
         title, value = next(iter(figures.items()))
         parts.insert(-1, f"{name} {title.upper()} {units.decimal(value)}")
+    if "validation_ne" in record:
+        best = f"best {units.decimal(record.get('best_ne'))} after step {units.count(record.get('best_step'))}"
+        parts.insert(-1, f"validation NE {units.decimal(record['validation_ne'])}, {best}")
     if "gflop_per_s" in record:
         share = units.percent(record.get("ceiling_share"))
         parts.insert(-1, f"GFLOP/s {units.count(record['gflop_per_s'])}, {share} of the ceiling")

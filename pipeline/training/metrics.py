@@ -147,6 +147,10 @@ class Meter:
         tasks = zip(*[iter(totals[main:])] * len(TaskSums._fields), strict=True)
         return Sums(*totals[:kept]), tuple(TaskSums(*each) for each in tasks)
 
+    def leave_out(self) -> None:
+        """Leave the time since ``close`` out of the next interval."""
+        self._began = time.perf_counter()
+
 
 @dataclass(frozen=True)
 class _Interval:

@@ -62,12 +62,24 @@ def predict(
                 sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
                 target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
                 restore(store, store.get(checkpoint, "train"), target)
-                logits = _run(sharded.model, reader, device)
-        gathered = _gather(logits)
-        if gathered is None:
+                logits = score(sharded.model, reader, device)
+        if logits is None:
             return None
-        ordered = _in_row_order(gathered, order, split.rows)
-        return Predictions(split.column(LABEL), ordered, split.true_probability(), split.labels(), split.row_weights())
+        return Predictions(split.column(LABEL), logits, split.true_probability(), split.labels(), split.row_weights())
+
+
+def score(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> np.ndarray | None:
+    """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
+
+    Collective; float32 [rows], or [rows, T] of several tasks.
+    """
+    gathered = _gather(_run(model, reader, device))
+    return None if gathered is None else _in_row_order(gathered, reader.order, reader.split.rows)
+
+
+def main_logits(logits: np.ndarray) -> np.ndarray:
+    """Those of the main task [rows], of ``logits`` of one or of several tasks."""
+    return logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 
 @torch.no_grad()
