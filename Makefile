@@ -17,7 +17,12 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/checkpoint/native/*.[ch])
+# git clean removes the compiled quantiser, and not the note that it was installed. Without a C compiler there is none.
+NO_QUANTISER := $(if $(wildcard pipeline/checkpoint/native/rowcodes*.so),,$(if $(shell command -v cc),no-quantiser))
+.PHONY: no-quantiser
+
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/checkpoint/native/*.[ch]) \
+		$(NO_QUANTISER)
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \

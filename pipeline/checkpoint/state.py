@@ -24,7 +24,7 @@ class TrainState:
     ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
     ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
     for other features; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does
-    not matter.
+    not matter; ``compiled``: whether ``train.compile=auto`` compiles the dense part, None before it is decided.
     """
 
     step: int = 0
@@ -35,10 +35,11 @@ class TrainState:
     windows: list[list[float]] = field(default_factory=list)
     towers: dict[str, list[str]] = field(default_factory=dict)
     rng: Tensor | None = None
+    compiled: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but ``rng``, which is a tensor."""
-        return {name: value for name, value in vars(self).items() if name != "rng"}
+        """Everything but ``rng``, which is a tensor, and ``compiled`` where it is open."""
+        return {name: value for name, value in vars(self).items() if name != "rng" and (name, value) != ("compiled", None)}
 
 
 def _names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:

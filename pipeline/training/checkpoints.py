@@ -25,6 +25,7 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.errors import ArtifactError
 from pipeline.records import dataset_path
 from pipeline.store import Artifact, Store
+from pipeline.training.compiling import AutoCompile
 from pipeline.training.length import (
     check_finer,
     check_length,
@@ -56,9 +57,10 @@ class Checkpoints:
         inputs: dict[str, str],
         trainer: Trainer,
         meter: Meter,
+        compiling: AutoCompile,
         on_point: OnPoint = ignore,
     ) -> None:
-        self.settings, self.trainer, self.meter = settings, trainer, meter
+        self.settings, self.trainer, self.meter, self.compiling = settings, trainer, meter, compiling
         model = Model(trainer.rows, TouchedRows(trainer.model), dict(trainer.dense), trainer.optimizers.dense)
         self.saver = Checkpointer(
             store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
@@ -92,6 +94,7 @@ class Checkpoints:
         self.trainer.steps = state.step
         set_table_steps(self.trainer.model, state.step)
         self.meter.load(state.windows)
+        self.compiling.compiled = state.compiled
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
@@ -177,6 +180,7 @@ class Checkpoints:
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
+            compiled=self.compiling.compiled,
         )  # fmt: skip
         self.saver.save(state, final=final, wait=final or grace is not None, timeout=grace)
         if average is not None:

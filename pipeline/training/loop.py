@@ -21,6 +21,7 @@ from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
+from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Announce, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
@@ -79,17 +80,19 @@ def train(
             trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, on_point)
-        saver.resume(init, total, split.rows)
-        if dist.get_rank() == 0:
-            log_planned(config, split.rows)
         order = Order(
             key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
             window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
+        compiling = AutoCompile(trainer, settings, order.local_batch)
+        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
+        saver.resume(init, total, split.rows)
+        if dist.get_rank() == 0:
+            log_planned(config, split.rows)
+        compiling.begin(store, total)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
-        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
+        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling)
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
         run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
         name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
@@ -125,6 +128,7 @@ class _Run:
     on_interval: OnInterval
     on_point: OnPoint
     budget: MemoryBudget
+    compiling: AutoCompile
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
     speed: Speed | None = None
@@ -158,6 +162,7 @@ class _Run:
             self.on_point(FaultPoint.BATCH)
             self.meter.add(self.trainer.step(batches))
             after_step()
+            self.compiling.after()
             step = self.trainer.steps
             agreed = agreement.step(save=self.saver.late())
             last = step == self.total
