@@ -134,6 +134,14 @@ def test_a_model_that_looks_at_values_is_refused_with_the_reason(register) -> No
         model_costs(ModelConfig(name="asked"), inputs(2, 1, 4))
 
 
+@pytest.mark.parametrize("name", MODELS.names())
+def test_counting_a_model_takes_no_memory_for_its_weights(name: str) -> None:
+    config = compose([f"model={name}"]).model
+    with torch.device("meta"):
+        built = build_model(config, inputs(2, 5, config.embedding_dim))
+    assert all(parameter.is_meta for parameter in built.parameters())
+
+
 def test_names_and_seeds_cost_nothing_and_settings_do() -> None:
     here, config = inputs(3, 4, 8), DlrmConfig()
     assert model_costs(config, replace(here, seed=9)) == model_costs(config, here)

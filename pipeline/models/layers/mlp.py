@@ -93,12 +93,13 @@ def log_odds(rate: float, rows: int) -> float:
 def initialise(module: R, seed: int) -> R:
     """``module`` with every linear layer and convolution drawn from ``seed`` alone, in module order.
 
-    Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
+    Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed. On the meta
+    device there is nothing to draw.
     """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for layer in module.modules():
-            if isinstance(layer, nn.Linear | nn.Conv2d):
+            if isinstance(layer, nn.Linear | nn.Conv2d) and not layer.weight.is_meta:
                 outputs, inputs = layer.weight.flatten(1).shape
                 spread = math.sqrt(2.0 / (inputs + outputs))
                 layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) * spread)
