@@ -39,7 +39,8 @@ class TrainState:
 
     def to_json(self) -> dict[str, Any]:
         """Everything but ``rng``, which is a tensor, and ``compiled`` where it is open."""
-        return {name: value for name, value in vars(self).items() if name != "rng" and (name, value) != ("compiled", None)}
+        left_out = ("rng",) if self.compiled is not None else ("rng", "compiled")
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 def _names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:

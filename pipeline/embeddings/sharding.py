@@ -206,7 +206,8 @@ def shard_model(
     ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
     collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
     name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
-    ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
+    ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
+    train a table on its tier.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.checkpoint.reader import read_state
+from pipeline.compose import compose
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
@@ -18,7 +19,6 @@ from pipeline.store import Store
 from pipeline.training import compiling
 from pipeline.training.compiling import Timed, trial, use
 from pipeline.training.model import DensePart
-from pipeline.compose import compose
 from tests.embeddings.ranks import spawn
 from tests.training.test_train import run_case, trained
 
