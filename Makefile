@@ -12,17 +12,18 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models
+	gpu-check bench-models bench-widths
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-# git clean removes the compiled quantiser, and not the note that it was installed. Without a C compiler there is none.
-NO_QUANTISER := $(if $(wildcard pipeline/checkpoint/native/rowcodes*.so),,$(if $(shell command -v cc),no-quantiser))
-.PHONY: no-quantiser
+# git clean removes the compiled libraries, and not the note that they were installed. Without a C compiler there are none.
+LIBRARIES := $(wildcard pipeline/checkpoint/native/*.so) $(wildcard pipeline/native/*.so)
+NOT_BUILT := $(if $(word 2,$(LIBRARIES)),,$(if $(shell command -v cc),not-built))
+.PHONY: not-built
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/checkpoint/native/*.[ch]) \
-		$(NO_QUANTISER)
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml \
+		$(wildcard pipeline/checkpoint/native/*.[ch] pipeline/native/*.[ch]) $(NOT_BUILT)
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
@@ -95,6 +96,9 @@ bench-nights: install ## ten simulated nights that drift: NE of nightly warm sta
 
 bench-models: install ## test NE, AUC, samples/s and parameters of every ranker on the same rows (20 minutes)
 	@.venv/bin/python -m benchmarks.models
+
+bench-widths: install ## test NE of widths by frequency at half the bytes, against one width (10 minutes)
+	@.venv/bin/python -m benchmarks.widths
 
 bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
 	@.venv/bin/python -m benchmarks.busy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -22,6 +23,7 @@ from pipeline.config.fields import setting
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
+from pipeline.specs import mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
 FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
@@ -215,6 +217,39 @@ class DataConfig:
                     "name",
                     hint=f"~{path}.sparse.{name} +{path}.sparse.{other}={{column: {column}}}",
                 )
+            if feature.table is not None:
+                self._check_shared(f"{path}.sparse.{name}.table", name, feature.table)
+
+    def _check_shared(self, path: str, name: str, table: str) -> None:
+        """A shared table is that of another feature, whose ids have rows by a mapping that takes any ids."""
+        owner = self.sparse.get(table)
+        if owner is None or table == name or owner.table is not None:
+            others = [other for other, each in self.sparse.items() if each.table is None and other != name]
+            near = next(iter(difflib.get_close_matches(table, others, n=1, cutoff=0.0)), "null")
+            wrong = "shares a table itself" if owner is not None and table != name else "is no such feature"
+            raise ConfigError(
+                f"{path} is {table!r}, which {wrong}, expected another categorical feature with a table of its own",
+                hint=f"{path}={near}",
+            )
+        mapping = mapping_of(owner.mapping, self.sparse_defaults.mapping, owner.bins)
+        if not mapping.shareable:
+            what = "has bins of numbers" if owner.bins else f"has mapping {mapping.name}, which looks at its rows alone"
+            raise ConfigError(
+                f"{path} is {table!r}, which {what}: no other feature can share its table",
+                hint=f"{path}=null" + ("" if owner.bins else f", or data.sparse.{table}.mapping=vocab"),
+            )
+
+    def table_of(self, feature: str) -> str:
+        """The name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
+        return self.sparse[feature].table or feature
+
+    @property
+    def shared_tables(self) -> list[list[str]]:
+        """The features of every table that several share, in order."""
+        by_table: dict[str, list[str]] = {}
+        for name in self.sparse:
+            by_table.setdefault(self.table_of(name), []).append(name)
+        return [names for names in by_table.values() if len(names) > 1]
 
     @property
     def max_normed(self) -> frozenset[str]:

@@ -35,7 +35,7 @@ from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
 from pipeline.records import RAW, UNSEEN, raw_column, unseen_column
-from pipeline.specs.id_mapping import FittingDay
+from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
 
 QUALITY = "quality.json"
@@ -262,7 +262,7 @@ class _Run:
         for other, count in late.items():
             taken = f": data.day={other} ingests them" if len(self.days) == 1 else f" in {days.late_name(other)}"
             log.info("%s rows of %s kept for that day%s", f"{count:,}", other, taken)
-        replaced = {name: fitted.replaced for name, fitted in self.state.sparse.items() if fitted.replaced}
+        replaced = {name: fitted.replaced for name, fitted in self._tables.items() if fitted.replaced}
         for name, count in replaced.items():
             log.info(
                 "feature %r: all %s rows of its table are in use; the %s coldest went to ids that are looked up more",
@@ -276,6 +276,12 @@ class _Run:
             "rows_replaced": replaced,
             **self._about_days({str(day): count for day, count in late.items()}),
         }  # fmt: skip
+
+    @property
+    def _tables(self) -> dict[str, FittedMapping]:
+        """The fitted mapping of every table."""
+        assert self.state is not None
+        return {feature.name: self.state.sparse[feature.name] for feature in self.spec.owners}
 
     def _quality(self) -> dict[str, Any]:
         """``quality.json``: quarantine, drift, leaks; DataError where ``data.checks`` hold the dataset."""
@@ -308,7 +314,7 @@ class _Run:
         """The summary's part for ``data.day``: rows of other days, rows freed, the dataset that is replaced."""
         if not self.days or self.state is None:
             return {}
-        freed = {name: fitted.freed.height for name, fitted in self.state.sparse.items() if fitted.freed is not None}
+        freed = {name: fitted.freed.height for name, fitted in self._tables.items() if fitted.freed is not None}
         return {
             "day": self.data.day, "rows_late": late, "rows_other_days": self.dropped,
             "rows_freed": {name: count for name, count in freed.items() if count},

@@ -36,6 +36,7 @@ class TableOptimizer(Protocol):
     touched. ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that
     grows with each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
     ``lazy``: it moves rows whose gradient is 0 too, so only rows with another gradient may be updated.
+    ``compiled``: the function of ``pipeline.native`` that applies it, '' where there is none.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often
     as ``update`` does, and the weights written.
     """
@@ -45,6 +46,7 @@ class TableOptimizer(Protocol):
     columns: tuple[StateColumn, ...] = ()
     heat: str = ""
     lazy: bool = False
+    compiled: str = ""
     replica_passes: int
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -151,8 +151,16 @@ class _Run:
             start=divmod(self.first, self.per_epoch),
             prefetch=self.config.prefetch_batches,
             pin=self._device.type == "cuda",
-            announce=Announce(ssd.tables, ssd.prefetch) if (ssd := self.trainer.ssd) is not None else None,
+            announce=self._announce(),
         )
+
+    def _announce(self) -> Announce | None:
+        """Ids to the files of tables on tier ssd, ahead of the batches; None where there are none."""
+        ssd = self.trainer.ssd
+        if ssd is None:
+            return None
+        here = {table.name: table.features for table in self.split.schema.tables if table.name in ssd.tables}
+        return Announce(here, ssd.prefetch)
 
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the remaining steps. The guards check a state before a checkpoint of it is written."""
