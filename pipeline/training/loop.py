@@ -82,10 +82,7 @@ def train(
             trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        order = Order(
-            key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-            window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
-        )  # fmt: skip
+        order = _order(settings, dataset)
         compiling = AutoCompile(trainer, settings, order.local_batch)
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
         looked_at = validation_split(split)
@@ -124,6 +121,15 @@ def train(
         summary = run.summary()
         summary["train"] |= compared(plan, trainer.clock, memory, device)
         return summary
+
+
+def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
+    """The batches of this rank."""
+    config = settings.train
+    return Order(
+        key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
+        window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
+    )  # fmt: skip
 
 
 @dataclass
