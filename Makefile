@@ -18,12 +18,12 @@ help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # git clean removes the compiled libraries, and not the note that they were installed. Without a C compiler there are none.
-LIBRARIES := $(wildcard pipeline/checkpoint/native/*.so) $(wildcard pipeline/native/*.so)
-NOT_BUILT := $(if $(word 2,$(LIBRARIES)),,$(if $(shell command -v cc),not-built))
+C_SOURCES := $(wildcard pipeline/native/*.c pipeline/*/native/*.c)
+NOT_BUILT := $(foreach source,$(C_SOURCES),$(if $(wildcard $(basename $(source)).*.so),,not-built))
 .PHONY: not-built
 
 $(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml \
-		$(wildcard pipeline/checkpoint/native/*.[ch] pipeline/native/*.[ch]) $(NOT_BUILT)
+		$(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch]) $(if $(shell command -v cc),$(firstword $(NOT_BUILT)))
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
@@ -53,6 +53,10 @@ test-fast: install ## the tests that take less than ten seconds each
 
 test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
 	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
+
+.PHONY: test-control
+test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
+	@.venv/bin/python -m tests.controlplane.table
 
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest tests/project/test_image.py
