@@ -132,6 +132,10 @@ CRITEO ?= ../shared/data/criteo_sample.tsv
 bench-compile: install ## ms of every ranker's forward and backward pass, compiled and not (6 minutes)
 	@.venv/bin/python -m benchmarks.compiling
 
+.PHONY: bench-tasks
+bench-tasks: install ## test NE of a rare label, learnt alone or with the click it depends on (MMoE, ESMM)
+	@.venv/bin/python -m benchmarks.tasks
+
 .PHONY: bench-optimizers
 bench-optimizers: install ## steps of Shampoo and Adagrad to the same NE, row updates of lazy Adam
 	@.venv/bin/python -m benchmarks.optimizers
