@@ -134,6 +134,7 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
         sys.path.remove(str(folder))
     if "resourcequota" not in kit.CONTROLLERS:  # one that the kit leaves out: clusters that have become too small
         kit.CONTROLLERS = (*kit.CONTROLLERS, "resourcequota")
+    from pipeline.launch.kubernetes.names import launcher_account
     from pipeline.schedule.cluster import apply
     from pipeline.schedule.manifests import access
     from tests.launch.cluster_cases import config_for
@@ -144,8 +145,8 @@ def running(assets: Path, folder: Path, home: Path) -> Iterator[TestCluster]:
     with kit.Cluster(assets, home, pod_path=programs, pod_cwd=ROOT, pod_env={"PYTHONPATH": str(ROOT)}) as started:
         admin = _api(started.kubeconfig_admin)
         config = config_for()
-        apply(admin, access(config.launch))
-        path = f"/api/v1/namespaces/training/serviceaccounts/{config.launch.pods.launcher_account}/token"
+        apply(admin, access(config))
+        path = f"/api/v1/namespaces/training/serviceaccounts/{launcher_account(config)}/token"
         token = admin.create(path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
         own = home / "nightjar.kubeconfig"
         kit.write_kubeconfig(own, started.server, home / "pki/ca.crt", token["status"]["token"], "training")

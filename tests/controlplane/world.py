@@ -19,6 +19,7 @@ from typing import Any
 
 import fsspec
 
+from pipeline.launch.kubernetes.names import launcher_account
 from pipeline.schedule.cluster import apply
 from pipeline.schedule.manifests import access
 from pipeline.store import Store
@@ -218,7 +219,7 @@ class World:
 
     def token(self, namespace: str) -> str:
         """Of the launcher's account."""
-        account = config_for().launch.pods.launcher_account
+        account = launcher_account(config_for())
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         return str(self.admin.patient(60).create(path, body)["status"]["token"])
@@ -232,7 +233,7 @@ class World:
         folder.mkdir()
         self.admin.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
         form = [each for each in overrides if each.startswith("launch.job=")]
-        apply(self.admin, access(config_for(f"launch.namespace={name}", *form).launch))
+        apply(self.admin, access(config_for(f"launch.namespace={name}", *form)))
         if not store:
             store = str(folder / "store")
             shutil.copytree(self.base, store)

@@ -34,6 +34,7 @@ from tests.launch.cluster_cases import CLUSTER, config_for, make_steps
 from tests.logged import listen
 
 pytestmark = pytest.mark.k8s
+PULL = {"name": "registry"}
 INGEST = Step(name="ingest", key="k" * 32, path="a/ingest")
 
 
@@ -147,24 +148,29 @@ def test_the_schedule_is_applied_looked_at_suspended_and_removed(cluster) -> Non
     cron = cluster.module.as_v1beta1(cron_job(config, ["run=x"]))  # the server is older than batch/v1
     objects = [*schedule_objects(config, [])[:-1], cron]
     assert apply(api, objects)[-1] == "cronjob tried created"
-    assert apply(api, objects)[-1] == "cronjob tried replaced"
+    account = f"{collection(objects[0])}/tried-launcher"
+    api.merge(account, {"metadata": {"annotations": {"eks.amazonaws.com/role-arn": "arn"}}, "imagePullSecrets": [PULL]})
     assert status(api, cron).lines() == ["schedule 0 2 * * * is on; last start: none yet"]
     suspend(api, cron, True)
-    assert status(api, cron).suspended
-    assert delete(api, [cron]) == ["cronjob tried deleted"]
+    assert apply(api, objects)[-1] == "cronjob tried applied"
+    assert status(api, cron).suspended  # what others set stays
+    live = api.get(account)
+    assert live["metadata"]["annotations"]["eks.amazonaws.com/role-arn"] == "arn" and live["imagePullSecrets"] == [PULL]
+    assert delete(api, objects)[0] == "cronjob tried deleted"
+    assert api.find(account) is None
     wait_for(lambda: api.find(f"{collection(cron)}/tried") is None)
     with pytest.raises(LaunchError, match="there is no CronJob 'tried' in namespace training"):
         status(api, cron)
 
 
 def test_a_schedule_that_the_server_refuses_leaves_nothing_behind(cluster) -> None:
-    api, config = cluster.api("admin"), config_for("schedule.name=new", "launch.pods.launcher_account=newcomer")
+    api, config = cluster.api("admin"), config_for("schedule.name=new")
     with pytest.raises(
-        LaunchError, match="the cluster knows no such objects: POST /apis/batch/v1/.*/cronjobs: "
+        LaunchError, match="the cluster knows no such objects: PATCH /apis/batch/v1/.*/cronjobs/new: "
     ) as caught:
         apply(api, schedule_objects(config, []))  # the server is older than batch/v1
     assert "1.27 or newer" in caught.value.hint
-    assert api.find("/api/v1/namespaces/training/serviceaccounts/newcomer") is None
+    assert api.find("/api/v1/namespaces/training/serviceaccounts/new-launcher") is None
 
 
 def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cluster, tmp_path: Path) -> None:
@@ -179,8 +185,8 @@ def test_the_schedules_pod_launches_a_stage_with_the_rights_of_the_role_alone(cl
 
     def run_once(command: list[str]) -> list[str]:
         place = command.index("nightly")
-        assert command[place + 1] == "date=yesterday"
-        return [*command[:place], "run", *command[place + 2 :]]
+        assert command[place + 1 : place + 3] == ["date=yesterday", "job=$(NIGHTJAR_JOB)"]
+        return [*command[:place], "run", *command[place + 3 :]]
 
     start_job(api, cron, "tonight", run_once)
     (night,) = wait_for(lambda: [n for n in status(api, cron).nights if n.state != "running"], 120)
