@@ -12,12 +12,12 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models
+	gpu-check bench-models bench-epochs bench-widths
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/checkpoint/native/*.[ch])
+$(INSTALLED): requirements/$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch])
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(PIP) install --no-deps $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
@@ -64,6 +64,9 @@ lint: install ## ruff and mypy
 bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 	@.venv/bin/python -m benchmarks.scaling
 
+bench-epochs: install ## test NE of a training that stops by itself, against the best number of epochs found by hand
+	@.venv/bin/python -m benchmarks.epochs
+
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train
 
@@ -94,6 +97,9 @@ bench-nights: install ## ten simulated nights that drift: NE of nightly warm sta
 
 bench-models: install ## test NE, AUC, samples/s and parameters of every ranker on the same rows (20 minutes)
 	@.venv/bin/python -m benchmarks.models
+
+bench-widths: install ## test NE of widths by frequency at half the bytes, against one width (10 minutes)
+	@.venv/bin/python -m benchmarks.widths
 
 bench-busy: install ## training under a cgroup's quota against pinned CPUs, and beside busy loops (10 minutes)
 	@.venv/bin/python -m benchmarks.busy

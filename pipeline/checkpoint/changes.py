@@ -9,6 +9,7 @@ for is the matter of ``meaning``.
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +17,7 @@ from pipeline.checkpoint.meaning import ALLOW, DEFAULTS, READ_EVERYWHERE, REFUSE
 from pipeline.config import CheckpointConfig, DataConfig
 from pipeline.config.recorded import config_changes
 from pipeline.config.renamed import with_new_names
+from pipeline.config.tables import TableConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import ID_MAPPINGS
 from pipeline.store import Artifact
@@ -23,6 +25,7 @@ from pipeline.store import Artifact
 # The first pattern that matches a setting decides; what none matches is safe.
 _REFUSED_TABLES = ("model.embedding_dim",)
 _REFUSED_DENSE = ("model.*",)
+_ALLOWED_MODEL = ("model.tables.*",)
 _ALLOWED = (
     "seed", "train.global_batch", "train.lr", "train.sparse_lr", "train.dense_optimizer", "train.sparse_optimizer",
     "train.sparse_options.*", "train.dense_options.*", "train.dense_groups.*", "train.average.*",
@@ -42,7 +45,7 @@ def check_changes(
     ``now``: the whole configuration as a record; ``dataset``: key of the data set now. Returns lines about what was
     allowed. The error names each setting with both values and the override that lets it pass.
     """
-    then = _with_schedule(artifact.config)
+    then, now = _with_tables(_with_schedule(artifact.config)), _with_tables(now)
     changes = config_changes(*_common_tables(then, now, checkpoint.rename))
     dataset_then = artifact.inputs.get(DATASET)
     if dataset_then != dataset and _has_vocab(data) and data.mapping_from is None:
@@ -92,6 +95,21 @@ def _common_tables(
     return sides[0], sides[1]
 
 
+def _with_tables(config: dict[str, Any]) -> dict[str, Any]:
+    """``config`` with only those settings of ``model.tables`` that are none of the defaults.
+
+    Widths are left out: ``warm.match_tables`` compares those that tables have.
+    """
+    plain = {name: value for name, value in asdict(TableConfig()).items() if name != "dim"}
+    tables = {
+        name: {setting: each[setting] for setting, value in plain.items() if each.get(setting, value) != value}
+        for name, each in config["model"].get("tables", {}).items()
+    }
+    model = {name: value for name, value in config["model"].items() if name != "tables"}
+    changed = {name: each for name, each in tables.items() if each}
+    return {**config, "model": {**model, "tables": changed} if changed else model}
+
+
 def _with_schedule(then: dict[str, Any]) -> dict[str, Any]:
     """``then`` under today's names, its learning rates constant where it is older than the settings that say so."""
     then = with_new_names(then)
@@ -108,6 +126,8 @@ def classify(path: str, tables_only: bool) -> str:
         return ALLOW
     if tables_only:
         return SAFE
+    if _matches(path, _ALLOWED_MODEL):
+        return ALLOW
     if _matches(path, _REFUSED_DENSE):
         return REFUSED
     return ALLOW if _matches(path, _ALLOWED) else SAFE

@@ -43,8 +43,14 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
         if new not in after["sparse"]:
             continue
         current = after["sparse"][new]
+        shared = feature.get("table"), current.get("table")
+        if rename.get(shared[0] or name, shared[0] or name) != (shared[1] or new):
+            continue  # other tables, whose rows are matched by their names
         old_ids = _ids(name, feature, before["sparse_defaults"])
         new_ids = _ids(new, current, after["sparse_defaults"])
+        if shared[0]:  # what is of the table is compared where it is set
+            for ids in (old_ids, new_ids):
+                ids.pop("mapping"), ids.pop("rows", None)
         if new != name and any(ID_MAPPINGS.get(ids["mapping"]).by_hash for ids in (old_ids, new_ids)):
             changes[f"checkpoint.rename.{name}"] = IdsChange(REFUSED, [new])  # the hash's seed is the feature's name
         if feature.get("column") is None and current.get("column") is None:

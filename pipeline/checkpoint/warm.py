@@ -94,7 +94,7 @@ def match_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], ren
         if stored[then].dim != tables[now].dim:
             raise ConfigError(
                 f"table {now!r} has {stored[then].dim} columns in the checkpoint, {tables[now].dim} in the model",
-                hint=f"model.embedding_dim={stored[then].dim}",
+                hint=f"++model.tables.{now}.dim={stored[then].dim}",
             )
         pairs[now] = then
     return pairs

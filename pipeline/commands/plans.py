@@ -1,8 +1,9 @@
-"""``nightjar what-if`` and ``nightjar plan-diff``: their arguments, and where their results become text."""
+"""``nightjar what-if``, ``plan-diff`` and ``widths``: their arguments, and where their results become text."""
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline.commands.command import Command, add_config_dir, on_store
@@ -28,6 +29,13 @@ Name a plan by its run, by its key in the store (or a prefix of it), or by the p
   nightjar plan-diff 3f9a 81c2 --store s3://models   by key
   nightjar plan-diff old/plan.json tuesday --json
 """
+WIDTHS = """\
+Takes the overrides of nightjar run. Reads the dataset (nightjar ingest), prints a width for each table and the override
+that sets them. Tables whose rows are read often get model.embedding_dim, the others less, until all of them take
+--share of the bytes. Put the widths into your configuration: they must stay the same from night to night.
+
+  nightjar widths experiment=demo --share 0.5
+"""
 # Overrides that say which dataset is meant: all that the ingest command of a hint needs.
 DATA_KEYS = ("experiment", "data", "ingest", "seed", "store")
 
@@ -47,6 +55,28 @@ def add_plan_diff(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="A", help="the plan before")
     parser.add_argument("second", metavar="B", help="the plan after")
     on_store(parser, _plan_diff)
+
+
+def add_widths(parser: argparse.ArgumentParser) -> None:
+    """Fill the parser of ``nightjar widths``."""
+    parser.epilog, parser.formatter_class = WIDTHS, argparse.RawDescriptionHelpFormatter
+    parser.usage = "nightjar widths [key=value ..] [--share SHARE] [--json] [--config-dir DIR]"
+    parser.add_argument(
+        "--share", type=float, default=0.5, help="of the bytes that one width takes, at most (default: 0.5)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the widths as JSON")
+    add_config_dir(parser)
+    parser.set_defaults(function=_widths)
+
+
+def _widths(options: argparse.Namespace) -> int:
+    from pipeline.planning.widths import shown, widths
+
+    inputs = _case(options.overrides, {}, options).inputs
+    chosen = widths(inputs, options.share)
+    rows = {table.name: table.rows for table in inputs.schema.tables}
+    tell(options.json, {**asdict(chosen), "override": chosen.override}, lambda _: "\n".join(shown(chosen, rows)))
+    return 0
 
 
 def _what_if(options: argparse.Namespace) -> int:
@@ -118,6 +148,10 @@ def _plan_diff(options: argparse.Namespace) -> int:
 COMMANDS = (
     Command(
         name="what-if", help="compare the plans of several settings: a=1,2 b=3,4", add_arguments=add_what_if,
+        composes=True,
+    ),
+    Command(
+        name="widths", help="choose widths of tables by how often their rows are read", add_arguments=add_widths,
         composes=True,
     ),
     Command(

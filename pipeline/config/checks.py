@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
+
 from pipeline.config import CheckpointConfig, Config, DataConfig, GateConfig, TrainConfig
 from pipeline.config.kubernetes import check_kubernetes
+from pipeline.config.model import COLUMN_STEP
 from pipeline.config.renamed import RENAMED
 from pipeline.config.values import check_values
 from pipeline.errors import ConfigError
@@ -16,9 +19,12 @@ def check(config: Config) -> None:
     _check_stages(config)
     _check_batch(config.train, config.world_size)
     _check_features(config.data, config.gate, config.checkpoint)
+    _check_tables(config)
     _check_allowed(config)
     if config.launch.name == "kubernetes":
         check_kubernetes(config)
+    if config.launch.name == "hosts":
+        _check_joined(config)
 
 
 def check_mapping_settings(data: DataConfig) -> None:
@@ -57,6 +63,26 @@ def _check_stages(config: Config) -> None:
             )
 
 
+def _check_joined(config: Config) -> None:
+    """ConfigError for what hosts that start the same command side by side cannot agree on (``launch=hosts``)."""
+    hosts, launch = config.hardware.hosts, config.launch
+    if launch.host_index >= hosts:
+        raise ConfigError(
+            f"launch.host_index is {launch.host_index}, expected less than hardware.hosts={hosts}",
+            hint=f"hardware.hosts={launch.host_index + 1}, or launch.host_index=0 to {hosts - 1}",
+        )
+    if len(config.stages) > 1 and hosts > 1:
+        raise ConfigError(
+            f"launch=hosts has stages=[{','.join(config.stages)}], expected one: its hosts meet for one stage",
+            hint=f"stages=[{config.stages[0]}] on all hosts, then the next one; launch=kubernetes runs all of them",
+        )
+    if config.force and hosts > 1:
+        raise ConfigError(
+            "launch=hosts with force=true: the other hosts could not tell the old artifact from the new one",
+            hint="leave force out, or run=<another name>",
+        )
+
+
 def _check_batch(train: TrainConfig, ranks: int) -> None:
     batch = train.global_batch
     if isinstance(batch, int) and batch < ranks:
@@ -75,11 +101,36 @@ def _check_features(data: DataConfig, gate: GateConfig, checkpoint: CheckpointCo
                 hint=f"gate.slices=[{next(iter(data.sparse), 'day')}]",
             )
     for table in checkpoint.tables:
-        if table not in data.sparse:
-            near = ", ".join(list(data.sparse)[:5])
+        if table not in data.sparse or data.sparse[table].table:
+            near = ", ".join([name for name, feature in data.sparse.items() if not feature.table][:5])
             raise ConfigError(
                 f"checkpoint.tables names {table!r}, expected a table of data.sparse: {near}, ...",
                 hint=f"~checkpoint.tables.{table}",
+            )
+
+
+def _check_tables(config: Config) -> None:
+    """``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4."""
+    data = config.data
+    tables = list(data.tables) if data.format == "tables" else [name for name, f in data.sparse.items() if not f.table]
+    for name, table in config.model.tables.items():
+        path = f"model.tables.{name}"
+        if name in data.sparse and name not in tables:
+            raise ConfigError(
+                f"{path} is set, but feature {name!r} shares the table of {data.table_of(name)}, expected the settings "
+                "there",
+                hint=f"~{path}, and model.tables.{data.table_of(name)}",
+            )
+        if name not in tables and tables:  # a dataset may name its features itself
+            near = difflib.get_close_matches(name, tables, n=1, cutoff=0.0)[0]
+            raise ConfigError(
+                f"model.tables names {name!r}, which is no table; the nearest is {near!r}",
+                hint=f"~{path} +model.tables.{near}={{...}}",
+            )
+        if config.hardware.device == "cuda" and (table.dim or COLUMN_STEP) % COLUMN_STEP:
+            raise ConfigError(
+                f"{path}.dim is {table.dim}, expected a multiple of {COLUMN_STEP} on a GPU (FBGEMM's kernels)",
+                hint=f"{path}.dim={-(-(table.dim or 1) // COLUMN_STEP) * COLUMN_STEP}",
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from dataclasses import dataclass
 from datetime import date, timedelta
@@ -22,9 +23,10 @@ from pipeline.config.fields import setting
 from pipeline.config.synthetic import SyntheticConfig
 from pipeline.config.values import check_name
 from pipeline.errors import ConfigError
+from pipeline.specs import mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
-FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
+FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "synthetic", "tables")
 
 
 @dataclass(kw_only=True)
@@ -40,6 +42,42 @@ class SplitConfig:
     test_share: float = setting(0.2, low=0.0, high=0.9, doc="With `by=hash`, the share of rows in the test set.")
     test_days: int = setting(1, low=1, doc="With `by=day`, the number of last days in the test set.")
     test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, the number of last hours in the test set.")
+    validation_share: float = setting(
+        0.0, low=0.0, high=0.9, quiet=True,
+        doc="Share of the train rows that training looks at instead of learning from them, chosen by a hash of the "
+        "row; `train.validate` says how often. 0: none.",
+    )  # fmt: skip
+    validation_hours: int = setting(
+        0, low=0, high=22, quiet=True,
+        doc="With `by=hours`, the hours before the test hours whose rows are looked at in this way; 0: none.",
+    )  # fmt: skip
+
+    @property
+    def validates(self) -> bool:
+        """Whether some of the train rows are a validation set."""
+        return self.validation_share > 0 or self.validation_hours > 0
+
+    def check(self, path: str) -> None:
+        """Validation rows are a share or some hours, and hours are for both sets or for none."""
+        if not self.validation_hours:
+            return
+        if self.validation_share:
+            raise ConfigError(
+                f"{path}.validation_share is {self.validation_share:g} and {path}.validation_hours is "
+                f"{self.validation_hours}, expected one of them",
+                hint=f"{path}.validation_share=0, or {path}.validation_hours=0",
+            )
+        if self.by != "hours":
+            raise ConfigError(
+                f"{path}.validation_hours is {self.validation_hours}, but {path}.by={self.by} does not split by hours",
+                hint=f"{path}.validation_share=0.1, or {path}.by=hours",
+            )
+        if self.validation_hours + self.test_hours > 23:
+            raise ConfigError(
+                f"{path}.validation_hours={self.validation_hours} and {path}.test_hours={self.test_hours} leave no "
+                "hour of the day for training",
+                hint=f"{path}.validation_hours={max(1, 23 - self.test_hours) if self.test_hours < 23 else 0}",
+            )
 
 
 @dataclass(kw_only=True)
@@ -215,6 +253,39 @@ class DataConfig:
                     "name",
                     hint=f"~{path}.sparse.{name} +{path}.sparse.{other}={{column: {column}}}",
                 )
+            if feature.table is not None:
+                self._check_shared(f"{path}.sparse.{name}.table", name, feature.table)
+
+    def _check_shared(self, path: str, name: str, table: str) -> None:
+        """A shared table is that of another feature, whose ids have rows by a mapping that takes any ids."""
+        owner = self.sparse.get(table)
+        if owner is None or table == name or owner.table is not None:
+            others = [other for other, each in self.sparse.items() if each.table is None and other != name]
+            near = next(iter(difflib.get_close_matches(table, others, n=1, cutoff=0.0)), "null")
+            wrong = "shares a table itself" if owner is not None and table != name else "is no such feature"
+            raise ConfigError(
+                f"{path} is {table!r}, which {wrong}, expected another categorical feature with a table of its own",
+                hint=f"{path}={near}",
+            )
+        mapping = mapping_of(owner.mapping, self.sparse_defaults.mapping, owner.bins)
+        if not mapping.shareable:
+            what = "has bins of numbers" if owner.bins else f"has mapping {mapping.name}, which looks at its rows alone"
+            raise ConfigError(
+                f"{path} is {table!r}, which {what}: no other feature can share its table",
+                hint=f"{path}=null" + ("" if owner.bins else f", or data.sparse.{table}.mapping=vocab"),
+            )
+
+    def table_of(self, feature: str) -> str:
+        """The name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
+        return self.sparse[feature].table or feature
+
+    @property
+    def shared_tables(self) -> list[list[str]]:
+        """The features of every table that several share, in order."""
+        by_table: dict[str, list[str]] = {}
+        for name in self.sparse:
+            by_table.setdefault(self.table_of(name), []).append(name)
+        return [names for names in by_table.values() if len(names) > 1]
 
     @property
     def max_normed(self) -> frozenset[str]:

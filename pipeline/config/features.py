@@ -14,6 +14,8 @@ TRANSFORMS = ("log1p", "standardise", "log1p_standardise", "percentile", "max_no
 
 WHEN_FULL = ("replace", "keep")
 MOST_ROWS = 2**31 - 1  # row numbers are int32
+# What a feature that shares a table takes from the one whose table it is.
+OF_TABLES = ("mapping", "rows", "min_count", "when_full", "evict_after_days", "bins")
 
 # A table is a submodule with the name of its feature, so attributes of modules cannot be names of features.
 TAKEN_NAMES = frozenset(
@@ -97,7 +99,7 @@ class SparseDefaults:
 
 @dataclass(kw_only=True)
 class SparseFeature:
-    """One categorical feature and the table of the same name that embeds it."""
+    """One categorical feature. A table of the same name embeds it, or that of the feature `table`."""
 
     column: str | None = setting(None, doc="Column of the feature; null: the column of its name.")
     mapping: str | None = setting(None, choices=id_mapping_names, doc="Overrides `data.sparse_defaults.mapping`.")
@@ -105,6 +107,11 @@ class SparseFeature:
     min_count: int | None = setting(None, low=1, doc="Overrides `data.sparse_defaults.min_count`.")
     when_full: str | None = setting(None, choices=WHEN_FULL, doc="Overrides `data.sparse_defaults.when_full`.")
     evict_after_days: int | None = setting(None, low=1, doc="Overrides `data.sparse_defaults.evict_after_days`.")
+    table: str | None = setting(
+        None, quiet=True,
+        doc="Feature whose ids and table this one shares; null: a table of its own. The ids of both features are "
+        "counted together and have the same rows; `mapping`, `rows` and the like are those of that feature.",
+    )  # fmt: skip
     separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.separator`.")
     weight_separator: str | None = setting(None, doc="Overrides `data.sparse_defaults.weight_separator`.")
     cross: list[str] = setting(
@@ -124,11 +131,19 @@ class SparseFeature:
     required: bool = setting(False, doc="Send rows without an id to quarantine.")
 
     def check(self, path: str) -> None:
-        """An id has one source: a cross, bins or a field with separators."""
+        """An id has one source: a cross, bins or a field with separators. A shared table is set up in one place."""
         if sum((bool(self.cross), self.bins is not None, self.separator is not None)) > 1:
             raise ConfigError(
                 f"{path} has more than one of cross, bins and separator, expected only one",
                 hint=f"{path}.cross=[] or {path}.bins=null",
+            )
+        if self.table is None:
+            return
+        own = [name for name in OF_TABLES if getattr(self, name) is not None]
+        if own:
+            raise ConfigError(
+                f"{path} shares the table of {self.table} and sets {' and '.join(own)}, expected them there",
+                hint=" ".join(f"{path}.{name}=null" for name in own) + f", or {path}.table=null",
             )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from omegaconf import MISSING
 
 from pipeline.config.fields import setting
+from pipeline.config.tables import TableConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import MODELS
 
@@ -19,11 +20,22 @@ class ModelConfig:
 
     name: str = setting(MISSING, choices=MODELS.names, doc="Ranking model to train.")
     embedding_dim: int = setting(16, low=4, high=4096, doc="Width of the embeddings, a multiple of 4.")
+    tables: dict[str, TableConfig] = setting(
+        factory=dict, quiet=True, doc="Settings of single tables, by name (the feature's)."
+    )
 
     def check(self, path: str) -> None:
-        """The width must suit the kernels."""
+        """The widths must suit the kernels."""
         if self.embedding_dim % COLUMN_STEP:
             raise ConfigError(
                 f"{path}.embedding_dim is {self.embedding_dim}, expected a multiple of 4 (FBGEMM's kernels)",
                 hint=f"{path}.embedding_dim={COLUMN_STEP * (self.embedding_dim // COLUMN_STEP + 1)}",
             )
+
+    def table(self, name: str) -> TableConfig:
+        """The settings of table ``name``."""
+        return self.tables.get(name) or TableConfig()
+
+    def dim_of(self, table: str) -> int:
+        """The width of the rows of ``table``."""
+        return self.table(table).dim or self.embedding_dim

@@ -12,26 +12,29 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedTensor
 
+from pipeline.config import ModelConfig
 from pipeline.records import DatasetSchema
+
+_POOLINGS = {"sum": PoolingType.SUM, "mean": PoolingType.MEAN}
 
 
 def build_collection(
-    schema: DatasetSchema, dim: int, device: torch.device, *, weighted: bool | None = None
+    schema: DatasetSchema, model: ModelConfig, device: torch.device, *, weighted: bool | None = None
 ) -> EmbeddingBagCollection:
-    """One float32 sum-pooled table for each sparse feature, named after it.
+    """The float32 tables of the sparse features, of the widths and poolings that ``model`` says.
 
     ``device`` may be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it. ``weighted``:
     lookups carry weights (None: where any feature has them).
     """
     tables = [
         EmbeddingBagConfig(
-            name=column.name,
-            embedding_dim=dim,
-            num_embeddings=column.rows,
-            feature_names=[column.name],
-            pooling=PoolingType.SUM,
+            name=table.name,
+            embedding_dim=model.dim_of(table.name),
+            num_embeddings=table.rows,
+            feature_names=[*table.features],
+            pooling=_POOLINGS[model.table(table.name).pooling],
         )
-        for column in schema.sparse
+        for table in schema.tables
     ]
     any_weighted = any(column.weighted for column in schema.sparse)
     return EmbeddingBagCollection(
@@ -68,6 +71,14 @@ def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     values = pooled.values()
     stacked = values.view(values.shape[0], len(features), -1)
     return reordered(stacked, pooled.keys(), features)
+
+
+def side_by_side(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
+    """The embeddings of ``features``, of any widths, one beside the other in that order: [B, sum of widths]."""
+    if pooled.keys() == [*features]:
+        return pooled.values()
+    parts = dict(zip(pooled.keys(), pooled.values().split(pooled.length_per_key(), dim=1), strict=True))
+    return torch.cat([parts[name] for name in features], dim=1)
 
 
 def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -41,6 +44,16 @@ def _row_optimizer(kernel: Kernel) -> RowOptimizer | None:
     return learner
 
 
+@dataclass(frozen=True)
+class _Replicas:
+    """The ``values`` of a kernel's flat ``weights`` that are rows of width ``dim``, and the ``state`` of these rows."""
+
+    weights: nn.Parameter
+    values: slice
+    dim: int
+    state: TableState
+
+
 class ReplicaOptimizer(torch.optim.Optimizer):
     """``optimizer`` over the data-parallel tables of ``modules``, by the same formula as in a fused kernel.
 
@@ -51,32 +64,37 @@ class ReplicaOptimizer(torch.optim.Optimizer):
 
     def __init__(self, modules: Sequence[Any], optimizer: TableOptimizer) -> None:
         self._optimizer, self.steps = optimizer, 0
-        self._parts: list[tuple[nn.Parameter, int, TableState]] = []
-        for module in modules:
-            dims = {dim for _, dim in module.embedding_specs}
-            if len(dims) != 1:
-                raise ValueError(f"tables of one kernel have widths {sorted(dims)}, expected one width")
-            rows = [rows for rows, _ in module.embedding_specs]
-            state = new_state(module.weights.detach().view(sum(rows), *dims), optimizer.columns)
-            split = {name: values.split(rows) for name, values in state.items()}
-            keep_state(module, [{name: parts[i] for name, parts in split.items()} for i in range(len(rows))])
-            self._parts.append((module.weights, sum(rows), state))
-        super().__init__([weights for weights, _, _ in self._parts], {"lr": 0.0})
+        self._parts = [part for module in modules for part in self._parts_of(module)]
+        super().__init__([module.weights for module in modules], {"lr": 0.0})
+
+    def _parts_of(self, module: Any) -> list[_Replicas]:
+        """The tables of a kernel, neighbours of one width together. The kernel keeps the state, by table."""
+        parts, states, first = [], list[TableState](), 0
+        for dim, group in itertools.groupby(module.embedding_specs, key=lambda spec: int(spec[1])):
+            rows = [count for count, _ in group]
+            values = slice(first, first + sum(rows) * dim)
+            state = new_state(module.weights.detach()[values].view(-1, dim), self._optimizer.columns)
+            split = {name: each.split(rows) for name, each in state.items()}
+            states += [{name: pieces[i] for name, pieces in split.items()} for i in range(len(rows))]
+            parts.append(_Replicas(module.weights, values, dim, state))
+            first = values.stop
+        keep_state(module, states)
+        return parts
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients of the last backward pass."""
         lr = self.param_groups[0]["lr"]
         self.steps += 1
-        for weights, rows, state in self._parts:
-            if weights.grad is None:
+        for part in self._parts:
+            if part.weights.grad is None:
                 continue
-            own, gradient = weights.view(rows, -1), weights.grad.view(rows, -1)
+            own, gradient = (each[part.values].view(-1, part.dim) for each in (part.weights, part.weights.grad))
             if self._optimizer.lazy:
                 touched = (gradient != 0).any(dim=1).nonzero().squeeze(1)
-                update_rows(self._optimizer, own, touched, gradient[touched], state, lr, self.steps)
+                update_rows(self._optimizer, own, touched, gradient[touched], part.state, lr, self.steps)
             else:
-                self._optimizer.update(own, gradient, state, lr, self.steps)
+                self._optimizer.update(own, gradient, part.state, lr, self.steps)
 
 
 def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
@@ -99,6 +117,21 @@ def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
     replicas = replica_optimizer(dmp)
     if replicas is not None:
         replicas.steps = steps
+
+
+@contextmanager
+def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
+    """Lookups within take no step: FBGEMM's kernels count forward passes, by which some optimizers correct a bias."""
+    counters = [
+        counter
+        for kernel in kernels(dmp)
+        for name in ("iter", "iter_cpu")
+        if isinstance(counter := getattr(kernel.module, name, None), Tensor)
+    ]
+    before = [counter.clone() for counter in counters]
+    yield
+    for counter, value in zip(counters, before, strict=True):
+        counter.copy_(value)
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:

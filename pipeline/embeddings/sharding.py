@@ -25,6 +25,7 @@ from torchrec.distributed.types import (
 )
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from pipeline.embeddings.compiled import compile_tables, compiled_on
 from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
@@ -202,7 +203,9 @@ def shard_model(
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
     _check_optimizer(plan, optimizer)
     fuse_optimizer(collection, optimizer, plan.device)
-    if plan.world_size == 1 and device.type == "cpu" and ssd is None and optimizer.fused_on(plan.device):
+    compiled = compiled_on(optimizer, plan.device)
+    alone = plan.world_size == 1 and device.type == "cpu" and ssd is None
+    if alone and not compiled and optimizer.fused_on(plan.device):
         divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
@@ -222,7 +225,9 @@ def shard_model(
             init_data_parallel=plan.world_size > 1,
             data_parallel_wrapper=_wrapper(model, among) if among else None,
         )
-    if not optimizer.fused_on(plan.device):
+    if compiled:
+        compile_tables(dmp, optimizer)
+    elif not optimizer.fused_on(plan.device):
         learn_by_rows(dmp, optimizer, ssd_tables(plan))
     if ssd is not None:
         dmp.ssd = ssd

@@ -45,7 +45,11 @@ class DenseSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SparseSpec:
-    """One categorical feature; ``rows`` caps its table, reserved rows included."""
+    """One categorical feature; ``rows`` caps its table, reserved rows included.
+
+    ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
+    is of a table are then those of that feature.
+    """
 
     name: str
     column: str
@@ -61,6 +65,12 @@ class SparseSpec:
     integer: bool = False
     required: bool = False
     when_full: str = "replace"
+    table: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The feature whose table it is."""
+        return self.table or self.name
 
     @property
     def multi(self) -> bool:
@@ -79,8 +89,8 @@ class SparseSpec:
 
     @property
     def seed(self) -> int:
-        """Seed of the feature's xxhash64: depends on its name alone, so ids keep their hash in every run."""
-        return xxhash.xxh64_intdigest(self.name.encode())
+        """Seed of the feature's xxhash64: depends on its table's name alone, so ids keep their hash in every run."""
+        return xxhash.xxh64_intdigest(self.owner.encode())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +113,11 @@ class DataSpec:
     split: SplitConfig
     columns: dict[str, str]
     hour_column: str | None = None
+
+    @property
+    def owners(self) -> tuple[SparseSpec, ...]:
+        """The sparse features that have a table of their own."""
+        return tuple(feature for feature in self.sparse if not feature.table)
 
     @property
     def has_day(self) -> bool:
@@ -163,14 +178,16 @@ def data_spec(data: DataConfig) -> DataSpec:
 
 def _sparse_spec(data: DataConfig, name: str) -> SparseSpec:
     feature, defaults = data.sparse[name], data.sparse_defaults
+    owner = data.sparse[data.table_of(name)]
     return SparseSpec(
         name=name,
         column=feature.cross[0] if feature.cross else feature.column or name,
-        mapping=mapping_of(feature.mapping, defaults.mapping, feature.bins),
-        rows=RESERVED_ROWS + feature.bins if feature.bins else feature.rows or defaults.rows,
-        min_count=feature.min_count or defaults.min_count,
-        when_full=feature.when_full or defaults.when_full,
-        evict_after_days=feature.evict_after_days or defaults.evict_after_days,
+        mapping=mapping_of(owner.mapping, defaults.mapping, owner.bins),
+        rows=RESERVED_ROWS + owner.bins if owner.bins else owner.rows or defaults.rows,
+        min_count=owner.min_count or defaults.min_count,
+        when_full=owner.when_full or defaults.when_full,
+        evict_after_days=owner.evict_after_days or defaults.evict_after_days,
+        table=feature.table or "",
         separator=None if feature.cross or feature.bins else feature.separator or defaults.separator,
         weight_separator=feature.weight_separator or defaults.weight_separator,
         cross=tuple(feature.cross),

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.config import SplitConfig
-from pipeline.errors import ArtifactError
+from pipeline.errors import ArtifactError, ConfigError
 from pipeline.ingest.fit import Partial
 from pipeline.ingest.moments import LOG_QUANTUM
 from pipeline.ingest.output import write_frame
@@ -22,7 +22,7 @@ from pipeline.ingest.spec import DataSpec, DenseSpec, SparseSpec
 from pipeline.ingest.transform import DenseTransform, State, binned, with_vocabulary
 from pipeline.records import TRANSFORMS, DatasetSchema, SparseColumn
 from pipeline.specs import ID_MAPPINGS
-from pipeline.specs.id_mapping import FittingDay
+from pipeline.specs.id_mapping import Counts, FittingDay
 from pipeline.store import Artifact, Draft, Store
 
 # The settings of a feature that ``transforms.json`` holds: their names there, and in its spec.
@@ -34,8 +34,19 @@ def fitted_state(spec: DataSpec, train: Partial, before: State | None, day: Fitt
     """The transforms that the ``train`` rows of ``day`` ask for, after those of the day ``before``."""
     before = before or State(dense={}, sparse={})
     dense = {f.name: before.dense.get(f.name) or _fit_dense(f, train) for f in spec.dense}
-    sparse = {f.name: f.mapping.fit(f, train.counts[f.name], before.sparse.get(f.name), day) for f in spec.sparse}
-    return State(dense=dense, sparse=sparse)
+    tables = {f.name: f.mapping.fit(f, _counts(f, spec, train), before.sparse.get(f.name), day) for f in spec.owners}
+    return State(dense=dense, sparse={f.name: tables[f.owner] for f in spec.sparse})
+
+
+def _counts(feature: SparseSpec, spec: DataSpec, train: Partial) -> Counts:
+    """The counts of all features that share the table of ``feature``, together."""
+    sharing = [train.counts[f.name] for f in spec.sparse if f.owner == feature.name]
+    if len(sharing) == 1:
+        return sharing[0]
+    together = feature.mapping.counts(feature, len(spec.sparse))
+    for each in sharing:
+        together.merge(each)
+    return together
 
 
 def _fit_dense(feature: DenseSpec, train: Partial) -> DenseTransform:
@@ -55,7 +66,7 @@ def dataset_schema(
 ) -> DatasetSchema:
     """``schema.json`` of the dataset."""
     sparse = tuple(
-        SparseColumn(name=f.name, rows=state.sparse[f.name].rows, multi=f.lists, weighted=f.weighted)
+        SparseColumn(name=f.name, rows=state.sparse[f.name].rows, multi=f.lists, weighted=f.weighted, table=f.table)
         for f in spec.sparse
     )
     return DatasetSchema(
@@ -84,7 +95,8 @@ def transforms_json(spec: DataSpec, state: State) -> dict[str, Any]:
             "column": f.column, "mapping": f.mapping.name,
             **{name: getattr(f, name) for name in _SPARSE},
             "rows": state.sparse[f.name].rows, "hash": "xxhash64", "seed": f.seed,
-            **f.mapping.record(f.name, state.sparse[f.name]),
+            **f.mapping.record(f.owner, state.sparse[f.name]),
+            **({"table": f.table} if f.table else {}),
         }
         for f in spec.sparse
     }  # fmt: skip
@@ -107,6 +119,7 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
             rows=f["rows"],
             min_count=1,
             evict_after_days=None,
+            table=f.get("table", ""),
             **{name: _as_tuple(f[name]) for name in _SPARSE},
         )  # fmt: skip
         for feature, f in record["sparse"].items()
@@ -127,7 +140,7 @@ def _as_tuple(value: Any) -> Any:
 def write_state(draft: Draft, spec: DataSpec, state: State, compression: str, *, continued: bool) -> None:
     """Write what ``read_state`` reads; ``continued``: with what only the next day needs, candidates and freed rows."""
     draft.write_json(TRANSFORMS, transforms_json(spec, state))
-    for f in spec.sparse:
+    for f in spec.owners:
         for name, frame in f.mapping.files(f.name, state.sparse[f.name], continued=continued).items():
             write_frame(draft, name, frame, compression)
 
@@ -137,7 +150,14 @@ def continued_state(store: Store, path: str, spec: DataSpec) -> State:
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")["sparse"]
     for f in spec.sparse:
-        if f.name in record:
+        former = record.get(f.name, {}).get("table", "")
+        if f.name in record and former != f.table:
+            raise ConfigError(
+                f"data.sparse.{f.name}.table is {f.table or None!r}, but {path}, whose mapping continues, has "
+                f"{former or None!r}: every id would get another row",
+                hint=f"data.sparse.{f.name}.table={former or 'null'}, or data.mapping_from=null for new mappings",
+            )
+        if f.name in record and not f.table:
             f.mapping.require_compatible(f, record[f.name], path, dataset.config)
     return read_state(store, path, spec)
 
@@ -155,11 +175,12 @@ def read_state(store: Store, path: str, spec: DataSpec) -> State:
         if (then := record["dense"].get(f.name)) is not None
         and (then["transform"], tuple(then["clip"]), then["bins"]) == (f.transform, f.clip, f.bins)
     }
-    sparse = {
+    tables = {
         f.name: f.mapping.read(f.name, then, lambda file: _frame(store, dataset, file))
-        for f in spec.sparse
+        for f in spec.owners
         if (then := record["sparse"].get(f.name)) is not None
     }
+    sparse = {f.name: tables[f.owner] for f in spec.sparse if f.name in record["sparse"] and f.owner in tables}
     return State(dense=dense, sparse=sparse)
 
 

@@ -136,7 +136,7 @@ def whole_layout(batch: int, table: Table) -> Layout:
     out: with one layout there is nothing to decide.
     """
     ids = math.ceil(batch * table.pooling * 8)
-    values = math.ceil(min(1.0, table.pooling) * batch * table.dim * FLOAT)
+    values = math.ceil(min(float(table.outputs), table.pooling) * batch * table.dim * FLOAT)
     whole = Block(0, table.rows, 0, table.dim)
     return Layout(sharding=TABLE_WISE, shards=(whole,), buffers=(ids + values,), stock={"fused": (Stock(0.0, 0.0),)})
 

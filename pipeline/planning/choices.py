@@ -33,7 +33,8 @@ COLUMN_STEP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as the planner sees it; ``pooling``: mean ids per sample. Bytes are fp32 weights and the state of the
+    """A table as the planner sees it; ``pooling``: mean ids per sample, of all its ``features``
+    (names; none: one of its own). Bytes are fp32 weights and the state of the
     ``optimizer``.
 
     ``curve``: share of its lookups by hottest rows; ``ranked``: whether rows are numbered in falling frequency, so
@@ -48,6 +49,12 @@ class Table:
     optimizer: TableOptimizer
     weighted: bool = False
     ranked: bool = False
+    features: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """Embeddings that a sample gets of it: one for each of its features."""
+        return len(self.features) or 1
 
     @property
     def bytes(self) -> int:
@@ -80,16 +87,18 @@ def tables_of(inputs: PlanInputs) -> list[Table]:
                 "feature of schema.json",
                 hint="stages=[ingest] force=true",
             )
-        measured = profile.sparse[column.name]
+    for each in inputs.schema.tables:
+        measured = profile.table(each.features)
         table = Table(
-            name=column.name,
-            rows=column.rows,
-            dim=inputs.model.embedding_dim,
+            name=each.name,
+            rows=each.rows,
+            dim=inputs.model.dim_of(each.name),
             pooling=max(measured.pooling, 1e-3),
-            curve=HitCurve.measured(profile, column.name),
+            curve=HitCurve.from_profile(measured, lookups=profile.rows.get("train", 0) * measured.pooling),
             optimizer=TABLE_OPTIMIZERS.get(inputs.train.sparse_optimizer),
-            weighted=column.weighted,
-            ranked=_ranked(inputs.data, column.name),
+            weighted=each.weighted,
+            ranked=_ranked(inputs.data, each.name),
+            features=each.features,
         )
         tables.append(table)
     return tables

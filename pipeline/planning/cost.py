@@ -104,9 +104,20 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
 
 
 def dense_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
-    """The costs of ``model`` without towers: built for the dense features and one vector of each sparse feature."""
-    names = tuple(column.name for column in schema.sparse)
-    return model_costs(model, ModelInputs(dense=schema.dense, vectors=names, dim=model.embedding_dim))
+    """The costs of ``model`` without towers: built for the dense features and one vector of each sparse feature.
+
+    With the projections of embeddings of another width: a product forward, two backward.
+    """
+    names, dim = tuple(column.name for column in schema.sparse), model.embedding_dim
+    costs = model_costs(model, ModelInputs(dense=schema.dense, vectors=names, dim=dim))
+    widths = [model.dim_of(column.owner) for column in schema.sparse]
+    weights = sum(width * dim for width in widths if width != dim)
+    if not weights:
+        return costs
+    return ModelCosts(
+        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights,
+        activations=costs.activations + sum(dim for width in widths if width != dim),
+    )  # fmt: skip
 
 
 def step_ms(phases: Mapping[str, float]) -> float:

@@ -132,7 +132,9 @@ def build_topology(hardware: Hardware, room: Capacity) -> Topology:
 def meta_collection(tables: list[Table]) -> EmbeddingBagCollection:
     """The tables without storage, marked with their optimizer so that TorchRec counts its state."""
     configs = [
-        EmbeddingBagConfig(name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[t.name])
+        EmbeddingBagConfig(
+            name=t.name, num_embeddings=t.rows, embedding_dim=t.dim, feature_names=[*t.features] or [t.name]
+        )
         for t in tables
     ]
     weighted = any(table.weighted for table in tables)
@@ -157,7 +159,7 @@ def _constraints(table: Table, choice: Choice, hardware: Hardware) -> ParameterC
         sharding_types=list(choice.sharding),
         compute_kernels=list(dict.fromkeys(["dense", "fused", *_offered_kernels(choice, hardware)])),
         min_partition=choice.columns,
-        pooling_factors=[table.pooling],
+        pooling_factors=[table.pooling / table.outputs] * table.outputs,
         is_weighted=table.weighted,
     )
 

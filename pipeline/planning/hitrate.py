@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeline.records import FeatureProfile, Profile
+from pipeline.records import FeatureProfile
 
 EXACT_RANKS = 1000  # ranks whose Zipf mass is summed one by one; beyond, the midpoint integral is exact to 1e-7
 KNOTS_PER_DECADE = 8
@@ -43,12 +43,6 @@ class HitCurve:
         if lookups > 0:
             knots, served = _true_tail(knots, served, profile.distinct, lookups)
         return HitCurve(rows=int(knots[-1]), knots=knots, served=served)
-
-    @staticmethod
-    def measured(profile: Profile, feature: str) -> HitCurve:
-        """Curve of ``feature`` as a dataset's profile measured it over the train rows."""
-        of_feature = profile.sparse[feature]
-        return HitCurve.from_profile(of_feature, lookups=profile.rows.get("train", 0) * of_feature.pooling)
 
     @staticmethod
     def zipf(rows: int, exponent: float) -> HitCurve:

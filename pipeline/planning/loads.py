@@ -38,7 +38,8 @@ class Asked:
         """The load of every block in ``tier``, with its part of a cache of ``cache_rows`` rows in front."""
         table, batch = self.table, self.batch
         hits = _hit_rates(hardware, tier, cache_rows, self)
-        pooled = batch / hardware.world_size if self.sharding == DATA_PARALLEL else float(batch)
+        samples = batch / hardware.world_size if self.sharding == DATA_PARALLEL else float(batch)
+        pooled = samples * table.outputs
         return [
             ShardLoad(
                 rows=block.rows,

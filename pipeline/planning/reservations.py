@@ -30,7 +30,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     """
     hardware, schema, world = inputs.hardware, inputs.schema, inputs.world_size
     batch, costs = local_batch(inputs.batch, world), dense_costs(inputs.model, schema)
-    pooled = batch * len(schema.sparse) * inputs.model.embedding_dim * FLOAT
+    pooled = batch * FLOAT * sum(len(table.features) * inputs.model.dim_of(table.name) for table in schema.tables)
     per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
@@ -57,8 +57,9 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
     # One window is cut into batches while the next is decoded, and the rank copies its own part of the first.
     windows = (2 + 1 / world) * window * row
     batches = int(train.prefetch_batches * local_batch(train.batch, world) * row)
-    dim, optimizer = inputs.model.embedding_dim, TABLE_OPTIMIZERS.get(train.sparse_optimizer)
-    tables = sum(column.rows for column in schema.sparse) * staged_row(dim * FLOAT + optimizer.state_bytes(dim))
+    optimizer = TABLE_OPTIMIZERS.get(train.sparse_optimizer)
+    widths = ((table.rows, inputs.model.dim_of(table.name)) for table in schema.tables)
+    tables = sum(rows * staged_row(dim * FLOAT + optimizer.state_bytes(dim)) for rows, dim in widths)
     process = int(inputs.hardware.process_gib * GIB)  # interpreter and libraries
     return {"process": process, "inputs": int(windows) + batches, "staging": tables // world}
 

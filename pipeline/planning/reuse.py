@@ -52,11 +52,11 @@ def _difference(then: Any, now: Any, path: str) -> str:
 
 def _table(plan: Plan, schema: DatasetSchema, profile: Profile) -> str:
     """The first table that differs, in words; "" where none does."""
-    names = {column.name for column in schema.sparse}
+    names = {table.name for table in schema.tables}
     if other := names ^ plan.tables.keys():
         return f"table {min(other)} is {'new' if min(other) in names else 'gone'}"
-    for column in schema.sparse:
-        then, pooling = plan.tables[column.name], profile.sparse[column.name].pooling
+    for column in schema.tables:
+        then, pooling = plan.tables[column.name], profile.table(column.features).pooling
         if then.rows != column.rows:
             return f"table {column.name} had {then.rows:,} rows, has {column.rows:,}"
         if abs(pooling - then.pooling) > MOST_CHANGE * then.pooling:

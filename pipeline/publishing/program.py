@@ -25,10 +25,10 @@ _EXAMPLE_ROWS = 3  # not 0 or 1, which torch would specialise on
 Program = Callable[[Tensor, Tensor], Tensor]
 
 
-def write_program(draft: Draft, module: nn.Module, dense: int, features: int, dim: int) -> None:
-    """Write ``module``: (dense [b, n] float32, embeddings [b, F, D] float32) -> logits [b], for any b."""
+def write_program(draft: Draft, module: nn.Module, dense: int, embeddings: tuple[int, ...]) -> None:
+    """Write ``module``: (dense [b, n] float32, ``embeddings`` [b, ...] float32) -> logits [b], for any b."""
     rows = torch.export.Dim("rows")
-    example = (torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, features, dim))
+    example = (torch.zeros(_EXAMPLE_ROWS, dense), torch.zeros(_EXAMPLE_ROWS, *embeddings))
     with torch.no_grad(), _quiet():
         program = torch.export.export(module.eval(), example, dynamic_shapes=({0: rows}, {0: rows}))
     program.example_inputs = None  # it would be pickled

@@ -64,19 +64,25 @@ class ServedModel:
         for start in range(0, len(dense), SCORE_ROWS):
             stop = min(start + SCORE_ROWS, len(dense))
             vectors = [self._pooled(name, ids[name], start, stop) for name in self.description.sparse]
-            parts.append(self._program(torch.from_numpy(dense[start:stop]), torch.stack(vectors, dim=1)).numpy())
+            embeddings = torch.stack(vectors, dim=1) if self.description.even else torch.cat(vectors, dim=1)
+            parts.append(self._program(torch.from_numpy(dense[start:stop]), embeddings).numpy())
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
-        """The embeddings of samples [start, stop): for several ids, the weighted sum."""
+        """The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these."""
+        table = self.description.table_of(name)
         if not self.description.sparse[name]:
-            return self.tables[name].lookup(ids[start:stop])
+            return self.tables[table].lookup(ids[start:stop])
         low, high = int(ids.offsets[start]), int(ids.offsets[stop])
-        vectors = self.tables[name].lookup(ids.values[low:high])
+        vectors = self.tables[table].lookup(ids.values[low:high])
         offsets = torch.from_numpy((ids.offsets[start:stop] - low).astype(np.int64))
         weights = None if ids.weights is None else torch.from_numpy(ids.weights[low:high].astype(np.float32))
         places = torch.arange(high - low)
-        return functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
+        pooled = functional.embedding_bag(places, vectors, offsets, mode="sum", per_sample_weights=weights)
+        if table not in self.description.mean:
+            return pooled
+        counts = torch.from_numpy(np.diff(ids.offsets[start : stop + 1])).clamp_min(1)
+        return pooled / counts[:, None]
 
     def files_in_memory(self) -> list[str]:
         """The table files that are wholly in memory."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.records.record import Record
+from pipeline.records.record import Record, absent
 
 MISSING_ROW = 0
 UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
 LABEL = "label"
+VALIDATION = "validation"  # the split of the rows that training looks at; a dataset may lack it
 TRUE_PROBABILITY = "true_probability"
 # Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
@@ -46,13 +47,33 @@ def unseen_column(feature: str) -> str:
 class SparseColumn(Record):
     """A categorical feature as it lies in Parquet and the table of ``rows`` rows that embeds it.
 
-    Single-valued: one int32 column. Multi-valued: list<int32>; ``weighted`` adds list<float32> in
-    ``weight_column``. Values are row numbers in [0, rows).
+    ``table``: the feature whose table this one shares; "" where it has its own, which has its name.
+    Single-valued: one int32 column. Multi-valued: list<int32>; ``weighted`` adds list<float32> in ``weight_column``.
+    Values are row numbers in [0, rows).
     """
 
     name: str
     rows: int
     multi: bool = False
+    weighted: bool = False
+    table: str = absent("")
+
+    @property
+    def owner(self) -> str:
+        """The name of its table."""
+        return self.table or self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddedTable:
+    """A table of ``rows`` rows and the ``features`` that it embeds, in the order of the schema.
+
+    ``weighted``: whether ids of any of them have weights.
+    """
+
+    name: str
+    rows: int
+    features: tuple[str, ...]
     weighted: bool = False
 
 
@@ -60,8 +81,8 @@ class SparseColumn(Record):
 class DatasetSchema(Record):
     """``schema.json``: columns of a dataset's Parquet files, in order: label, dense, sparse.
 
-    ``rows`` counts rows of split ``train`` and ``test``; files of a split are ``<split>/part-*.parquet``,
-    their names in order in ``files``, the rows of each file's row groups in ``groups``.
+    ``rows`` counts rows of split ``train``, ``test`` and, where there is one, ``validation``; files of a split are
+    ``<split>/part-*.parquet``, their names in order in ``files``, the rows of each file's row groups in ``groups``.
     ``true_probability``: a float32 column of that name holds the probability the label was drawn from.
     """
 
@@ -75,6 +96,20 @@ class DatasetSchema(Record):
     files: dict[str, list[str]]
     groups: dict[str, list[list[int]]]
     true_probability: bool = False
+
+    @property
+    def tables(self) -> tuple[EmbeddedTable, ...]:
+        """The tables, in the order of the features that they are named after."""
+        sharing: dict[str, list[SparseColumn]] = {c.name: [] for c in self.sparse if not c.table}
+        for column in self.sparse:
+            sharing[column.owner].append(column)
+        return tuple(
+            EmbeddedTable(
+                name=name, rows=columns[0].rows, features=tuple(c.name for c in columns),
+                weighted=any(c.weighted for c in columns),
+            )
+            for name, columns in sharing.items()
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,3 +151,22 @@ class Profile(Record):
     label_rate: dict[str, float]
     dense: dict[str, DenseProfile]
     sparse: dict[str, FeatureProfile]
+
+    def table(self, features: tuple[str, ...]) -> FeatureProfile:
+        """The figures of a table that the sparse ``features`` share: of one feature its own.
+
+        Of several, their hottest rows are taken to be the same ones; a share is that of all their lookups.
+        """
+        parts = [self.sparse[name] for name in features]
+        pooling = sum(part.pooling for part in parts)
+        if len(parts) == 1 or not pooling:
+            return parts[0]
+        shares = zip(*(part.hot_share for part in parts), strict=True)
+        return FeatureProfile(
+            rows=parts[0].rows,
+            distinct=max(part.distinct for part in parts),
+            missing_share=sum(part.missing_share * part.pooling for part in parts) / pooling,
+            pooling=pooling,
+            hot_rows=parts[0].hot_rows,
+            hot_share=[sum(s * p.pooling for s, p in zip(at, parts, strict=True)) / pooling for at in shares],
+        )

@@ -36,6 +36,9 @@ class TableLayout(Record):
 class Description(Record):
     """Names of the dense features, the sparse ones in order (multi-valued or not), tables by name.
 
+    ``shared``: the table of each feature that has none of its own name; ``mean``: the tables of which the rows of a
+    sample are averaged, those of the others are added up. ``even``: all tables are ``dim`` wide, and the program takes
+    embeddings [b, F, dim]; else it takes them side by side, [b, sum of widths].
     ``model``, ``package``: where an installed package adds the ranking model, its name and the package's with version.
     """
 
@@ -51,12 +54,22 @@ class Description(Record):
     tables: dict[str, TableLayout]
     model: str = absent("")
     package: str = absent("")
+    shared: dict[str, str] | None = absent(None)
+    mean: tuple[str, ...] = absent(())
+    even: bool = absent(True)
 
     @staticmethod
-    def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout]) -> Description:
+    def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:
         """The description of a model of the dataset ``schema``."""
-        sparse = {column.name: column.multi for column in schema.sparse}
-        return Description(dense=schema.dense, sparse=sparse, dim=dim, tables=tables)
+        return Description(
+            dense=schema.dense, sparse={column.name: column.multi for column in schema.sparse}, dim=dim, tables=tables,
+            shared={column.name: column.table for column in schema.sparse if column.table} or None, mean=mean,
+            even=all(layout.dim == dim for layout in tables.values()),
+        )  # fmt: skip
+
+    def table_of(self, feature: str) -> str:
+        """The name of the table that embeds ``feature``."""
+        return (self.shared or {}).get(feature, feature)
 
     def built_by(self, model: str, package: str) -> Description:
         """The description with the ranking model's name and package; as it is where ``package`` is empty."""

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from pipeline.config import DataConfig, HardwareConfig, ModelConfig
+from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ArtifactError
 from pipeline.evaluation.baseline import RowBlock
 from pipeline.models import build_model
@@ -19,18 +20,19 @@ from pipeline.records import MISSING_ROW, RESERVED_ROWS, DatasetSchema, Towers
 from pipeline.serving.translate import Translation
 from pipeline.specs import ModelInputs
 from pipeline.towers import layout_of
-from pipeline.towers.modules import build_tower, joined
+from pipeline.towers.modules import joined, projected_tower
 
 if TYPE_CHECKING:
     from pipeline.training.parquet import Columns, SplitReader
 
-_RANKING, _TOWERS, _NORMALISE = "head.ranking.", "towers.tower.", "head.normalise."
+_RANKING, _TOWERS, _NORMALISE, _PROJECT = "head.ranking.", "towers.tower.", "head.normalise.", "head.project."
 
 
 class DensePart(nn.Module):
     """forward(dense [b, n], embeddings [b, F, D]) -> logits [b]: tower modules, if there are some, and ranking model.
 
-    The same arithmetic as in training, on one machine and in float32.
+    Where ``widths`` of the features' embeddings are given, these come side by side, [b, sum of widths], and ``project``
+    or the towers bring them to width D. The same arithmetic as in training, on one machine and in float32.
     """
 
     def __init__(
@@ -39,24 +41,38 @@ class DensePart(nn.Module):
         towers: list[tuple[list[int], nn.Module]],
         order: list[int],
         normalise: MaxNorm | None = None,
+        widths: list[int] | None = None,
+        project: Projections | None = None,
     ) -> None:
         super().__init__()
         self.ranking = ranking
-        self.normalise = normalise
+        self.normalise, self.widths, self.project = normalise, widths, project
         self.towers = nn.ModuleList(module for _, module in towers)
         self._places = [places for places, _ in towers]
         self._order = order
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         if len(self.towers):
-            parts = [module(embeddings[:, places]) for module, places in zip(self.towers, self._places, strict=True)]
+            parts = [
+                module(self._taken(embeddings, places))
+                for module, places in zip(self.towers, self._places, strict=True)
+            ]
             embeddings = joined(parts)
             if self._order:
                 embeddings = embeddings[:, self._order]
+        elif self.project is not None:
+            embeddings = self.project(embeddings)
         if self.normalise is not None:
             dense = self.normalise(dense)
         logits: Tensor = self.ranking(dense, embeddings)
         return logits
+
+    def _taken(self, embeddings: Tensor, places: list[int]) -> Tensor:
+        """The embeddings of the features at ``places``."""
+        if self.widths is None:
+            return embeddings[:, places]
+        parts = embeddings.split(self.widths, dim=1)
+        return joined([parts[place] for place in places])
 
 
 def dense_part(
@@ -71,11 +87,14 @@ def dense_part(
     modules: list[tuple[list[int], nn.Module]] = []
     in_towers: list[str] = []
     vectors, dim = tuple(features), model.embedding_dim
+    widths = {column.name: model.dim_of(column.owner) for column in schema.sparse}
+    project = projections(widths, dim, seed)
     if not towers.is_flat:
         layout = layout_of(towers, features, hardware.hosts, hardware.ranks_per_host)
         for number in (number for group in layout.tower_hosts for number in group.towers):
             own = towers.towers[number].features
-            module = build_tower(towers.module, len(own), model.embedding_dim, seed, number)
+            chosen = {name: widths[name] for name in own}
+            module = projected_tower(towers.module, chosen, model.embedding_dim, seed, number, even=project is None)
             _load(module, weights, f"{_TOWERS}{number}.")
             modules.append(([features.index(name) for name in own], module))
             in_towers += own
@@ -87,8 +106,13 @@ def dense_part(
     normalise = MaxNorm(columns) if columns else None
     if normalise is not None:
         _load(normalise, weights, _NORMALISE)
+    if project is not None and not modules:
+        _load(project, weights, _PROJECT)
     order = [in_towers.index(name) for name in features] if modules and towers.module.by_feature else []
-    return DensePart(ranking, modules, [] if order == sorted(order) else order, normalise).eval()
+    apart = None if project is None else list(widths.values())
+    return DensePart(
+        ranking, modules, [] if order == sorted(order) else order, normalise, apart, None if modules else project
+    ).eval()
 
 
 def _load(module: nn.Module, weights: Mapping[str, Tensor], prefix: str) -> None:

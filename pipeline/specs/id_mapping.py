@@ -210,7 +210,7 @@ class IdMapping(ABC):
     ``name``: in the configuration. ``doc``: one sentence. ``settings``: the settings of a feature that it reads besides
     ``rows``. ``rows_per_id``: rows that a lookup sums. ``vocabulary``: the dataset lists which id has which row.
     ``ranked``: rows are ordered by falling frequency. ``seeded``: the fit depends on ``seed`` of the configuration.
-    ``numbers``: its ids are the bits of numbers.
+    ``numbers``: its ids are the bits of numbers. ``shareable``: several features may have one table.
     """
 
     name: str
@@ -221,6 +221,7 @@ class IdMapping(ABC):
     ranked: bool = False
     seeded: bool = False
     numbers: bool = False
+    shareable: bool = True
 
     @property
     def by_hash(self) -> bool:

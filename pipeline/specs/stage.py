@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from pipeline.records import Result
@@ -82,7 +82,7 @@ def covered(uses: Iterable[Use], config: Config) -> dict[str, Any]:
 def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     """Path and value of every setting that ``parts`` match below ``node``, a dataclass or a dictionary."""
     if not parts:
-        yield [], dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
+        yield [], _plain(node)
         return
     entries = node if isinstance(node, dict) else {each.name: getattr(node, each.name) for each in fields(node)}
     head, *rest = parts
@@ -92,10 +92,26 @@ def _values(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
             yield [name, *place], value
 
 
+def _plain(node: Any) -> Any:
+    """``node`` as plain data; entries of a dictionary without their quiet settings at defaults."""
+    if isinstance(node, dict):
+        return {
+            name: {k: v for k, v in _plain(each).items() if k not in _quiet(each)}
+            if dataclasses.is_dataclass(each)
+            else each
+            for name, each in node.items()
+        }
+    return dataclasses.asdict(node) if dataclasses.is_dataclass(node) and not isinstance(node, type) else node
+
+
 def _quiet(node: Any) -> set[str]:
     """The settings of dataclass ``node`` that are declared ``quiet`` (``config.fields``) and at their defaults."""
     told = ((each, any(getattr(known, "quiet", False) for known in each.metadata.values())) for each in fields(node))
-    return {each.name for each, quiet in told if quiet and getattr(node, each.name) == each.default}
+    return {each.name for each, quiet in told if quiet and getattr(node, each.name) == _default(each)}
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 class Drafting(Protocol):

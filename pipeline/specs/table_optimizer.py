@@ -27,6 +27,14 @@ class StateColumn:
     exact: bool = False
 
 
+@dataclass(frozen=True)
+class CompiledStep:
+    """A step by a compiled formula: its name in ``embeddings/native``, and its figures in the order of the C code."""
+
+    formula: str
+    settings: tuple[float, ...]
+
+
 class TableOptimizer(Protocol):
     """How tables learn from the gradients of their lookups; one file each in ``embeddings/optimizers/``.
 
@@ -36,6 +44,7 @@ class TableOptimizer(Protocol):
     touched. ``columns``: its state, in the order of FBGEMM's ``split_optimizer_states``. ``heat``: the column that
     grows with each lookup of a row, '' where none does: checkpoints keep the rows with most of it in a finer coding.
     ``lazy``: it moves rows whose gradient is 0 too, so only rows with another gradient may be updated.
+    ``compiled``: the function of ``pipeline.native`` that applies it, '' where there is none.
     ``replica_passes``: how often a step goes over a data-parallel table: its gradient zeroed, scattered, read as often
     as ``update`` does, and the weights written.
     """
@@ -45,6 +54,7 @@ class TableOptimizer(Protocol):
     columns: tuple[StateColumn, ...] = ()
     heat: str = ""
     lazy: bool = False
+    compiled: str = ""
     replica_passes: int
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
@@ -55,6 +65,10 @@ class TableOptimizer(Protocol):
         from torch.optim import SGD
 
         return SGD, {}
+
+    def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
+        """The compiled formula that does what ``update`` does on rows in a CPU's memory; None where there is none."""
+        return None
 
     @abstractmethod
     def update(self, weights: Tensor, gradient: Tensor, state: dict[str, Tensor], lr: float, step: int) -> None:

@@ -33,15 +33,16 @@ def assign(
     config: Config, store: Store, dataset: Artifact, schema: DatasetSchema, plan: Plan
 ) -> tuple[list[list[str]], TowerEvidence]:
     """The features of every tower, and what that rests on, by ``partition.strategy``."""
-    from pipeline.towers import check_partition, strided, tower_count
+    from pipeline.towers import check_partition, kept_together, strided, tower_count
 
-    features, part, hosts = [column.name for column in schema.sparse], config.partition, config.hardware.hosts
+    features, hosts = [column.name for column in schema.sparse], config.hardware.hosts
+    part = kept_together(config.partition, [t.features for t in schema.tables if len(t.features) > 1])
     check_partition(
         part, config.plan, hosts, features
     )  # a dataset that names the features itself could not be checked before
     if part.strategy == STRIDED:
         towers = strided(features, tower_count(part, hosts), part.pins, part.groups)
-        evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(features, plan))
+        evidence = TowerEvidence(strategy=STRIDED, features=tuple(features), loads=_loads(schema, plan))
         return towers, evidence
     if not schema.rows.get("train"):
         raise ConfigError(
@@ -54,7 +55,7 @@ def assign(
 
     checkpoint = _checkpoint(config, store)
     similarity, source = probe(TrainingSettings.of(config), store, dataset, checkpoint)
-    loads = _loads(features, plan)
+    loads = _loads(schema, plan)
     room = {"bytes": _room(config) / max(sum(loads["bytes"]), 1.0)}
     count = tower_count(part, hosts)
     return partition(features, count, part, similarity, loads, source=source, room=room, seed=config.seed)
@@ -83,7 +84,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
         more = beyond_tower_ms(inputs, config.hardware, crossing)
         phases = [{name: round(ms + more[name], 6) for name, ms in rank.items()} for rank in plan.phases]
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
-    return united_plan(layout, plans, features)
+    return united_plan(layout, plans, [table.name for table in schema.tables])
 
 
 def _crossing(dim: int, layout: Layout, group: TowerHosts, profile: Profile) -> Crossing:
@@ -138,10 +139,11 @@ def _room(config: Config) -> float:
     return AMPLE * fastest * GIB * config.world_size / tower_count(config.partition, config.hardware.hosts)
 
 
-def _loads(features: list[str], plan: Plan) -> dict[str, list[float]]:
-    """Predicted ms and bytes of every feature's table."""
-    missing = [name for name in features if name not in plan.tables]
+def _loads(schema: DatasetSchema, plan: Plan) -> dict[str, list[float]]:
+    """Predicted ms and bytes of every feature's table; features that share one have equal parts of it."""
+    missing = [table.name for table in schema.tables if table.name not in plan.tables]
     if missing:
         raise ArtifactError(f"the plan has no table {missing[0]!r}", hint="nightjar plan force=true makes it again")
-    tables = [plan.tables[name] for name in features]
-    return {"ms": [table.cost_ms for table in tables], "bytes": [float(table.bytes) for table in tables]}
+    sharing = {table.name: len(table.features) for table in schema.tables}
+    tables = [(plan.tables[column.owner], sharing[column.owner]) for column in schema.sparse]
+    return {"ms": [table.cost_ms / n for table, n in tables], "bytes": [table.bytes / n for table, n in tables]}

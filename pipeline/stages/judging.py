@@ -40,10 +40,11 @@ def judged(
 
     split = SplitReader(store, inputs["ingest"], "test")
     spread_groups(split, config.gate.max_rows)
-    features = [name for name in config.gate.slices if name in written.tables]
+    owners = {column.name: column.owner for column in split.schema.sparse}
+    features = [name for name in config.gate.slices if name in owners]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _opened(config, store, path, inputs["ingest"], incumbent) as opened:
-        trained = {name: table.trained for name, table in written.tables.items()}
+        trained = {name: written.tables[table].trained for name, table in owners.items()}
         scores = score_dataset(split, opened.models, trained, features)
     logits = {
         name: np.concatenate(parts) if parts else np.zeros(0, np.float32) for name, parts in scores.logits.items()
@@ -170,10 +171,12 @@ def _slices(config: Config, store: Store, dataset: Artifact, split: Any, codes: 
     """The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers."""
     from pipeline.evaluation import SliceColumn
 
-    columns = {}
+    columns, owners = {}, {column.name: column.owner for column in split.schema.sparse}
     for name in config.gate.slices:
         if name in codes:
-            columns[name] = SliceColumn(codes=np.concatenate(codes[name]), names=_id_names(store, dataset, name))
+            columns[name] = SliceColumn(
+                codes=np.concatenate(codes[name]), names=_id_names(store, dataset, owners.get(name, name))
+            )
             continue
         try:
             columns[name] = SliceColumn(codes=split.column(name).astype(np.int64))

@@ -144,17 +144,20 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     checkpoint = store.get(inputs["train"].summary["final"], "train")
     schema = SplitReader(store, inputs["ingest"], "test").schema
     reader, weights = ChainReader(store, checkpoint), read_dense(store, checkpoint)
-    tables = {c.name: write_table(draft, reader, c.name, config.publish.quantise) for c in schema.sparse}
+    tables = {t.name: write_table(draft, reader, t.name, config.publish.quantise) for t in schema.tables}
     bad = {f"table {name!r}": table.not_finite for name, table in tables.items()}
     bad |= {f"parameter {name}": int((~value.isfinite()).sum()) for name, value in weights.items()}
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     module = dense_part(
         schema, towers, weights, model=config.model, data=config.data, hardware=config.hardware, seed=config.seed
     )
-    write_program(draft, module, len(schema.dense), len(schema.sparse), config.model.embedding_dim)
     layouts = {name: table.layout for name, table in tables.items()}
-    name = config.model.name
-    description = Description.of(schema, config.model.embedding_dim, layouts).built_by(name, MODELS.package(name))
+    name, dim = config.model.name, config.model.embedding_dim
+    mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
+    description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
+    widths = [layouts[column.owner].dim for column in schema.sparse]
+    shape = (len(widths), dim) if description.even else (sum(widths),)
+    write_program(draft, module, len(schema.dense), shape)
     draft.write_json(SERVING, description.to_json())
     for name in _mappings(inputs["ingest"]):
         store.verify(inputs["ingest"], name)

@@ -24,11 +24,12 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
     ``last``: the stage to end with; None: all. ``forced``: False does not ask the store whether a forced training has a
     checkpoint directory of its own, so that steps can be shown where the store cannot be reached.
     """
-    from pipeline.towers import check_partition
+    from pipeline.towers import check_partition, kept_together
 
     config = with_former_batch(config, store)
     if config.data.sparse:
-        check_partition(config.partition, config.plan, config.hardware.hosts, list(config.data.sparse))
+        partition = kept_together(config.partition, config.data.shared_tables)
+        check_partition(partition, config.plan, config.hardware.hosts, list(config.data.sparse))
     made: dict[str, Step] = {}
     for stage in _stages_of(config):
         settings = with_first_names({**stage.key_settings(config), **stage.named_settings(config, store, made)})

@@ -5,7 +5,15 @@ The names here import no torch. ``transform`` has the sharded embeddings, ``modu
 
 from __future__ import annotations
 
-from pipeline.towers.assignment import check_partition, flat_towers, strided, tower_count, tower_hosts, towers_of
+from pipeline.towers.assignment import (
+    check_partition,
+    flat_towers,
+    kept_together,
+    strided,
+    tower_count,
+    tower_hosts,
+    towers_of,
+)
 from pipeline.towers.layout import Layout, TowerHosts, layout_of, tower_hosts_settings, united_plan
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "TowerHosts",
     "check_partition",
     "flat_towers",
+    "kept_together",
     "layout_of",
     "tower_hosts_settings",
     "strided",

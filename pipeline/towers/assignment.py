@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pipeline.config import PartitionConfig, PlanConfig
 from pipeline.errors import ConfigError
@@ -65,6 +67,16 @@ def towers_of(
 def flat_towers(hosts: int, features: Sequence[str]) -> Towers:
     """One tower with every feature on every host: ``partition=flat``."""
     return Towers(partition="flat", towers=(Tower(features=tuple(features), hosts=tuple(range(hosts))),))
+
+
+def kept_together(partition: PartitionConfig, shared: Sequence[Sequence[str]]) -> PartitionConfig:
+    """``partition`` with groups of the features that share a table, ``shared``: a table lies in one tower."""
+    groups = [list(group) for group in partition.groups]
+    for names in shared:
+        joins = [group for group in groups if not set(group).isdisjoint(names)]
+        groups = [group for group in groups if group not in joins]
+        groups.append(list(dict.fromkeys([*itertools.chain(*joins), *names])))
+    return replace(partition, groups=groups)
 
 
 def check_partition(partition: PartitionConfig, plan: PlanConfig, hosts: int, features: Sequence[str]) -> None:

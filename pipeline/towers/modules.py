@@ -5,11 +5,12 @@ Every module: forward(embeddings [B, F, N]) -> [B, vectors, dim].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from pipeline.embeddings.widths import Projections
 from pipeline.records import TowerModuleSpec
 
 
@@ -63,15 +64,43 @@ class DcnTower(nn.Module):
         return self.project(value).unflatten(1, (self.vectors, self.dim))
 
 
+class ProjectedTower(nn.Module):
+    """Embeddings of several widths, [B, sum of widths], brought to one width before they enter a tower's ``module``."""
+
+    def __init__(self, project: Projections, module: PassThrough | DlrmTower | DcnTower) -> None:
+        super().__init__()
+        self.project, self.module = project, module
+        self.vectors, self.dim = module.vectors, module.dim
+
+    def forward(self, embeddings: Tensor) -> Tensor:
+        with torch.autocast(embeddings.device.type, enabled=False):  # as in a flat model
+            vectors = self.project(embeddings.float())
+        outputs: Tensor = self.module(vectors)
+        return outputs
+
+
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """``parts`` joined along dimension 1; one part is not copied."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=1)
 
 
-TowerModule = PassThrough | DlrmTower | DcnTower
+TowerModule = PassThrough | DlrmTower | DcnTower | ProjectedTower
 
 
-def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, number: int) -> TowerModule:
+def projected_tower(
+    spec: TowerModuleSpec, widths: Mapping[str, int], dim: int, seed: int, number: int, *, even: bool
+) -> TowerModule:
+    """The module of tower ``number`` for features of these ``widths``, by name, in a model of width ``dim``.
+
+    ``even``: every feature of the model has that width, and embeddings come as [B, F, ``dim``].
+    """
+    module = build_tower(spec, len(widths), dim, seed, number)
+    return module if even else ProjectedTower(Projections(widths, dim, seed), module)
+
+
+def build_tower(
+    spec: TowerModuleSpec, features: int, width: int, seed: int, number: int
+) -> PassThrough | DlrmTower | DcnTower:
     """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
     if spec.name == "pass_through":
         return PassThrough(features, width)

@@ -9,7 +9,7 @@ that is the mean over all ranks, as in the flat model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -21,11 +21,11 @@ from torchrec.distributed.types import Awaitable, NoWait, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.embeddings.collection import pooled_stack, reordered
+from pipeline.embeddings.collection import pooled_stack, reordered, side_by_side
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.sharding import TableRanks
 from pipeline.towers.layout import Layout
-from pipeline.towers.modules import build_tower, joined
+from pipeline.towers.modules import joined, projected_tower
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 
@@ -57,7 +57,8 @@ class TowerEmbeddings(nn.Module):
     """forward(ids of this rank's samples) -> all towers' outputs for them: [b, V, dim].
 
     Every rank holds the modules of all towers but trains only those of its hosts; ``names`` [V] says what the vectors
-    are: where a tower puts out one a feature, they come in the order ``features``, as in the flat model.
+    are: where a tower puts out one a feature, they come in the order of ``widths`` (those of all features' embeddings),
+    as in the flat model. ``width``: of the model. A tower brings its features' embeddings to it.
     ``dtype``: what the modules compute in (None: float32). ``penalty``: factor of the L2 penalty on embeddings.
     """
 
@@ -66,7 +67,7 @@ class TowerEmbeddings(nn.Module):
         layout: Layout,
         groups: Groups,
         collection: EmbeddingBagCollection,
-        features: Sequence[str],
+        widths: Mapping[str, int],
         width: int,
         seed: int,
         codecs: QuantizedCommCodecs | None = None,
@@ -77,17 +78,20 @@ class TowerEmbeddings(nn.Module):
         self.collection = collection
         self.penalty = 0.0
         spec = layout.towers.module
+        features, self.even = list(widths), set(widths.values()) <= {width}
+        self._widths = {name: widths[name] for name in layout.tower_hosts[groups.number].features}
         towers = [
-            build_tower(spec, len(tower.features), width, seed, i) for i, tower in enumerate(layout.towers.towers)
+            projected_tower(spec, {f: widths[f] for f in tower.features}, width, seed, i, even=self.even)
+            for i, tower in enumerate(layout.towers.towers)
         ]
         self.tower = nn.ModuleList(towers)
         self.dim = towers[0].dim
         self._places = [features.index(name) for name in layout.features]
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
-        widths = [self.dim * sum(towers[n].vectors for n in group.towers) for group in layout.tower_hosts]
+        sizes = [self.dim * sum(towers[n].vectors for n in group.towers) for group in layout.tower_hosts]
         self._send = KJTAllToAll(groups.peers, [len(group.features) for group in layout.tower_hosts])
-        self._back = PooledEmbeddingsAllToAll(groups.peers, widths, codecs=codecs)
+        self._back = PooledEmbeddingsAllToAll(groups.peers, sizes, codecs=codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
         """The ranks that share this rank's tables; ``path``: of this module, whose towers these ranks average."""
@@ -116,18 +120,23 @@ class TowerEmbeddings(nn.Module):
         """[b, V, dim] float32 for ``ids``; ``received``: what ``send`` brought of them, where that was called ahead."""
         mine = self.send(ids).wait().wait() if received is None else received
         own = self.layout.tower_hosts[self.groups.number]
-        vectors = self._towers(pooled_stack(self.collection(mine), own.features))
+        pooled = self.collection(mine)
+        vectors = self._towers((pooled_stack if self.even else side_by_side)(pooled, own.features))
         if len(self.layout.tower_hosts) > 1:
             vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
         return reordered(vectors, self._found, self.names)
 
     def _towers(self, embeddings: Tensor) -> Tensor:
-        """Outputs of this rank's towers from [B, F of its tower hosts, N]: [B, V of its tower hosts, dim] float32."""
+        """Outputs of this rank's towers from [B, F of its tower hosts, N]: [B, V of its tower hosts, dim] float32.
+
+        From [B, sum of widths] where tables differ in width.
+        """
         own = self.layout.tower_hosts[self.groups.number]
         if self.penalty:  # a mean over this tower's samples here; the way to the tables makes it one over all samples
             samples = len(embeddings)
             embeddings = penalised(embeddings, embeddings.new_full((samples,), self.penalty / samples))
-        sizes = [len(self.layout.towers.towers[number].features) for number in own.towers]
+        each = dict.fromkeys(self._widths, 1) if self.even else self._widths
+        sizes = [sum(each[name] for name in self.layout.towers.towers[number].features) for number in own.towers]
         parts = embeddings.split(sizes, dim=1)
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
             return joined([self.tower[n](part).float() for n, part in zip(own.towers, parts, strict=True)])

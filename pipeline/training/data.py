@@ -11,7 +11,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -107,13 +107,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Announce:
-    """Announces the ids of coming batches: the reading thread calls ``receive`` with {feature: ids int64}.
+    """Announces the ids of coming batches: the reading thread calls ``receive`` with {table: ids int64}.
 
     Every rank decodes whole windows, so it knows the ids of the whole global batch and can prepare the rows of its
-    shards for all ranks without communication. ``features``: the ones that are announced.
+    shards for all ranks without communication. ``tables``: the features of those that are announced.
     """
 
-    features: tuple[str, ...]
+    tables: Mapping[str, tuple[str, ...]]
     receive: Callable[[dict[str, np.ndarray]], None]
 
 
@@ -237,13 +237,16 @@ class BatchReader:
             return {}
         low = max(batch * self.order.global_batch - window.start, 0)
         rows = order[low : (batch + 1) * self.order.global_batch - window.start]
-        return {name: self._ids(window.columns, name, rows) for name in self._announce.features}
+        return {
+            table: np.concatenate([self._ids(window.columns, name, rows) for name in features])
+            for table, features in self._announce.tables.items()
+        }
 
     def _announce_batch(self, pieces: list[dict[str, np.ndarray]]) -> None:
         """Announce a batch by its ``pieces``, one of each window."""
         if self._announce is not None:
-            names = self._announce.features
-            self._announce.receive({name: np.concatenate([piece[name] for piece in pieces]) for name in names})
+            tables = self._announce.tables
+            self._announce.receive({name: np.concatenate([piece[name] for piece in pieces]) for name in tables})
 
     def _ids(self, columns: Columns, name: str, rows: np.ndarray) -> np.ndarray:
         if name in columns.ragged:

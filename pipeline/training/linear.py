@@ -11,6 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pipeline.models.layers import DotInteraction
+from pipeline.native import Mask, library
+
 _DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -32,13 +35,31 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (grad,) = grads
         x, kernel, out = ctx.saved_tensors
-        if out is not None:
-            grad = torch.ops.aten.threshold_backward(grad, out, 0)
         wanted = ctx.needs_input_grad
+        grad, sums = _through(grad, out, summed=ctx.has_bias and wanted[2])
         for_x = product(grad, kernel.t(), None) if wanted[0] else None
         for_weight = _outer(grad, x).to(ctx.dtype) if wanted[1] else None
-        for_bias = grad.sum(0).to(ctx.dtype) if ctx.has_bias and wanted[2] else None
-        return for_x, for_weight, for_bias, None
+        return for_x, for_weight, None if sums is None else sums.to(ctx.dtype), None
+
+
+def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
+    """The gradient behind a ReLU whose output is ``out`` (None: there is none), and its sum over the batch."""
+    kernels = library()
+    if kernels is None or not grad.numel():
+        grad = grad if out is None else torch.ops.aten.threshold_backward(grad, out, 0)
+        return grad, grad.sum(0) if summed else None
+    if out is None and not summed:
+        return grad, None
+    grad = grad.contiguous()
+    masked = grad if out is None else torch.empty_like(grad)
+    sums = torch.empty(grad.shape[1])
+    task = Mask(
+        grad=grad.data_ptr(), out=None if out is None else out.data_ptr(), masked=masked.data_ptr(),
+        sums=sums.data_ptr(), n=len(grad), width=grad.shape[1], bf16=grad.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(),
+    )  # fmt: skip
+    kernels.mask(task)
+    return masked, sums if summed else None
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -80,8 +101,12 @@ class CpuLinear(nn.Linear):
 def use_cpu_kernels(model: nn.Module) -> None:
     """Replace the linear layers of ``model``, and a ReLU that follows one in a Sequential; parameters keep their names.
 
-    Layers of a class derived from ``nn.Linear`` stay, as does everything where this PyTorch lacks the kernel.
+    Layers of a class derived from ``nn.Linear`` stay, as do all where this PyTorch lacks the kernel. Dot interactions
+    get the compiled library, where there is one.
     """
+    for module in model.modules():
+        if isinstance(module, DotInteraction):
+            module.kernels = library()
     if not has_kernel():
         return
     for parent in list(model.modules()):

@@ -11,13 +11,14 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
-from pipeline.config import DataConfig, TrainConfig
-from pipeline.embeddings.collection import build_collection, pooled_stack
+from pipeline.config import DataConfig, ModelConfig, TrainConfig
+from pipeline.embeddings.collection import build_collection, pooled_stack, side_by_side
 from pipeline.embeddings.penalty import penalised
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import TableSpec
+from pipeline.embeddings.widths import Projections, projections
 from pipeline.errors import ConfigError
 from pipeline.models import build_model
 from pipeline.models.layers import MaxNorm, Ranker, batch_norms
@@ -68,23 +69,26 @@ class TowerClickModel(nn.Module):
 
 
 class Pooled(nn.Module):
-    """The tables' embeddings [b, F, D] in the schema's order, once exchanged; towers' outputs as they are.
+    """The features' embeddings in the schema's order, once exchanged; towers' outputs as they are.
 
-    A module, so that it takes hooks.
+    [b, F, D], and where tables differ in width (not ``even``) [b, sum of widths]. A module, so that it takes hooks.
     """
 
-    def __init__(self, tables: list[str]) -> None:
+    def __init__(self, features: list[str], *, even: bool = True) -> None:
         super().__init__()
-        self.tables = tables
+        self.features, self.even = features, even
 
     def forward(self, pooled: KeyedTensor | Tensor) -> Tensor:
-        return pooled if isinstance(pooled, Tensor) else pooled_stack(pooled, self.tables)
+        if isinstance(pooled, Tensor):
+            return pooled
+        return pooled_stack(pooled, self.features) if self.even else side_by_side(pooled, self.features)
 
 
 class DensePart(nn.Module):
     """The ranking model and the loss, regularised by ``train``. ``faults`` finds values that are not finite.
 
-    ``names``: of the embedding vectors, for messages (None: those of the schema's tables).
+    ``names``: of the embedding vectors, for messages (None: those of the schema's tables). ``project``: what brings
+    the tables' embeddings to one width, where they have several and do not come from towers.
     """
 
     def __init__(
@@ -95,15 +99,16 @@ class DensePart(nn.Module):
         names: list[str] | None = None,
         normalise: MaxNorm | None = None,
         train: TrainConfig | None = None,
+        project: Projections | None = None,
     ) -> None:
         super().__init__()
         train = train or TrainConfig()
         self.ranking = ranking
         self.smoothing, self.penalty = train.label_smoothing, train.embedding_l2
         self._batch_norms = batch_norms(ranking)
-        self.normalise = normalise
+        self.normalise, self.project = normalise, project
         self.tables = [column.name for column in schema.sparse]
-        self.pooled = Pooled(self.tables)
+        self.pooled = Pooled(self.tables, even=project is None)
         self.dtype = dtype
         vectors = names or [f"table {name!r}" for name in self.tables]
         self.faults = FaultFinder(schema.dense, vectors, ranking, self._rank)
@@ -117,6 +122,8 @@ class DensePart(nn.Module):
         embeddings = self.pooled(pooled)
         if self.penalty and not isinstance(pooled, Tensor):  # towers penalise what their tables give
             embeddings = penalised(embeddings, self.penalty * weights)
+        if self.project is not None:
+            embeddings = self.project(embeddings)
         if self.normalise is not None:
             dense = self.normalise(dense)
         for norm in self._batch_norms:
@@ -163,9 +170,16 @@ def has_fast_bf16(device: torch.device) -> bool:
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """The unsharded model, its tables on the meta device; ``trained``: compiled if the configuration says so."""
     width = settings.model.embedding_dim
-    collection = build_collection(schema, width, torch.device("meta"))
+    collection = build_collection(schema, settings.model, torch.device("meta"))
     names = tuple(column.name for column in schema.sparse)
-    return ClickModel(collection, _dense_part(settings, schema, names, width, device, trained=trained))
+    project = projections(widths_of(settings.model, schema), width, settings.seed)
+    part = _dense_part(settings, schema, names, width, device, project=project, trained=trained)
+    return ClickModel(collection, part)
+
+
+def widths_of(model: ModelConfig, schema: DatasetSchema) -> dict[str, int]:
+    """The width of every sparse feature's embedding, in the order of ``schema``."""
+    return {column.name: model.dim_of(column.owner) for column in schema.sparse}
 
 
 def build_towers(
@@ -178,10 +192,10 @@ def build_towers(
     own = replace(schema, sparse=tuple(columns[name] for name in mine))
     # Weights travel with all ids or with none, so that every tower is weighted where one is.
     weighted = any(column.weighted for column in schema.sparse)
-    collection = build_collection(own, width, torch.device("meta"), weighted=weighted)
-    features, dtype = list(columns), compute_dtype(settings.train.precision, device)
+    collection = build_collection(own, settings.model, torch.device("meta"), weighted=weighted)
+    widths, dtype = widths_of(settings.model, schema), compute_dtype(settings.train.precision, device)
     exchange = codecs(settings.partition.exchange)
-    towers = TowerEmbeddings(layout, groups, collection, features, width, settings.seed, exchange, dtype)
+    towers = TowerEmbeddings(layout, groups, collection, widths, width, settings.seed, exchange, dtype)
     towers.penalty = settings.train.embedding_l2
     towers.tower.to(device)
     passed = layout.towers.module.name == "pass_through"
@@ -200,7 +214,7 @@ def _max_norm(data: DataConfig, schema: DatasetSchema, device: torch.device) -> 
 
 def _dense_part(
     settings: ModelSettings, schema: DatasetSchema, vectors: tuple[str, ...], dim: int, device: torch.device,
-    names: list[str] | None = None, *, trained: bool,
+    names: list[str] | None = None, project: Projections | None = None, *, trained: bool,
 ) -> DensePart:  # fmt: skip
     """The dense part for the embedding ``vectors`` of width ``dim``."""
     inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=settings.seed)
@@ -211,7 +225,9 @@ def _dense_part(
     elif trained and device.type == "cpu":  # scores of files and of versions come from the plain layers
         use_cpu_kernels(ranking)
     dtype = compute_dtype(settings.train.precision, device)
-    part = DensePart(ranking, schema, dtype, names, _max_norm(settings.data, schema, device), settings.train)
+    normalise = _max_norm(settings.data, schema, device)
+    project = project.to(device) if project is not None else None
+    part = DensePart(ranking, schema, dtype, names, normalise, settings.train, project)
     part.inputs = inputs
     return part
 
@@ -250,8 +266,9 @@ def assemble(
     layout = layout_of(towers, features, settings.hardware.hosts, settings.hardware.ranks_per_host)
     built = build_towers(settings, schema, layout, device, trained=trained)
     own = layout.tower_hosts[built.towers.groups.number].features
-    own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in own})
+    names = {column.owner for column in schema.sparse if column.name in own}
+    own_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in names})
     ranks = built.towers.table_ranks(TOWERS)
     model = shard_model(built, own_plan, f"{TOWERS}.{TABLES}", device, optimizer, ranks, ssd=ssd)
-    specs = [TableSpec(column.name, column.rows, settings.model.embedding_dim) for column in schema.sparse]
+    specs = [TableSpec(table.name, table.rows, settings.model.dim_of(table.name)) for table in schema.tables]
     return Sharded(model, built.head, RowAccess(model, specs), built.towers)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.reader import Target
 from pipeline.checkpoint.warm import warm_start
+from pipeline.config import ModelConfig
 from pipeline.errors import GuardError
 from pipeline.records import RESERVED_ROWS, DatasetSchema, Plan, ShardPlan, TablePlan
 from pipeline.store import Artifact, Store
@@ -56,7 +57,7 @@ def probe(
         split = SplitReader(store, dataset, "train")
         limit, batch = settings.partition.probe_rows, alone.train.batch
         schema = _cut(split.schema, limit)
-        trainer = Trainer(alone, schema, _plan(schema, settings.model.embedding_dim, batch), device)
+        trainer = Trainer(alone, schema, _plan(schema, settings.model, batch), device)
         steps = 0 if checkpoint else settings.partition.probe_steps
         source = f"the tables of {checkpoint.path}" if checkpoint else f"a probe of {steps:,} steps of {batch:,} rows"
         log.info("comparing features by %s, in this process", source)
@@ -133,7 +134,7 @@ def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
         yield batch
 
 
-def _plan(schema: DatasetSchema, dim: int, batch: int) -> Plan:
+def _plan(schema: DatasetSchema, model: ModelConfig, batch: int) -> Plan:
     """Every table whole on the one rank."""
     return Plan(
         hardware="probe",
@@ -142,10 +143,11 @@ def _plan(schema: DatasetSchema, dim: int, batch: int) -> Plan:
         ranks_per_host=1,
         global_batch=batch,
         tables={
-            column.name: TablePlan(
-                rows=column.rows, dim=dim, pooling=1.0, tier="ddr", sharding="table_wise", kernel="fused",
-                shards=(ShardPlan(rank=0, row=0, rows=column.rows, column=0, columns=dim),), cost_ms=0.0, reason="",
+            table.name: TablePlan(
+                rows=table.rows, dim=(dim := model.dim_of(table.name)), pooling=1.0, tier="ddr", sharding="table_wise",
+                kernel="fused", shards=(ShardPlan(rank=0, row=0, rows=table.rows, column=0, columns=dim),), cost_ms=0.0,
+                reason="",
             )
-            for column in schema.sparse
+            for table in schema.tables
         },
     )  # fmt: skip

@@ -23,15 +23,19 @@ log = logging.getLogger(__name__)
 WARM_UP_STEPS, STEPS = 3, 10  # before the profile, and in it where ``debug.profile_steps`` is 0
 # The kind of an operation: the first whose word is in its name.
 KINDS = (
-    ("table updates", ("fbgemm::split_embedding_backward", "embedding_backward", "_JoinedBackward")),
+    ("table updates", ("fbgemm::split_embedding_backward", "embedding_backward", "_JoinedBackward", "_LookUpBackward")),
     ("bounds checks", ("bounds_check",)),
-    ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups")),
+    ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups", "_LookUp")),
+    ("interaction", ("Interaction",)),
     ("exchange", ("gloo:", "nccl:", "c10d::")),
     ("matrix products", ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "gemm", "cutlass")),
     ("dense optimizer", ("Optimizer.", "adam", "adagrad", "_foreach_")),
     ("copies", ("copy", "::cat", "gather", "index_select", "::fill_", "::zero_", "clone", "Memcpy", "Memset")),
     ("reductions", ("::sum", "::mean", "::any", "::all")),
-    ("activations and other element-wise work", ("threshold", "clamp", "relu", "sigmoid", "::add", "::mul", "::sub")),
+    (
+        "activations and other element-wise work",
+        ("_Linear", "threshold", "clamp", "relu", "sigmoid", "::add", "::mul", "::sub"),
+    ),
 )
 OTHER = "other operations"
 OUTSIDE = "outside of operations"  # Python, waiting, and threads beside the training thread

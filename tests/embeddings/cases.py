@@ -13,6 +13,7 @@ from pipeline.embeddings.learning import clip_table_gradients, replica_optimizer
 from pipeline.embeddings.rows import RowAccess
 from pipeline.embeddings.sharding import shard_model
 from pipeline.embeddings.tables import dense_parameters
+from pipeline.models.dlrm import DlrmConfig
 from pipeline.specs import TABLE_OPTIMIZERS
 from tests.embeddings.ranks import DIM, ROWS, plan_for, schema
 
@@ -24,7 +25,7 @@ class Toy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.collection = build_collection(schema(), DIM, torch.device("meta"))
+        self.collection = build_collection(schema(), DlrmConfig(embedding_dim=DIM), torch.device("meta"))
         self.head = nn.Linear(len(ROWS) * DIM, 1)
         nn.init.constant_(self.head.weight, 0.3)
         nn.init.zeros_(self.head.bias)

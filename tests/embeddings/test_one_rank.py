@@ -17,11 +17,11 @@ def group():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
-def trained(kind="table_wise", *, threads, exchange):
+def trained(kind="table_wise", *, threads, exchange, optimizer="sgd"):
     former = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        dmp, access = make(plan_for(kind, 1))
+        dmp, access = make(plan_for(kind, 1), optimizer=optimizer)
         assert exchange or without_exchange(dmp)
         touched = TouchedRows(dmp)
         outputs = train(dmp)
@@ -32,10 +32,11 @@ def trained(kind="table_wise", *, threads, exchange):
 
 
 @pytest.mark.parametrize("kind", ["table_wise", "data_parallel", ["table_wise", "data_parallel", "table_wise"]])
-def test_tables_outputs_and_marks_are_the_same_to_the_bit(kind):
-    _, expected = trained(kind, threads=1, exchange=True)
+@pytest.mark.parametrize("optimizer", ["sgd", "rowwise_adagrad"])
+def test_tables_outputs_and_marks_are_the_same_to_the_bit(kind, optimizer):
+    _, expected = trained(kind, threads=1, exchange=True, optimizer=optimizer)
     for threads in (1, 2):
-        _, got = trained(kind, threads=threads, exchange=False)
+        _, got = trained(kind, threads=threads, exchange=False, optimizer=optimizer)
         assert list(got) == list(expected)
         for name, values in expected.items():
             assert torch.equal(got[name], values), (threads, name)

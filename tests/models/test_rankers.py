@@ -92,7 +92,7 @@ def test_the_published_program_gives_the_same_logits(form: str, tmp_path) -> Non
         model(*batch())  # moves running statistics
     store = Store(str(tmp_path))
     with store.draft("models/m/v1", kind="publish", key="k", config={}, inputs={}) as draft:
-        write_program(draft, model, 2, 3, DIM)
+        write_program(draft, model, 2, (3, DIM))
         draft.commit({})
     program = read_program(tmp_path / "models/m/v1" / PROGRAM)
     dense, embeddings = batch()

@@ -161,7 +161,7 @@ def publish(store: Store, name: str, final: str, split: SplitReader, coding: str
     path, reader = f"models/m/{coding}", ChainReader(store, checkpoint)
     with target.draft(path, kind="model", key="k", config={}, inputs={}) as draft:
         layouts = {table: write_table(draft, reader, table, coding).layout for table in ROWS}
-        write_program(draft, module, len(split.schema.dense), len(ROWS), DIM)
+        write_program(draft, module, len(split.schema.dense), (len(ROWS), DIM))
         draft.write_json(SERVING, Description.of(split.schema, DIM, layouts).to_json())
         draft.commit({})
     return path

@@ -63,7 +63,7 @@ def write_version(store: Store, coding: str, version: str = "v00001-00000000"):
     path = version_path("clicks", version)
     with store.draft(path, kind="model", key="0" * 32, config={}, inputs={}) as draft:
         layouts = {name: write_table(draft, reader, name, coding).layout for name in built.ROWS}
-        write_program(draft, dense_part(), 2, 3, built.DIM)
+        write_program(draft, dense_part(), 2, (3, built.DIM))
         draft.write_json(SERVING, Description.of(SCHEMA, built.DIM, layouts).to_json())
         draft.commit({"version": version, "verdict": "PASS"})
     return path

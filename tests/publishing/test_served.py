@@ -126,7 +126,7 @@ def test_max_normalisation_is_part_of_the_program(tmp_path: Path) -> None:
     flat = Towers(partition="flat", towers=(Tower(features=tuple(built.ROWS), hosts=(0,)),))
     store = Store(str(tmp_path))
     with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
-        write_program(draft, dense_part(made.SCHEMA, flat, weights, **made.groups(settings)), 2, 3, built.DIM)
+        write_program(draft, dense_part(made.SCHEMA, flat, weights, **made.groups(settings)), 2, (3, built.DIM))
         draft.commit({})
     values = torch.tensor([[2.0, 0.3], [float("nan"), 0.3], [0.0, -1.0]])
     normalised = torch.tensor([[1.0, 0.3], [0.0, 0.3], [0.5, -1.0]])

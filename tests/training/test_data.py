@@ -91,7 +91,7 @@ def test_every_rank_announces_every_global_batch_once_and_whole(split, world, op
     for rank in range(world):
         told = []
         mine = order(rank=rank, world_size=world, **options)
-        announce = Announce(("a", "b"), lambda ids, told=told: told.append(ids))
+        announce = Announce({"a": ("a",), "b": ("b",)}, lambda ids, told=told: told.append(ids))
         found = batches(split, mine, epochs=2, start=(0, 1), announce=announce)
         expected = batches(split, order(**options), epochs=2, start=(0, 1))
         assert len(told) == len(found) == len(expected)

@@ -35,6 +35,17 @@ def test_outputs_and_gradients_equal_those_of_plain_layers(shape, dtype):
         torch.testing.assert_close(got, expected, **precise)
 
 
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_without_the_compiled_library_gradients_are_the_same(monkeypatch, dtype):
+    fast, x = mlp(), torch.randn(300, 13)
+    use_cpu_kernels(fast)
+    compiled = outcome(fast, x, dtype)
+    monkeypatch.setattr("pipeline.training.linear.library", lambda: None)
+    fast.zero_grad()
+    for expected, got in zip(outcome(fast, x, dtype), compiled, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-2 if dtype else 1e-5, atol=1e-1 if dtype else 1e-3)
+
+
 def test_what_is_not_a_number_stays_so():
     fast, x = mlp(), torch.randn(8, 13)
     use_cpu_kernels(fast)

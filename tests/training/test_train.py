@@ -240,7 +240,8 @@ def test_predicted_stands_beside_measured_where_the_plan_knows(outcomes, world):
 def test_one_and_two_ranks_agree(outcomes, name):
     one, two = good(outcomes, 1, name), good(outcomes, 2, name)
     assert one["ne"] == pytest.approx(two["ne"], rel=1e-3)
-    assert np.allclose(one["logits"], two["logits"], atol=1e-3 if name != "bf16" else 0.1)
+    # In bf16 the ranks round the gradients of their halves, and later steps build on the difference.
+    assert np.allclose(one["logits"], two["logits"], atol=1e-3 if name != "bf16" else 0.25)
     assert "ne" not in outcomes[2, name][1]
 
 

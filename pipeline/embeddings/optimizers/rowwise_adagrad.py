@@ -23,6 +23,7 @@ class RowwiseAdagrad(TableOptimizer):
     devices = ("cpu", "cuda")
     columns = (StateColumn(SUM),)
     heat = SUM
+    compiled = "adagrad"
     replica_passes = 6
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import Event
@@ -97,13 +98,15 @@ class SsdStore:
     def give(self, collection: EmbeddingBagCollection, optimizer: TableOptimizer) -> None:
         """Store the tables of ``collection``, all of the plan's or those of a tower, in our memory once sharded.
 
-        Tables of the same width share a kernel. ``optimizer``: of the tables.
+        Tables of the same width and pooling share a kernel. ``optimizer``: of the tables.
         """
-        kinds: dict[tuple[str, int], list[str]] = {}
-        for name in (name for name in self._names if name in collection.embedding_bags):
-            kinds.setdefault((self._plan.tables[name].sharding, self._plan.tables[name].dim), []).append(name)
+        kinds: dict[tuple[str, int, str], list[str]] = {}
+        pooling = {config.name: config.pooling.value for config in collection.embedding_bag_configs()}
+        for name in (name for name in self._names if name in pooling):
+            plan = self._plan.tables[name]
+            kinds.setdefault((plan.sharding, plan.dim, pooling[name]), []).append(name)
         buffers: dict[str, HostBuffers] = {}
-        for (_, dim), names in kinds.items():
+        for (_, dim, _), names in kinds.items():
             shards = [self._shards[name] for name in names if name in self._shards]
             fused = optimizer.columns if optimizer.fused_on(self._plan.device) else ()
             buffers |= dict.fromkeys(names, self._buffers(shards, dim, fused))
@@ -130,8 +133,7 @@ class SsdStore:
             for name, weights, parts in zip(names, storage_of(kernel.module), states, strict=True):
                 if name in self._shards:
                     self._shards[name].live_in([weights.detach(), *parts])
-            features = [table.name for table in kernel.tables for _ in table.feature_names]
-            hook = _Redirect(self, features)
+            hook = _Redirect(self, {table.name: len(table.feature_names) for table in kernel.tables})
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
@@ -389,11 +391,12 @@ class _Redirect:
     """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
 
     By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
-    ``tables``: the table of each feature of the kernel.
+    ``tables``: of the kernel, with the number of their features.
     """
 
-    def __init__(self, store: SsdStore, tables: Sequence[str]) -> None:
-        self._store, self._tables = store, tables
+    def __init__(self, store: SsdStore, tables: Mapping[str, int]) -> None:
+        self._store, self._tables = store, list(tables)
+        self._ends = [0, *itertools.accumulate(tables.values())]
         self._held: list[tuple[str, Part]] = []
 
     def __call__(
@@ -403,8 +406,8 @@ class _Redirect:
         self._held = []
         indices: Tensor = kwargs["indices"] if "indices" in kwargs else args[0]
         offsets: Tensor = kwargs["offsets"] if "offsets" in kwargs else args[1]
-        batch = (len(offsets) - 1) // len(self._tables)
-        ends = offsets[::batch].tolist() if batch else [0] * (len(self._tables) + 1)
+        batch = (len(offsets) - 1) // self._ends[-1]
+        ends = offsets[::batch][self._ends].tolist() if batch else [0] * len(self._ends)
         moved, rows = looked_up(indices)
         for table, first, last in zip(self._tables, ends, ends[1:], strict=False):
             self._redirect(table, rows[first:last])

@@ -39,4 +39,4 @@ class _Bins(IdMapping):
         return (pl.Series((bin_of(of_bits(hashes), fitted.bounds) + RESERVED_ROWS).astype(np.int32)),)
 
 
-BINS = _Bins(name=NAME, doc="One row for each bin of a number.", numbers=True)
+BINS = _Bins(name=NAME, doc="One row for each bin of a number.", numbers=True, shareable=False)

@@ -42,4 +42,5 @@ LEARNED = _Learned(
     doc="rare ids share rows with ids that behave alike.",
     vocabulary=True,
     seeded=True,
+    shareable=False,
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pipeline.launch.kubernetes.patch import CONTAINER
 from pipeline.launch.kubernetes.pods import Object
 
 # Reasons of a waiting container that no waiting mends.
@@ -38,7 +39,7 @@ def pending_problem(pod: Object) -> Problem | None:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("phase", "Pending") != "Pending":
         return None
-    for container in status.get("containerStatuses") or []:
+    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
         waiting = container.get("state", {}).get("waiting") or {}
         reason, message = str(waiting.get("reason", "")), str(waiting.get("message", "")).strip()
         if reason in NO_IMAGE or reason in LATE_IMAGE:
@@ -121,9 +122,10 @@ def is_lost(pod: Object) -> bool:
 
 
 def _terminated(pod: Object) -> dict[str, Any]:
-    """How the pod's only container ended; {} where it runs."""
+    """How the container of the stage ended; {} where it runs. Others may be beside it (``launch.pods.patch``)."""
     containers = pod.get("status", {}).get("containerStatuses") or [{}]
-    terminated: dict[str, Any] = containers[0].get("state", {}).get("terminated") or {}
+    own = next((each for each in containers if each.get("name") == CONTAINER), containers[0])
+    terminated: dict[str, Any] = own.get("state", {}).get("terminated") or {}
     return terminated
 
 

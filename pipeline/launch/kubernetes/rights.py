@@ -27,9 +27,12 @@ JOBS: dict[str, tuple[Right, ...]] = {
 }
 
 
+PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: trial.py
+
+
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
     """The launcher's rights for jobs of kind ``launch.job``."""
-    return (*JOBS[launch.job], *COMMON)
+    return (*JOBS[launch.job], *COMMON, *(PATCHED if launch.pods.patch else ()))
 
 
 def rules(launch: LaunchConfig) -> list[Object]:

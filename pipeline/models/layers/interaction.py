@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from pipeline.native import Interact, Library
+
 
 def _maps(vectors: int, dim: int) -> tuple[Tensor, Tensor]:
     """Positions of the pairs i > j in a flat [V, V] matrix, and for each of its cells the output column that feeds it.
@@ -68,8 +70,55 @@ def _gather(values: Tensor, columns: Tensor, out: Tensor) -> Tensor:
     return out
 
 
+class _CompiledInteraction(torch.autograd.Function):
+    """Both directions by the compiled library, without a copy of the vectors; ``first``: [B, D] or None."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: Library) -> Tensor:
+        like = vectors if first is None else first
+        samples, others, dim = vectors.shape
+        count = others + (first is not None)
+        out = like.new_empty(samples, dim + count * (count - 1) // 2)
+        ctx.save_for_backward(vectors, first)
+        ctx.kernels = kernels
+        kernels.interact(_task(vectors, first, out, out=out.data_ptr()))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        grad = grads[0].contiguous()
+        vectors, first = ctx.saved_tensors
+        for_vectors = torch.empty_like(vectors, memory_format=torch.contiguous_format)
+        for_first = None if first is None else torch.empty_like(first, memory_format=torch.contiguous_format)
+        at_first = None if for_first is None else for_first.data_ptr()
+        task = _task(vectors, first, grad, grad=grad.data_ptr(), grad_first=at_first, grad_rest=for_vectors.data_ptr())
+        ctx.kernels.interact_back(task)
+        return for_vectors, for_first, None
+
+
+def _task(vectors: Tensor, first: Tensor | None, like: Tensor, **places: int | None) -> Interact:
+    samples, others, dim = vectors.shape
+    return Interact(
+        first=None if first is None else first.data_ptr(), first_stride=0 if first is None else first.stride(0),
+        rest=vectors.data_ptr(), rest_stride=vectors.stride(0), out_stride=like.stride(0), n=samples,
+        vectors=others + (first is not None), dim=dim, bf16=like.dtype == torch.bfloat16,
+        threads=torch.get_num_threads(), **places,
+    )  # fmt: skip
+
+
+def _fits(vectors: Tensor, first: Tensor | None) -> bool:
+    """Whether the compiled library takes these: vectors in float32 in host memory, each sample's side by side."""
+    dim = vectors.shape[2]
+    if vectors.dtype != torch.float32 or vectors.device.type != "cpu" or vectors.stride()[1:] != (dim, 1):
+        return False
+    return first is None or (first.dtype in (torch.float32, torch.bfloat16) and first.stride(1) == 1)
+
+
 class DotInteraction(nn.Module):
-    """forward(vectors [B, V, D]) -> the first vector and the dot products of all pairs: [B, D + V * (V - 1) / 2]."""
+    """forward(vectors [B, V, D]) -> the first vector and the dot products of all pairs: [B, D + V * (V - 1) / 2].
+
+    ``kernels``: the compiled library that does it on a CPU; None: PyTorch does.
+    """
 
     pairs: Tensor
     cells: Tensor
@@ -77,10 +126,18 @@ class DotInteraction(nn.Module):
     def __init__(self, vectors: int, dim: int) -> None:
         super().__init__()
         self.width = dim + vectors * (vectors - 1) // 2
+        self.kernels: Library | None = None
         pairs, cells = _maps(vectors, dim)
         self.register_buffer("pairs", pairs, persistent=False)
         self.register_buffer("cells", cells, persistent=False)
 
-    def forward(self, vectors: Tensor) -> Tensor:
-        """[B, D + V * (V - 1) / 2] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ..."""
+    def forward(self, vectors: Tensor, first: Tensor | None = None) -> Tensor:
+        """[B, D + V * (V - 1) / 2] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ...
+
+        ``first`` [B, D] comes in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
+        """
+        if self.kernels is not None and not torch.compiler.is_compiling() and _fits(vectors, first):
+            return cast(Tensor, _CompiledInteraction.apply(vectors, first, self.kernels))
+        if first is not None:
+            vectors = torch.cat([first[:, None], vectors.to(first.dtype)], dim=1)
         return cast(Tensor, _DotInteraction.apply(vectors, self.pairs, self.cells))

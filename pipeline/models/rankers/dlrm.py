@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from pipeline.models.layers import DotInteraction, HeadedRanker, Logit, compute_dtype, mlp, top_mlp
@@ -31,9 +30,8 @@ class Dlrm(HeadedRanker):
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         if self.bottom is not None:
-            first = self.bottom(dense)
-            vectors = torch.cat([first[:, None], embeddings.to(first.dtype)], dim=1)
+            interacted = self.interaction(embeddings, self.bottom(dense))
         else:
-            vectors = embeddings.to(compute_dtype(embeddings))
-        logits: Tensor = self.head(self.top(self.interaction(vectors)))
+            interacted = self.interaction(embeddings.to(compute_dtype(embeddings)))
+        logits: Tensor = self.head(self.top(interacted))
         return logits

@@ -1,0 +1,133 @@
+"""Tables on a CPU that the compiled library looks up and trains, on all threads, in the memory of FBGEMM's kernel.
+
+The kernel stays the owner of weights, state and learning rate; hooks see the same calls. What the library does not take
+(weighted ids, samples without a common batch size) goes through FBGEMM. Every row's gradient is summed in the order of
+its lookups, so the result does not depend on the number of threads, nor on the tier.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Any, cast
+
+import torch
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
+from torch import Tensor
+from torchrec.distributed.model_parallel import DistributedModelParallel
+
+from pipeline.embeddings.ssd.kernel import states_of, storage_of
+from pipeline.embeddings.tables import Kernel, kernels
+from pipeline.errors import GuardError
+from pipeline.native import Library, Tables, library
+from pipeline.specs.table_optimizer import TableOptimizer
+
+_MOST = 1 << 31  # rows of a table, and ids of a lookup: the library sorts them as int32
+
+
+def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
+    """Whether the compiled library trains tables by ``optimizer`` on ``device``."""
+    return device == "cpu" and bool(optimizer.compiled) and library() is not None
+
+
+def compile_tables(dmp: DistributedModelParallel, optimizer: TableOptimizer) -> None:
+    """Have the compiled library look up and train the tables in fused kernels; see ``compiled_on``."""
+    kernels_here = [kernel for kernel in kernels(dmp) if kernel.fused]
+    for kernel in kernels_here:
+        if all(len(weights) < _MOST for weights in storage_of(kernel.module)):
+            kernel.module.forward = CompiledTables(kernel, optimizer, cast(Library, library()))
+
+
+class CompiledTables:
+    """The forward pass of ``kernel``: (ids [n], offsets [features * b + 1]) -> pooled embeddings [b, sum of widths].
+
+    Its backward pass trains the rows by ``optimizer``.
+    """
+
+    def __init__(self, kernel: Kernel, optimizer: TableOptimizer, kernels: Library) -> None:
+        self._module, self._names, self._kernels = kernel.module, [table.name for table in kernel.tables], kernels
+        self._fbgemm: Callable[..., Tensor] = kernel.module.forward
+        self._learn: Callable[[Tables], None] = getattr(kernels, optimizer.compiled)
+        self._eps = optimizer.fused()[1]["eps"]
+        self._weights = storage_of(kernel.module)  # they keep the memory alive that the library writes to
+        self._states = [state[0] for state in states_of(kernel.module)]
+        of_feature = [i for i, table in enumerate(kernel.tables) for _ in table.feature_names]
+        widths = [weights.shape[1] for weights in self._weights]
+        ends = list(accumulate(widths[table] for table in of_feature))
+        self._width, self._of_feature = ends[-1], of_feature
+        self._arrays = {
+            "weights": _pointers(self._weights), "state": _pointers(self._states),
+            "rows": _integers([len(weights) for weights in self._weights]), "dims": _integers(widths),
+            "table_of": _integers(of_feature), "column": _integers([0, *ends[:-1]]),
+        }  # fmt: skip
+        self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
+        self._anchor = torch.zeros(0, requires_grad=True)
+
+    def __call__(
+        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, **others: Any
+    ) -> Tensor:
+        """The pooled embeddings. GuardError where a row number is outside of its table."""
+        if per_sample_weights is not None or others or not self._takes(indices, offsets):
+            return self._fbgemm(indices, offsets, per_sample_weights, **others)
+        return cast(Tensor, _LookUp.apply(self._anchor, self, indices, offsets))
+
+    def _takes(self, indices: Tensor, offsets: Tensor) -> bool:
+        both = (indices, offsets)
+        return all(each.dtype == torch.int64 and each.is_contiguous() for each in both) and indices.numel() < _MOST
+
+    def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        """Pooled embeddings without a backward pass."""
+        pooled = torch.empty((offsets.numel() - 1) // len(self._of_feature), self._width)
+        if not self._kernels.look_up(self._task(indices, offsets, pooled)):
+            raise self._outside(indices, offsets)
+        return pooled
+
+    def learn(self, indices: Tensor, offsets: Tensor, gradient: Tensor) -> None:
+        """Train the rows by the ``gradient`` of the pooled embeddings."""
+        gradient = gradient.contiguous()
+        task = self._task(indices, offsets, gradient)
+        task.lr, task.eps = self._module.get_learning_rate(), self._eps
+        self._learn(task)
+
+    def _task(self, indices: Tensor, offsets: Tensor, pooled: Tensor) -> Tables:
+        places = {name: ctypes.addressof(array) for name, array in self._arrays.items()}
+        return Tables(
+            ids=indices.data_ptr(), offsets=offsets.data_ptr(), pooled=pooled.data_ptr(), tables=len(self._names),
+            features=len(self._of_feature), batch=len(pooled), width=self._width, ids_count=indices.numel(),
+            mean=self._mean, threads=torch.get_num_threads(), **places,
+        )  # fmt: skip
+
+    def _outside(self, indices: Tensor, offsets: Tensor) -> GuardError:
+        batch = (offsets.numel() - 1) // len(self._of_feature)
+        for feature, table in enumerate(self._of_feature):
+            ids, rows = indices[offsets[feature * batch] : offsets[(feature + 1) * batch]], len(self._weights[table])
+            wrong = ids[(ids < 0) | (ids >= rows)]
+            if len(wrong):
+                return GuardError(
+                    f"table {self._names[table]!r}: row {int(wrong[0])} is looked up, expected 0 to {rows - 1}",
+                    hint="ingest the data again: stages=[ingest] force=true",
+                )
+        return GuardError("a row outside of its table is looked up", hint="ingest the data again")
+
+
+class _LookUp(torch.autograd.Function):
+    """The lookup, whose backward pass trains the tables. ``anchor``: makes autograd call it."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tables: CompiledTables, indices: Tensor, offsets: Tensor) -> Tensor:
+        ctx.tables, ctx.lookup = tables, (indices, offsets)
+        return tables.look_up(indices, offsets)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
+        ctx.tables.learn(*ctx.lookup, grads[0])
+        return None, None, None, None
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
