@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -259,11 +260,12 @@ class World:
         fsspec.config.conf["s3"] = {"key": "k", "secret": "s", "endpoint_url": f"http://127.0.0.1:{port}"}
         try:
             fs = fsspec.filesystem("s3")
-            fs.mkdir("faulty")
+            name = f"faulty-{uuid.uuid4().hex[:8]}"  # moto remembers those of earlier servers
+            fs.mkdir(name)
             for file in self.base.rglob("*"):
                 if file.is_file():
-                    fs.pipe_file(f"faulty/store/{file.relative_to(self.base)}", file.read_bytes())
-            yield "s3://faulty/store", ways, [{**keys, "AWS_ENDPOINT_URL": way.url} for way in ways]
+                    fs.pipe_file(f"{name}/store/{file.relative_to(self.base)}", file.read_bytes())
+            yield f"s3://{name}/store", ways, [{**keys, "AWS_ENDPOINT_URL": way.url} for way in ways]
         finally:
             fsspec.config.conf["s3"] = former or {}
             fsspec.get_filesystem_class("s3").clear_instance_cache()

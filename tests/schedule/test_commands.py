@@ -74,7 +74,7 @@ def test_the_second_of_two_launchers_ends_with_8_and_names_the_first(tmp_path: P
 
 
 def test_a_schedule_leaves_the_shells_kubeconfig_out_and_warns_of_an_hour_that_a_day_does_not_have(capsys) -> None:
-    shell = ["launch.context=laptop", "schedule.time_zone=Europe/Berlin", "'schedule.cron=30 2 * * *'"]
+    shell = ["launch.context=laptop", "schedule.time_zone=Europe/Berlin", "schedule.cron='30 2 * * *'"]
     assert cli.main(["schedule", "render", *SCHEDULED, *shell]) == 0
     said = capsys.readouterr()
     objects = list(yaml.safe_load_all(said.out))
