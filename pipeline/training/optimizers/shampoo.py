@@ -24,8 +24,8 @@ class Shampoo(DenseOptimizer):
     beta2: float = 1.0
     eps: float = 1e-6
     block_size: int = 64
-    factor_every: int = 2
-    root_every: int = 50
+    factor_every: int = 4
+    root_every: int = 100
     start_step: int = 20
     grafting: str = "adagrad"
     name = "shampoo"
