@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
 from pipeline.embeddings.one_rank import without_exchange
@@ -20,6 +22,7 @@ from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
 from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
+from pipeline.training.shared_memory import share_memory
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
 
@@ -55,6 +58,7 @@ class Trainer:
         alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
         self._pipeline = self._make_pipeline(device, ahead=ahead)
+        self._exchanging = self._exchange(device, settings)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
@@ -64,6 +68,17 @@ class Trainer:
             return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
         pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
         return pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
+
+    def _exchange(self, device: torch.device, settings: ModelSettings) -> Callable[[], AbstractContextManager[None]]:
+        """What a step runs in: ranks on the CPUs of one machine exchange through its memory, the others as they are."""
+        near = settings.one_machine and settings.hardware.hosts == 1 and self._towers is None
+        memory = share_memory(device, one_machine=near)
+        if memory is None:
+            return nullcontext
+        wrapped = self.model._dmp_wrapped_module
+        if isinstance(wrapped, DistributedDataParallel):
+            wrapped.register_comm_hook(None, lambda _, bucket: memory.mean(bucket))
+        return memory.exchanging
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
@@ -76,7 +91,7 @@ class Trainer:
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
         else:
-            with self.links.counting():
+            with self._exchanging(), self.links.counting():
                 output = self._pipeline.progress(batches)
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
