@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pipeline import logs
@@ -19,6 +19,7 @@ from pipeline.specs import STAGES
 
 if TYPE_CHECKING:
     from pipeline.config import Config
+    from pipeline.records.step import Step
     from pipeline.report import Reporter
     from pipeline.specs.stage import StageIO
     from pipeline.store import Store
@@ -122,13 +123,31 @@ def _alone(config: Config) -> tuple[int, Result | None]:
     from pipeline.store import Store
     from pipeline.triple import require_triple
 
-    if config.launch.name == "local" and set(config.stages) != {"ingest"}:
+    if config.launch.name != "kubernetes" and set(config.stages) != {"ingest"}:
         require_triple()
     logs.speak(config.launch.logs, str(config.run))
     store = Store(config.store)
     store.answers()
+    if config.launch.host_index > 0:
+        return _follow(config, store), None
     with only_launcher(config, store):
         return _held_run(config, store)
+
+
+def _follow(config: Config, store: Store) -> int:
+    """This host's part of a stage whose launcher is host 0 (``launch=hosts``); the exit code."""
+    from pipeline.launch.hosts import follow
+    from pipeline.launch.signals import Interrupted
+    from pipeline.stages.steps import steps
+
+    (stage,) = config.stages
+    step = next(step for step in steps(config, store, stage) if step.name == stage)
+    log.info("run %s: host %d of %s", config.run, config.launch.host_index, stage)
+    try:
+        follow(config, store, step, TERMINAL.pass_on)
+    except Interrupted as stop:
+        return complain(str(stop), exit_code_of(stop))
+    return 0
 
 
 def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
@@ -157,17 +176,29 @@ def _held_run(config: Config, store: Store) -> tuple[int, Result | None]:
         )  # fmt: skip
         result = chain.run()
     except (NightjarError, StageError) as error:
+        _track(config, store, steps)
         with contextlib.suppress(NightjarError, OSError):  # the page must not hide why the run failed
             write_report(store, str(config.run))
         return failed(error), None
     except Interrupted as stop:
         return complain(f"{stop}; the same command continues where it stopped", exit_code_of(stop)), None
+    _track(config, store, steps)
     last = result.stages[config.stages[-1]]
     if last.status == "skipped" and (text := STAGES.get(config.stages[-1]).shown(store, str(last.artifact))):
         show(text)
     write_report(store, str(config.run))
     _reporter(config, store, console.columns).summary(result)
     return 0, result
+
+
+def _track(config: Config, store: Store, steps: Sequence[Step]) -> None:
+    """Tell TorchX's trackers what ``result.json`` says."""
+    from pipeline.launch.tracker import record
+    from pipeline.records.record import read
+    from pipeline.records.step import run_directory
+
+    with contextlib.suppress(NightjarError, OSError):
+        record(config, store, steps, read(Result, store, f"{run_directory(str(config.run))}/result.json"))
 
 
 def failed(error: Any) -> int:

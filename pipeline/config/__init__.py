@@ -88,3 +88,8 @@ class Config:
     def world_size(self) -> int:
         """The number of ranks on all hosts."""
         return self.hardware.world_size
+
+    @property
+    def machine_ranks(self) -> int:
+        """Ranks on a machine that runs stages itself: it acts as all hosts, or with ``launch=hosts`` is one of them."""
+        return self.hardware.ranks_per_host if self.launch.name == "hosts" else self.world_size

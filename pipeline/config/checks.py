@@ -23,6 +23,8 @@ def check(config: Config) -> None:
     _check_allowed(config)
     if config.launch.name == "kubernetes":
         check_kubernetes(config)
+    if config.launch.name == "hosts":
+        _check_joined(config)
 
 
 def check_mapping_settings(data: DataConfig) -> None:
@@ -59,6 +61,26 @@ def _check_stages(config: Config) -> None:
                 f"launch.inline names {stage.name!r}, but its {config.world_size} ranks need their own processes",
                 hint="launch.inline=[ingest,plan,partition]",
             )
+
+
+def _check_joined(config: Config) -> None:
+    """ConfigError for what hosts that start the same command side by side cannot agree on (``launch=hosts``)."""
+    hosts, launch = config.hardware.hosts, config.launch
+    if launch.host_index >= hosts:
+        raise ConfigError(
+            f"launch.host_index is {launch.host_index}, expected less than hardware.hosts={hosts}",
+            hint=f"hardware.hosts={launch.host_index + 1}, or launch.host_index=0 to {hosts - 1}",
+        )
+    if len(config.stages) > 1 and hosts > 1:
+        raise ConfigError(
+            f"launch=hosts has stages=[{','.join(config.stages)}], expected one: its hosts meet for one stage",
+            hint=f"stages=[{config.stages[0]}] on all hosts, then the next one; launch=kubernetes runs all of them",
+        )
+    if config.force and hosts > 1:
+        raise ConfigError(
+            "launch=hosts with force=true: the other hosts could not tell the old artifact from the new one",
+            hint="leave force out, or run=<another name>",
+        )
 
 
 def _check_batch(train: TrainConfig, ranks: int) -> None:

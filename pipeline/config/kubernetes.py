@@ -23,7 +23,8 @@ CRON_FIELDS = {
     "weekday": (0, 6, ("sun", "mon", "tue", "wed", "thu", "fri", "sat")),
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
-LAUNCHER = "launcher"  # its key in ``resources``, besides the stages
+LAUNCHER = "launcher"  # its key in ``resources`` and ``patch``, besides the stages
+PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
 
 
 def check_kubernetes(config: Config) -> None:
@@ -48,6 +49,7 @@ def check_kubernetes(config: Config) -> None:
         )
     _check_hosts(config.launch, config.hardware)
     _check_pods(pods)
+    _check_patch(pods)
     _check_places(config.store, config.data.path, pods)
 
 
@@ -148,6 +150,22 @@ def _check_pods(pods: PodConfig) -> None:
                 f"the toleration of {toleration.key!r} has operator {toleration.operator!r} and effect "
                 f"{toleration.effect!r}, expected Exists or Equal, and none or {', '.join(EFFECTS[1:])}",
                 hint=f"launch.pods.tolerations=[{{key:{toleration.key},operator:Exists}}]",
+            )
+
+
+def _check_patch(pods: PodConfig) -> None:
+    """ConfigError for a fragment of no stage, or that is none; the API server checks what is in it."""
+    known = (PATCH_ALL, *STAGES.names(), LAUNCHER)
+    for name, fragment in pods.patch.items():
+        if name not in known:
+            raise ConfigError(
+                f"launch.pods.patch names {name!r}, expected some of: {', '.join(known)}",
+                hint=f"~launch.pods.patch.{name}, or launch.pods.patch.{PATCH_ALL}=..",
+            )
+        if not isinstance(fragment, dict) or not {*fragment} <= {"metadata", "spec"}:
+            raise ConfigError(
+                f"launch.pods.patch.{name} is {fragment!r}, expected metadata and spec of a pod",
+                hint=f"launch.pods.patch.{name}={{spec:{{runtimeClassName:nvidia}}}}",
             )
 
 

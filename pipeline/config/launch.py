@@ -12,10 +12,13 @@ from pipeline.specs import STAGES, inline_stages
 
 @dataclass(kw_only=True)
 class LaunchConfig:
-    """How and where stages are started. Settings from ``job`` on are for Kubernetes alone."""
+    """How and where stages are started. Settings from ``job`` on are for Kubernetes alone, but for ``port``."""
 
     name: str = setting(
-        "local", choices=("local", "kubernetes"), doc="Run stages on this machine, or as jobs on a Kubernetes cluster."
+        "local",
+        choices=("local", "hosts", "kubernetes"),
+        doc="Run stages on this machine, one stage on several hosts on each of which a scheduler starts this command, "
+        "or stages as jobs on a Kubernetes cluster.",
     )
     inline: list[str] = setting(
         factory=inline_stages,
@@ -43,6 +46,8 @@ class LaunchConfig:
         doc="On a cluster or an object store, another launcher takes over a run whose lease has not been renewed for "
         "this many seconds.",
     )
+    host_index: int = setting(0, low=0, doc="With launch=hosts, which of `hardware.hosts` this one is, from 0.")
+    first_host: str = setting("localhost", doc="With launch=hosts, name or address of host 0, where the ranks meet.")
     job: str = setting(
         "volcano",
         choices=("volcano", "indexed"),
@@ -62,8 +67,14 @@ class LaunchConfig:
         5.0, low=0.01, doc="With `min_hosts`, minutes without room after which a stage continues with fewer hosts."
     )
     pending_minutes: float = setting(15.0, low=0.01, doc="Minutes within which a pod must start.")
+    image_minutes: float = setting(5.0, low=0.0, doc="Minutes that a pod may wait for an image that cannot be pulled.")
+    outage_minutes: float = setting(
+        10.0, low=0.0, doc="Minutes that the API server may not answer, or deny everything; running stages continue."
+    )
     rendezvous_minutes: float = setting(10.0, low=0.01, doc="Minutes within which the pods of a stage must meet.")
     first_step_minutes: float = setting(30.0, low=0.01, doc="Minutes within which training must take its first step.")
-    port: int = setting(29_500, low=1024, high=65_535, doc="Port of the first pod at which the pods of a stage meet.")
+    port: int = setting(
+        29_500, low=1024, high=65_535, doc="Port of the first pod or host, where those of a stage meet."
+    )
     keep_hours: float = setting(24.0, low=0, doc="Hours for which finished jobs and their logs are kept.")
     pods: PodConfig = setting(factory=PodConfig, doc="The pods of the jobs.")

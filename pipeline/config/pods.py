@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -62,6 +63,11 @@ class PodConfig:
     volumes: dict[str, PodVolume] = setting(factory=dict, doc="Volumes of the pods, by name.")
     node_selector: dict[str, str] = setting(factory=dict, doc="Labels of the nodes that pods may run on.")
     tolerations: list[Toleration] = setting(factory=list, doc="Taints of nodes that pods tolerate.")
+    patch: dict[str, Any] = setting(
+        factory=dict,
+        doc="Fragments of a pod's manifest, merged into it as `kubectl patch` merges them (strategic merge): by stage, "
+        "for the launcher under launcher, for all pods under all.",
+    )
     resources: dict[str, PodResources] = setting(
         factory=dict, doc="Resources of a pod, by stage; those of the launcher under launcher."
     )

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torchx.specs import AppDef
 
 MARGIN_SECONDS = 5  # over what a stage needs to end by itself
+ALONE = ["--standalone", "--local-addr", "127.0.0.1"]
 
 
 def distributed(name: str) -> bool:
@@ -23,8 +24,8 @@ def distributed(name: str) -> bool:
 
 
 def ranks_of(stage: str, config: Config) -> int:
-    """Ranks that ``stage`` runs on here: those of all hosts, which this machine acts as, or one."""
-    return config.world_size if distributed(stage) else 1
+    """Ranks that ``stage`` runs on here: all of this machine's, or one."""
+    return config.machine_ranks if distributed(stage) else 1
 
 
 def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, launcher: int = 0) -> AppDef:
@@ -72,19 +73,22 @@ def pod_command(stage: str, config: Config, config_url: str, name: str) -> list[
     """The command of every pod of ``stage``; Kubernetes puts in the values of ``$(FIRST_POD)`` and ``$(POD_IP)``."""
     hosts = hosts_of(stage, config)
     ranks = ranks_of(stage, config) // hosts
-    seconds = math.ceil(60 * config.launch.rendezvous_minutes)
-    meeting = ["--standalone", "--local-addr", "127.0.0.1"]
-    if hosts > 1:
-        meeting = [
-            "--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", "--local-addr", "$(POD_IP)",
-            "--rdzv-endpoint", f"$(FIRST_POD):{config.launch.port}",
-            "--rdzv-conf", f"join_timeout={seconds},read_timeout={seconds}",
-        ]  # fmt: skip
+    meeting = ALONE if hosts == 1 else _meeting(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
     quiet = ["--redirects", ",".join(f"{rank}:1" for rank in range(1, ranks))] if ranks > 1 else []
     return [
         "python", "-m", "torch.distributed.run", *meeting, "--max-restarts", "0",
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *quiet,
         "-m", "pipeline.cli", "worker", stage, config_url.replace("$", "$$"), *level_arguments(),
+    ]  # fmt: skip
+
+
+def _meeting(config: Config, hosts: int, name: str, first: str, more: list[str]) -> list[str]:
+    """Arguments of torchrun, ``more`` among them, by which ``hosts`` hosts meet at ``first`` as ``name``."""
+    seconds = math.ceil(60 * config.launch.rendezvous_minutes)
+    return [
+        "--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *more,
+        "--rdzv-endpoint", f"{first}:{config.launch.port}",
+        "--rdzv-conf", f"join_timeout={seconds},read_timeout={seconds}",
     ]  # fmt: skip
 
 
@@ -110,11 +114,6 @@ def seconds_to_end(stage: str, config: Config) -> int:
     return math.ceil(STAGES.get(stage).seconds_to_end(config)) + MARGIN_SECONDS
 
 
-def chain_app(name: str, overrides: list[str]) -> AppDef:
-    """The AppDef of a whole run: the launcher itself, which starts the stages."""
-    return _app(name, "nightjar", ["-m", "pipeline.cli", "run", *overrides], {})
-
-
 def _app(name: str, role: str, args: list[str], env: dict[str, str]) -> AppDef:
     from torchx.specs import AppDef, Role
 
@@ -127,7 +126,13 @@ def _torchrun(stage: str, config: Config) -> list[str]:
     """Arguments of torchrun on this machine. Standard error of ranks other than 0 goes to files; see ``logs.py``."""
     ranks = ranks_of(stage, config)
     redirects = ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))] if ranks > 1 else []
+    meeting = ALONE
+    if config.launch.name == "hosts" and hosts_of(stage, config) > 1:
+        # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
+        serves = f"is_host={'true' if config.launch.host_index == 0 else 'false'}"
+        *most, conf = _meeting(config, hosts_of(stage, config), f"{config.run}-{stage}", config.launch.first_host, [])
+        meeting = [*most, f"{conf},{serves}"]
     return [
-        "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "-m", "torch.distributed.run", *meeting,
         "--shutdown-timeout", str(seconds_to_end(stage, config)), "--nproc-per-node", str(ranks), *redirects,
     ]  # fmt: skip

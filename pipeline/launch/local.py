@@ -59,7 +59,10 @@ class LocalStages:
 
     def is_forked(self, stage: str) -> bool:
         """Whether ``stage`` needs no torchrun; CUDA does not work in a process that is forked."""
-        return ranks_of(stage, self.config) == 1 and (self.config.hardware.device == "cpu" or not distributed(stage))
+        if not distributed(stage):
+            return True
+        hardware, joined = self.config.hardware, self.config.launch.name == "hosts" and self.config.hardware.hosts > 1
+        return not joined and hardware.device == "cpu" and ranks_of(stage, self.config) == 1
 
     def _fork_server(self, stage: str, stages: Sequence[str] = ()) -> ForkServer:
         """The server for the rank of ``stage``; another one where that needs other variables, or the former is gone.

@@ -117,8 +117,8 @@ def hold(config: Config, launcher: int) -> str:
 
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
-    limit = int(config.hardware.ddr_gib * GIB * config.world_size)
-    several = f" for each of {config.world_size} ranks" if config.world_size > 1 else ""
+    limit = int(config.hardware.ddr_gib * GIB * config.machine_ranks)
+    several = f" for each of {config.machine_ranks} ranks" if config.machine_ranks > 1 else ""
     ranks = f"hardware.ddr_gib={config.hardware.ddr_gib:g}{several}"
     try:
         _remove_stale(MemoryCgroup(_NAME).path.parent)
@@ -154,7 +154,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if not group.killed():
             return None
-        limit, ranks = group.limit(), f"{config.world_size} ranks" if config.world_size > 1 else "rank"
+        limit, ranks = group.limit(), f"{config.machine_ranks} ranks" if config.machine_ranks > 1 else "rank"
     except OSError:
         return None
     less = "train.prefetch_batches=1, or smaller cache_rows" if step.scratch else "a smaller evaluate.global_batch"

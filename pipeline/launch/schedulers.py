@@ -16,13 +16,13 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
 
     ``columns``: the terminal's width, 0 where there is none.
     """
-    if config.launch.name == "local":
+    if config.launch.name != "kubernetes":
         from pipeline.launch.local import LocalStages
 
         return LocalStages(config, columns)
     from pipeline.launch.kubernetes.credentials import connect
 
-    api = connect(config.launch.context)
+    api = connect(config.launch.context).patient(60 * config.launch.outage_minutes)
     if config.launch.job == "indexed":
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
@@ -40,7 +40,7 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
     or a right is missing.
     """
     with run_lock(store, str(config.run), config.launch.lease_seconds):
-        if config.launch.name == "local":
+        if config.launch.name != "kubernetes":
             yield
             return
         from pipeline.launch.kubernetes.api import check_clock
@@ -48,10 +48,13 @@ def only_launcher(config: Config, store: Store) -> Iterator[None]:
         from pipeline.launch.kubernetes.lease import held
         from pipeline.launch.kubernetes.names import run_label
         from pipeline.launch.kubernetes.rights import check_rights
+        from pipeline.launch.kubernetes.trial import check_templates
 
-        api = connect(config.launch.context)
+        outage = 60 * config.launch.outage_minutes
+        api = connect(config.launch.context).patient(outage)
         check_clock(api)
         check_rights(api, config.launch)
+        check_templates(api, config)
         lease = f"nightjar-{run_label(str(config.run), 54)}"
-        with held(api, config.launch.namespace, lease, config.launch.lease_seconds):
+        with held(api, config.launch.namespace, lease, config.launch.lease_seconds, outage):
             yield

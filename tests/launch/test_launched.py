@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.compose import compose
 from pipeline.errors import DataError, LaunchError, NightjarError
-from pipeline.launch.appdefs import chain_app, stage_app
+from pipeline.launch.appdefs import stage_app
 from pipeline.launch.forkserver import RANK
 from pipeline.launch.logs import Tail, exit_hint
 from pipeline.launch.status import MARK, Report, clear_report, read_report, write_report
@@ -199,4 +199,3 @@ def test_appdefs_start_the_ranks_of_the_hardware() -> None:
     assert "--columns 99 --launcher 7" in text
     assert int(role.env["OMP_NUM_THREADS"]) >= 1
     assert "--nproc-per-node 1" in " ".join(stage_app("ingest", config, "/s/runs/x/config.yaml").roles[0].args)
-    assert chain_app("n", ["data.path='$HOME'"]).roles[0].args[-1] == "data.path='$$HOME'"

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.launch.appdefs import hosts_of, seconds_to_end
 from pipeline.launch.kubernetes.names import job_labels
-from pipeline.launch.kubernetes.pods import CONTAINER, Object, pod_template
+from pipeline.launch.kubernetes.pods import Object, pod_template
 from pipeline.records.step import Step
 
 VOLCANO = "batch.volcano.sh/v1alpha1"
@@ -62,7 +62,7 @@ def indexed_job(config: Config, step: Step, name: str, attempt: int, command: Se
         "parallelism": hosts,
         "completionMode": "Indexed",
         "backoffLimit": 0,  # the launcher submits the next attempt
-        "activeDeadlineSeconds": template["spec"].pop("activeDeadlineSeconds"),
+        "activeDeadlineSeconds": template["spec"].pop("activeDeadlineSeconds", None),
         "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
         "template": template,
     }
@@ -91,6 +91,4 @@ def _metadata(config: Config, step: Step, name: str, attempt: int) -> dict[str, 
 
 def _template(config: Config, step: Step, attempt: int, command: list[str], env: dict[str, str]) -> Object:
     labels = job_labels(config, step, attempt)
-    template = pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config))
-    assert template["spec"]["containers"][0]["name"] == CONTAINER
-    return template
+    return pod_template(config, step.name, command, env, labels, seconds_to_end(step.name, config))

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from pipeline.errors import LaunchError
 from pipeline.launch.kubernetes.api import Api, Object
+from pipeline.launch.kubernetes.patch import CONTAINER
 
 LONGEST = 1 << 20  # bytes kept of one pod's log, from its end
 AGAIN_SECONDS = 1.0
@@ -81,7 +82,7 @@ class _Follower:
             try:
                 known = self._last
                 since = {"sinceTime": known.decode()} if known else {}
-                for line in self.api.lines(self.path, follow="true", timestamps="true", **since):
+                for line in self.api.lines(self.path, container=CONTAINER, follow="true", timestamps="true", **since):
                     self._take(line, known)
             except LaunchError:
                 pass  # the pod may be gone, or the connection
@@ -103,5 +104,6 @@ class _Follower:
 
 
 def _started(container: Object) -> bool:
+    """Whether it is the container of the stage, and has a log."""
     state = container.get("state", {})
-    return "running" in state or "terminated" in state
+    return container.get("name", CONTAINER) == CONTAINER and ("running" in state or "terminated" in state)

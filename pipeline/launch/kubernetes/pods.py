@@ -7,11 +7,11 @@ from typing import Any
 
 from pipeline.config import Config, PodConfig, PodResources
 from pipeline.launch.appdefs import distributed, resources_of
+from pipeline.launch.kubernetes.patch import CONTAINER, patched
 
 Object = dict[str, Any]
 GPU = "nvidia.com/gpu"
 LAUNCHER = "launcher"
-CONTAINER = "nightjar"
 
 
 def pod_template(
@@ -56,7 +56,7 @@ def pod_template(
         "sidecar.istio.io/inject": "false",  # a service mesh's sidecar would keep the pod from ending
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",  # a node less is not worth an attempt
     }
-    return {"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}
+    return patched({"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}, pods, stage)
 
 
 def _container(config: Config, stage: str, command: list[str], env: dict[str, str]) -> Object:
