@@ -200,7 +200,8 @@ def _mapped(size: int) -> tuple[mmap.mmap | None, list[int]]:
         log.info("ranks exchange through the network stack: %s", error)
     dist.broadcast_object_list(where, src=0)
     if dist.get_rank() and where[0]:
-        opened = _opened(*where[0], size)
+        pid, theirs, mark = where[0]
+        opened = _opened(pid, theirs, mark, size)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (os.getpid(), opened is not None))
     if handle >= 0:
