@@ -27,6 +27,10 @@ def scheduler(config: Config, columns: int = 0) -> StageRunner:
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
         return IndexedRunner(config, api)
+    if config.launch.job == "jobset":
+        from pipeline.launch.kubernetes.jobset import JobSetRunner
+
+        return JobSetRunner(config, api)
     from pipeline.launch.kubernetes.volcano import VolcanoRunner
 
     return VolcanoRunner(config, api)

@@ -61,6 +61,8 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1) -> Probl
     state = job.get("status", {}).get("state") or {}
     words = [str(state.get("message") or "")]
     words += [str(c.get("message") or "") for c in job.get("status", {}).get("conditions") or []]
+    if job.get("spec", {}).get("suspend"):
+        words.insert(0, f"it is suspended, until Kueue admits it into queue {queue!r}")
     text = next((word for word in words if word), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]
     has = f"{pods} of {hosts} pods" if pods else "no pods"

@@ -18,6 +18,7 @@ JOBS: dict[str, tuple[Right, ...]] = {
         ("batch.volcano.sh", "jobs", ("create", "get", "list", "delete")),
         ("batch.volcano.sh", "jobs/status", ("get",)),
     ),
+    "jobset": (("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete")),),
     "indexed": (
         ("batch", "jobs", ("create", "get", "list", "delete")),
         ("", "services", ("create",)),
