@@ -13,12 +13,12 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 .PHONY: help install demo test test-fast test-faults test-image lint docs lock clean bench-train bench-checkpoint \
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
-	gpu-check bench-models bench-widths
+	gpu-check bench-models bench-epochs bench-widths
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(INSTALLED): requirements/$(DEVICE).txt requirements/torch-$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/checkpoint/native/*.[ch] pipeline/native/*.[ch])
+$(INSTALLED): requirements/$(DEVICE).txt requirements/torch-$(DEVICE).txt requirements/dev.txt pyproject.toml $(wildcard pipeline/native/*.[ch] pipeline/*/native/*.[ch])
 	@test -x .venv/bin/python || $(PYTHON) -m venv .venv
 	@echo "installing requirements/$(DEVICE).txt into .venv"
 	@$(LOCKED) -r requirements/$(DEVICE).txt -r requirements/dev.txt
@@ -49,6 +49,10 @@ test-fast: install ## the tests that take less than ten seconds each
 test-faults: install ## every operation failing at every phase of what is done on S3: make test does a sample of it
 	@.venv/bin/python -m pytest -n $(WORKERS) -m grid tests/faults
 
+.PHONY: test-control
+test-control: install ## the table of faults of the control plane, on a real API server (25 minutes of waiting; few CPUs)
+	@.venv/bin/python -m tests.controlplane.table
+
 test-image: install ## build the image and run a whole chain in it (minutes; root, buildah, debootstrap)
 	@.venv/bin/python -m pytest tests/project/test_image.py
 
@@ -60,6 +64,9 @@ lint: install ## ruff and mypy
 
 bench-scaling: install ## samples/s on 1, 2 and 4 ranks of one thread each
 	@.venv/bin/python -m benchmarks.scaling
+
+bench-epochs: install ## test NE of a training that stops by itself, against the best number of epochs found by hand
+	@.venv/bin/python -m benchmarks.epochs
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train

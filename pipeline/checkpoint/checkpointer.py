@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,7 @@ from pipeline.checkpoint.policy import parents, wants_baseline
 from pipeline.checkpoint.prune import Pruner, sweep
 from pipeline.checkpoint.ranks import once, patiently, this_rank, together
 from pipeline.checkpoint.reader import Target, restore_newest
-from pipeline.checkpoint.retention import pinned_names
+from pipeline.checkpoint.retention import HELD, pinned_names
 from pipeline.checkpoint.snapshot import HostBuffers, full_bytes, full_values, take_snapshot
 from pipeline.checkpoint.state import TrainState, dense_part
 from pipeline.checkpoint.writer import Outcome
@@ -55,6 +55,17 @@ class Model:
     touched: TouchedRows
     dense: dict[str, Tensor]
     optimizer: torch.optim.Optimizer | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a checkpoint is for: see ``Checkpointer.save``. ``prune``: what retention does not need goes behind it."""
+
+    final: bool
+    exact: bool
+    held: str | None
+    prune: bool
+    awaited: bool
 
 
 @dataclass
@@ -141,13 +152,17 @@ class Checkpointer:
         for line in sweep(self.store, self.directory, pins, spared(self.store, self.directory)):
             log.info("%s", line)
 
-    def save(self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None) -> bool:
+    def save(
+        self, state: TrainState, *, wait: bool = False, final: bool = False, timeout: float | None = None,
+        exact: bool = False, held: str | None = None,
+    ) -> bool:  # fmt: skip
         """Checkpoint the model at ``state``; returns whether one was taken (False: the last is still being written).
 
         Training stops for the copy only, or with ``wait`` until the checkpoint is committed. A failed earlier write
         is told and its rows are taken again; a failed write under ``wait`` raises ArtifactError, TimeoutError after
         ``timeout`` seconds. GuardError where a table is not finite. ``final``: the result of the run, a baseline in
-        ``final_quantise``, all its tables.
+        ``final_quantise``, all its tables. ``exact``: a baseline that comes back bit for bit. ``held``: the name of
+        another checkpoint that stays, because training may go back to it.
         """
         began = time.monotonic()
         if not wait and self.config.when_busy == "skip" and self._flight.busy:
@@ -155,14 +170,15 @@ class Checkpointer:
             once(log.warning, "no checkpoint after step %s: the last one is still being written", f"{state.step:,}")
             return False
         self._collect(raising=False, timeout=timeout)
-        self._flight.submit(self._job(state, final, prune=timeout is None, awaited=wait))
+        kind = Kind(final=final, exact=exact, held=held, prune=timeout is None, awaited=wait)
+        self._flight.submit(self._job(state, kind))
         if wait:
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
-            self._finish(state, final, left)
+            self._finish(state, kind, left)
         self.figures.stalled += time.monotonic() - began
         return True
 
-    def _finish(self, state: TrainState, final: bool, timeout: float | None) -> None:
+    def _finish(self, state: TrainState, kind: Kind, timeout: float | None) -> None:
         """Wait until the checkpoint of ``state`` is committed; it is written a second time after a passing fault."""
         try:
             self._collect(raising=True, timeout=timeout)
@@ -170,7 +186,7 @@ class Checkpointer:
             if timeout is not None:
                 raise
             once(log.warning, "writing the checkpoint after step %s again: %s", f"{state.step:,}", error.message)
-            self._flight.submit(self._job(state, final, prune=True, awaited=True))
+            self._flight.submit(self._job(state, replace(kind, prune=True, awaited=True)))
             self._collect(raising=True)
 
     def turn_to(self, directory: str) -> None:
@@ -188,11 +204,11 @@ class Checkpointer:
         self._collect(raising=True)
         self.figures.stalled += time.monotonic() - began
 
-    def _job(self, state: TrainState, final: bool, prune: bool, awaited: bool) -> Job:
-        """Decide what to write and copy it; ``prune``: what retention does not need goes once it is committed."""
+    def _job(self, state: TrainState, kind: Kind) -> Job:
+        """Decide what to write and copy it."""
         self.model.touched.unite()
         chain = newest_chain(self._entries)
-        baseline = final or wants_baseline(self.config.policy, chain, self.config.max_chain)
+        baseline = kind.final or kind.exact or wants_baseline(self.config.policy, chain, self.config.max_chain)
         longest = self.config.compact_after
         compacting = not baseline and chain is not None and longest is not None and len(chain.paths) >= longest
         blocks = self._snapshot(None if baseline else self.model.touched)
@@ -207,15 +223,18 @@ class Checkpointer:
             "policy": self.config.policy,
             "restores": self._codings.restores,
             "bytes_full": full_bytes(self.model.rows) + sum(value.nbytes for value in tensors.values()),
+            **({HELD: kind.held} if kind.held else {}),
         }
+        held = {kind.held} if kind.held else set()
         return Job(
             path=f"{self.directory}/{name_of(state.step)}", key=self.key, config=self.resolved, inputs=self.inputs,
-            blocks=blocks, coding=self._codings.of(blocks, final=final), dense=tensors, state=record,
+            blocks=blocks, dense=tensors, state=record,
+            coding=self._codings.exactly if kind.exact else self._codings.of(blocks, final=kind.final),
             tables={name: TableSize(rows=t.rows, dim=t.dim) for name, t in self.model.rows.tables.items()},
             summary=summary, chunk_bytes=int(self.config.chunk_mib * MIB),
             compact=partial(compact, self.store, on_point=self.on_point) if compacting else None,
-            prune=partial(self._pruner.prune, list(self._entries)) if prune else None,
-            awaited=awaited,
+            prune=partial(self._pruner.prune, list(self._entries), held) if kind.prune else None,
+            awaited=kind.awaited,
         )  # fmt: skip
 
     def _snapshot(self, touched: TouchedRows | None) -> list[RowBlock]:

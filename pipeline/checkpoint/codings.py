@@ -32,6 +32,14 @@ class Codings:
         self._chosen: dict[tuple[str, int], Coding] = {}
         self.restores = 0
 
+    def exactly(self, block: RowBlock) -> TableCoding:
+        """The coding of a checkpoint whose rows come back bit for bit."""
+        return TableCoding("fp32", "fp32", exact=self._exact)
+
+    @property
+    def _exact(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self._optimizer.columns if column.exact)
+
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:
         """How the rows of each of the checkpoint's ``blocks`` are stored; ``final``: in the run's result.
 
@@ -42,7 +50,7 @@ class Codings:
 
     def _of(self, least_heat: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
         config = self._config
-        exact = tuple(column.name for column in self._optimizer.columns if column.exact)
+        exact = self._exact
         wanted = config.final_quantise if final else config.tables.get(block.table, config.quantise)
         if wanted in ("fp32", "fp16"):
             return TableCoding(wanted, config.state, exact=exact)

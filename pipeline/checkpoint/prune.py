@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass, field
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint
@@ -47,17 +47,17 @@ class Pruner:
     on_point: OnPoint
     _late: list[Entry] = field(default_factory=list)  # should be gone, but the store refused it
 
-    def prune(self, before: list[Entry], newest: Entry) -> tuple[list[str], str]:
+    def prune(self, before: list[Entry], held: Collection[str], newest: Entry) -> tuple[list[str], str]:
         """Remove what is not needed of those ``before`` (oldest step first), now that ``newest`` is committed.
 
-        Returns names that stay, and what went wrong ("").
+        ``held``: names that the training itself needs. Returns names that stay, and what went wrong ("").
         """
         entries = [*before, newest]
         names = [entry.name for entry in entries]
         if not self._late and len(kept(entries, self.keep_last, self.keep_every)) == len(entries):
             return names, ""
         try:
-            pins = pinned_names(self.store, self.directory)
+            pins = [*pinned_names(self.store, self.directory), *held]
         except ArtifactError as error:
             why = "a manifest that may name them cannot be read"
             return names, f"old checkpoints are kept, because {why}: {error.message}"

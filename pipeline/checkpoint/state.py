@@ -23,8 +23,8 @@ class TrainState:
 
     ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
     ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
-    for other features; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does
-    not matter.
+    for other features; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
+    ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter.
     """
 
     step: int = 0
@@ -34,11 +34,13 @@ class TrainState:
     schedule: dict[str, Any] = field(default_factory=dict)
     windows: list[list[float]] = field(default_factory=list)
     towers: dict[str, list[str]] = field(default_factory=dict)
+    validation: dict[str, Any] = field(default_factory=dict)
     rng: Tensor | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but ``rng``, which is a tensor."""
-        return {name: value for name, value in vars(self).items() if name != "rng"}
+        """Everything but ``rng``, which is a tensor; ``validation`` where there is some."""
+        left_out = {"rng"} if self.validation else {"rng", "validation"}
+        return {name: value for name, value in vars(self).items() if name not in left_out}
 
 
 def _names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:

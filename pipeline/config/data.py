@@ -26,7 +26,7 @@ from pipeline.errors import ConfigError
 from pipeline.specs import mapping_of
 
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")  # in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} as it says
-FORMATS = ("criteo", "csv", "parquet", "synthetic", "tables")
+FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "synthetic", "tables")
 
 
 @dataclass(kw_only=True)
@@ -42,6 +42,42 @@ class SplitConfig:
     test_share: float = setting(0.2, low=0.0, high=0.9, doc="With `by=hash`, the share of rows in the test set.")
     test_days: int = setting(1, low=1, doc="With `by=day`, the number of last days in the test set.")
     test_hours: int = setting(2, low=1, high=23, doc="With `by=hours`, the number of last hours in the test set.")
+    validation_share: float = setting(
+        0.0, low=0.0, high=0.9, quiet=True,
+        doc="Share of the train rows that training looks at instead of learning from them, chosen by a hash of the "
+        "row; `train.validate` says how often. 0: none.",
+    )  # fmt: skip
+    validation_hours: int = setting(
+        0, low=0, high=22, quiet=True,
+        doc="With `by=hours`, the hours before the test hours whose rows are looked at in this way; 0: none.",
+    )  # fmt: skip
+
+    @property
+    def validates(self) -> bool:
+        """Whether some of the train rows are a validation set."""
+        return self.validation_share > 0 or self.validation_hours > 0
+
+    def check(self, path: str) -> None:
+        """Validation rows are a share or some hours, and hours are for both sets or for none."""
+        if not self.validation_hours:
+            return
+        if self.validation_share:
+            raise ConfigError(
+                f"{path}.validation_share is {self.validation_share:g} and {path}.validation_hours is "
+                f"{self.validation_hours}, expected one of them",
+                hint=f"{path}.validation_share=0, or {path}.validation_hours=0",
+            )
+        if self.by != "hours":
+            raise ConfigError(
+                f"{path}.validation_hours is {self.validation_hours}, but {path}.by={self.by} does not split by hours",
+                hint=f"{path}.validation_share=0.1, or {path}.by=hours",
+            )
+        if self.validation_hours + self.test_hours > 23:
+            raise ConfigError(
+                f"{path}.validation_hours={self.validation_hours} and {path}.test_hours={self.test_hours} leave no "
+                "hour of the day for training",
+                hint=f"{path}.validation_hours={max(1, 23 - self.test_hours) if self.test_hours < 23 else 0}",
+            )
 
 
 @dataclass(kw_only=True)

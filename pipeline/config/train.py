@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.config.fields import AUTO, setting
 from pipeline.config.optimizers import AverageConfig, DenseGroup, DenseOptions, SparseOptions
+from pipeline.config.validate import ValidateConfig
 from pipeline.errors import ConfigError
 from pipeline.specs import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
 from pipeline.specs.options import with_options
@@ -122,6 +123,7 @@ class TrainConfig:
     )
     clip: ClipConfig = setting(factory=ClipConfig, doc="Limits of the gradients.")
     average: AverageConfig = setting(factory=AverageConfig, doc="Averaged dense weights.")
+    validate: ValidateConfig = setting(factory=ValidateConfig, doc="Looks at the validation rows.")
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 
     @property

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -116,6 +117,21 @@ def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
     replicas = replica_optimizer(dmp)
     if replicas is not None:
         replicas.steps = steps
+
+
+@contextmanager
+def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
+    """Lookups within take no step: FBGEMM's kernels count forward passes, by which some optimizers correct a bias."""
+    counters = [
+        counter
+        for kernel in kernels(dmp)
+        for name in ("iter", "iter_cpu")
+        if isinstance(counter := getattr(kernel.module, name, None), Tensor)
+    ]
+    before = [counter.clone() for counter in counters]
+    yield
+    for counter, value in zip(counters, before, strict=True):
+        counter.copy_(value)
 
 
 def set_sparse_lr(dmp: DistributedModelParallel, lr: float) -> None:

@@ -11,6 +11,7 @@ from pipeline.ingest.fit import Fit
 from pipeline.ingest.quality import Verdict, beyond
 from pipeline.ingest.rejects import Quarantine
 from pipeline.ingest.times import test_hours_from
+from pipeline.records import VALIDATION
 
 
 def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | None, quarantined: int) -> None:
@@ -36,6 +37,11 @@ def check_day(fit: Fit, quarantine: Quarantine, data: DataConfig, day: date | No
         return
     if not rows["train"]:
         raise _no_train_rows(fit, data)
+    if fit.test is None and not rows.get(VALIDATION, 1):
+        raise DataError(
+            f"none of the {rows['train']:,} rows that are no test rows falls into the validation split",
+            hint="data.split.validation_share=<larger> or data.split.validation_hours=<more>, or more rows",
+        )
     if data.split.by == "hours" and fit.test is None and not rows["test"]:
         raise DataError(
             f"none of the {rows['train']:,} rows of {day} falls into the test split, which is {_hours(data)}",

@@ -19,9 +19,11 @@ from pipeline.ingest.rejects import Reject
 from pipeline.ingest.sources import Block
 from pipeline.ingest.spec import DAY, DataSpec
 from pipeline.ingest.transform import State, raw_numbers, transform, unseen_ids
+from pipeline.records import VALIDATION
 
 CODE = "code:"  # prefix of the columns that hold codes
 TEST = "test"  # column of typed rows: which are test rows, where that is known in pass 1
+LOOKED_AT = "looked_at"  # column of typed rows: which are validation rows if they are no test rows
 
 
 @dataclass(frozen=True)
@@ -71,9 +73,10 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
     if parsed.frame.height:
         coded = coded_ids(parsed.frame, job.spec)
         places = place_hashes(raw.place or raw.file, parsed.lines) if job.by_place else None
-        test = fit.add(parsed.frame, coded, places)
-        rows = without_hashes(parsed.frame, coded)
-        typed = packed(rows if test is None else rows.with_columns(test.alias(TEST)), coded)
+        parts = fit.add(parsed.frame, coded, places)
+        marks = [(TEST, parts.test), (LOOKED_AT, parts.validation)]
+        columns = [mark.alias(name) for name, mark in marks if mark is not None]
+        typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
     counted = Counted(
         file=raw.file, rows=raw.frame.height + len(raw.rejects), bytes=raw.bytes,
         rejects=sorted([*raw.rejects, *parsed.rejects], key=lambda reject: reject.line),
@@ -82,8 +85,8 @@ def count(block: Block, job: CountJob) -> tuple[Counted, bytes]:
     return counted, typed
 
 
-def transformed(typed: bytes, job: TransformJob) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Pass 2 of a block: its train rows and its test rows as the dataset holds them.
+def transformed(typed: bytes, job: TransformJob) -> dict[str, pl.DataFrame]:
+    """Pass 2 of a block: the rows of each split as the dataset holds them.
 
     The test rows also have the columns of ``raw_numbers`` and of ``unseen_ids``.
     """
@@ -93,18 +96,25 @@ def transformed(typed: bytes, job: TransformJob) -> tuple[pl.DataFrame, pl.DataF
     held = rows.filter(test)
     raw = raw_numbers(frame.filter(test), job.spec, job.state)
     unseen = unseen_ids(held, job.state, {name: ids.of_rows(test.to_numpy()) for name, ids in coded.items()})
-    return rows.filter(~test), held.with_columns(*raw, *unseen)
+    splits = {"train": rows.filter(_is_train(frame, test)), "test": held.with_columns(*raw, *unseen)}
+    if job.spec.split.validates:
+        splits[VALIDATION] = rows.filter(frame[LOOKED_AT] & ~test) if LOOKED_AT in frame.columns else rows.clear()
+    return splits
 
 
 def train_rows(typed: bytes, first_test_day: int) -> pl.DataFrame:
     """The typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
     hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
-    return frame.with_columns(hashes).filter(~_is_test(frame, first_test_day))
+    return frame.with_columns(hashes).filter(_is_train(frame, _is_test(frame, first_test_day)))
 
 
 def _is_test(frame: pl.DataFrame, first_test_day: int) -> pl.Series:
     return frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
+
+
+def _is_train(frame: pl.DataFrame, test: pl.Series) -> pl.Series:
+    return ~(test | frame[LOOKED_AT]) if LOOKED_AT in frame.columns else ~test
 
 
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:

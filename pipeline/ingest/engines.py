@@ -38,8 +38,8 @@ class Engine(ExitStack, ABC):
         """Pass 1 over every block of ``sources``."""
 
     @abstractmethod
-    def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
-        """Pass 2: the train and the test rows of every block that has any."""
+    def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
+        """Pass 2: the rows by split of every block that has any."""
 
     @abstractmethod
     def typed(self) -> Iterator[bytes]:
@@ -69,7 +69,7 @@ class LocalEngine(Engine):
                 self.spill.write(typed)
             yield counted
 
-    def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
         """Pass 2, as many blocks at a time as there are workers."""
         return in_order(lambda typed: transformed(typed, job), self.typed(), self.workers)
 

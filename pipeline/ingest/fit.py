@@ -1,12 +1,13 @@
 """Pass 1: what the train rows say about every feature, in partial results that merge in any order.
 
-``Partial`` counts one set of typed rows; ``Fit`` sends every block's rows to train, test, or (split by
+``Partial`` counts one set of typed rows; ``Fit`` sends every block's rows to train, validation, test, or (split by
 day) to the days that may yet turn out to be the last ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -20,7 +21,7 @@ from pipeline.ingest.moments import Moments, measure, quantised
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.spec import DAY, DataSpec, SparseSpec
 from pipeline.ingest.times import HOUR, test_hours_from
-from pipeline.records import LABEL
+from pipeline.records import LABEL, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
 
@@ -100,6 +101,40 @@ class Partial:
             self.counts[name].settle(hashes)
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Which rows of a block are test rows (None: not known yet), and which of the others are validation rows."""
+
+    test: pl.Series | None
+    validation: pl.Series | None = None
+
+
+@dataclass
+class Tally:
+    """Rows, and the clicks among them."""
+
+    rows: int = 0
+    positives: int = 0
+
+    def add(self, labels: pl.Series) -> None:
+        """Count rows with these ``labels``."""
+        self.rows += len(labels)
+        self.positives += int(labels.sum())
+
+    def merge(self, other: Tally) -> None:
+        """Take in what ``other`` counted."""
+        self.rows += other.rows
+        self.positives += other.positives
+
+
+@dataclass
+class _Day:
+    """A day that may become a test day: what its rows are counted as if it does not."""
+
+    train: Partial
+    validation: Tally
+
+
 class Fit:
     """The split and what was counted of its train rows.
 
@@ -114,62 +149,98 @@ class Fit:
         self.split: SplitConfig = spec.split
         self.test = test
         self.train = Partial(spec)
-        self.days: dict[int, Partial] = {}
-        self.test_rows = 0
-        self.test_positives = 0
+        self.days: dict[int, _Day] = {}
+        self.validation, self.tested = Tally(), Tally()
 
-    def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> pl.Series | None:
-        """Count a block of typed rows; returns which are test rows, None if that is not known yet.
+    def add(self, frame: pl.DataFrame, coded: dict[str, Coded], places: np.ndarray | None = None) -> Parts:
+        """Count a block of typed rows; returns which of them are train rows.
 
         ``places``: hashes of the rows' files and numbers, where the split goes by them.
         """
+        hashes = self._hashes(frame, places)
+        looked_at = self._validation_rows(frame, hashes)
         if self.split.by == "day" and self.test is None:
-            self._add_days(frame, coded)
-            return None
+            self._add_days(frame, coded, looked_at)
+            return Parts(None, looked_at)
         test = (
-            self._test_rows(frame, places)
+            self._test_rows(frame, hashes)
             if self.test is None
             else pl.Series([self.test]).new_from_index(0, frame.height)
         )
-        self.test_rows += int(test.sum())
-        self.test_positives += int(frame[LABEL].filter(test).sum())
+        labels = frame[LABEL]
+        self.tested.add(labels.filter(test))
+        if looked_at is not None:
+            looked_at = looked_at & ~test
+            self.validation.add(labels.filter(looked_at))
         if not self.test:
-            self.train.add(frame, coded, (~test).to_numpy())
-        return test
+            train = ~test if looked_at is None else ~(test | looked_at)
+            self.train.add(frame, coded, train.to_numpy())
+        return Parts(test, looked_at)
 
-    def _test_rows(self, frame: pl.DataFrame, places: np.ndarray | None) -> pl.Series:
-        if self.split.by == "hours":
-            return frame[HOUR] >= test_hours_from(self.split.test_hours)
+    def _hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
+        """The hash of each row that the split goes by; None where it needs none."""
+        by_hash = self.split.by == "hash" and self.test is None
+        if self.test or not (by_hash or self.split.validation_share):
+            return None
         if places is not None:
-            return hash_split(places, self.split.test_share)
+            return places
         hashes = row_hashes(frame, self.spec)
         self.contents.add(hashes)
+        return hashes
+
+    def _test_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series:
+        if self.split.by == "hours":
+            return frame[HOUR] >= test_hours_from(self.split.test_hours)
+        assert hashes is not None
         return hash_split(hashes, self.split.test_share)
+
+    def _validation_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series | None:
+        """The rows that are validation rows unless they are test rows; None where there are none."""
+        split = self.split
+        if self.test or not split.validates:
+            return None
+        if split.validation_hours:
+            first = test_hours_from(split.test_hours + split.validation_hours)
+            return frame[HOUR] >= first if self.test is None else None
+        assert hashes is not None
+        by_hash = split.by == "hash" and self.test is None
+        return hash_split(hashes, validation_below(split.validation_share, split.test_share if by_hash else 0.0))
 
     @property
     def needs_places(self) -> bool:
         """Whether the hash split should go by place: most rows repeat, so it would hold out contents, not rows."""
-        return not self.by_place and self.split.test_share > 0 and self.contents.repeats
+        splits = (self.split.by == "hash" and self.split.test_share > 0) or self.split.validation_share > 0
+        return not self.by_place and splits and self.contents.repeats
 
-    def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded]) -> None:
+    def _add_days(self, frame: pl.DataFrame, coded: dict[str, Coded], looked_at: pl.Series | None) -> None:
         """Only the last ``test_days`` days seen so far can be test days: all before them are train."""
         days = frame[DAY].to_numpy()
+        none = np.zeros(frame.height, bool) if looked_at is None else looked_at.to_numpy()
         for day in np.unique(days).tolist():
-            self.days.setdefault(day, Partial(self.spec)).add(frame, coded, days == day)
+            part = self._of_day(day)
+            part.train.add(frame, coded, (days == day) & ~none)
+            part.validation.add(frame[LABEL].filter(pl.Series((days == day) & none)))
             self._settle()
+
+    def _of_day(self, day: int) -> _Day:
+        return self.days.setdefault(day, _Day(Partial(self.spec), Tally()))
 
     def _settle(self) -> None:
         while len(self.days) > self.split.test_days:
-            self.train.merge(self.days.pop(min(self.days)))
+            settled = self.days.pop(min(self.days))
+            self.train.merge(settled.train)
+            self.validation.merge(settled.validation)
 
     def merge(self, other: Fit) -> None:
         """Take in what ``other``, of other blocks or of the next day, counted."""
         self.train.merge(other.train)
         for day, part in other.days.items():
-            self.days.setdefault(day, Partial(self.spec)).merge(part)
+            own = self._of_day(day)
+            own.train.merge(part.train)
+            own.validation.merge(part.validation)
         self._settle()
-        self.test_rows += other.test_rows
-        self.test_positives += other.test_positives
+        self.validation.merge(other.validation)
+        self.tested.merge(other.tested)
         self.contents.merge(other.contents)
 
     @property
@@ -180,16 +251,24 @@ class Fit:
     @property
     def rows(self) -> dict[str, int]:
         """Rows per split."""
-        held = sum(part.rows for part in self.days.values())
-        return {"train": self.train.rows, "test": self.test_rows + held}
+        held = sum(part.train.rows + part.validation.rows for part in self.days.values())
+        return self._by_split(self.train.rows, self.validation.rows, self.tested.rows + held)
 
     @property
     def positives(self) -> dict[str, int]:
         """Clicks per split."""
-        held = sum(part.positives for part in self.days.values())
-        return {"train": self.train.positives, "test": self.test_positives + held}
+        held = sum(part.train.positives + part.validation.positives for part in self.days.values())
+        return self._by_split(self.train.positives, self.validation.positives, self.tested.positives + held)
+
+    def _by_split(self, train: int, validation: int, test: int) -> dict[str, int]:
+        return {"train": train, **({VALIDATION: validation} if self.split.validates else {}), "test": test}
 
 
 def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
     """True for the share of rows whose hash falls below ``test_share`` of its range."""
     return pl.Series((hashes >> np.uint64(32)) < np.uint64(round(test_share * 2.0**32)))
+
+
+def validation_below(share: float, test_share: float) -> float:
+    """The share of hashes up to which rows are test or validation rows: ``share`` of those that are not test rows."""
+    return test_share + share * (1.0 - test_share)

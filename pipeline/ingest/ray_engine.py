@@ -91,19 +91,19 @@ class RayEngine(Engine):
             yield _renumbered(counted, before - known)
             lines[counted.file] = lines.get(counted.file, part.lines_before) + counted.rows
 
-    def transform(self, job: TransformJob) -> Iterator[tuple[pl.DataFrame, pl.DataFrame]]:
+    def transform(self, job: TransformJob) -> Iterator[dict[str, pl.DataFrame]]:
         """Pass 2, wherever Ray keeps the typed rows."""
         ray, shared = self._ray, self._ray.put(job)
 
         def work(row: dict[str, Any]) -> list[dict[str, Any]]:
             if not row["typed"]:
                 return []
-            train, test = transformed(row["typed"], ray.get(shared))
-            return [{"train": train.write_ipc(None).getvalue(), "test": test.write_ipc(None).getvalue()}]
+            splits = transformed(row["typed"], ray.get(shared))
+            return [{name: frame.write_ipc(None).getvalue() for name, frame in splits.items()}]
 
         for wave in self._kept:
             for row in wave.select_columns(["typed"]).flat_map(work).iter_rows():
-                yield pl.read_ipc(io.BytesIO(row["train"])), pl.read_ipc(io.BytesIO(row["test"]))
+                yield {name: pl.read_ipc(io.BytesIO(data)) for name, data in row.items()}
 
     def typed(self) -> Iterator[bytes]:
         """The blocks in Ray's object store."""

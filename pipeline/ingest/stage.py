@@ -34,7 +34,7 @@ from pipeline.ingest.sources import FrameSource, Source, answering
 from pipeline.ingest.spec import DAY, TIME, DataSpec, data_spec, require_columns
 from pipeline.ingest.state import continued_state, dataset_schema, fitted_state, write_state
 from pipeline.ingest.transform import State, binned, with_vocabulary
-from pipeline.records import RAW, UNSEEN, raw_column, unseen_column
+from pipeline.records import RAW, UNSEEN, VALIDATION, raw_column, unseen_column
 from pipeline.specs.id_mapping import FittedMapping, FittingDay
 from pipeline.store import Draft, Store
 
@@ -109,8 +109,9 @@ class _Run:
                 hint="data.split.test_days=1, or a longer data.day",
             )
         self.quarantine = Quarantine(stack.enter_context(draft.open("quarantine.jsonl")))
+        self.splits = ("train", VALIDATION, "test") if data.split.validates else ("train", "test")
         self.writers = {
-            split: stack.enter_context(PartWriter(draft, split, settings)) for split in ("train", "test", RAW, UNSEEN)
+            split: stack.enter_context(PartWriter(draft, split, settings)) for split in (*self.splits, RAW, UNSEEN)
         }
         self.state = self._continued(data.mapping_from) if data.mapping_from else None
         self.alone = Alone(spec)
@@ -231,13 +232,14 @@ class _Run:
             RAW: [raw_column(name) for name in binned(self.state)],
             UNSEEN: [unseen_column(name) for name in with_vocabulary(self.state)],
         }
-        for train, test in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
-            self.writers["train"].add(train)
-            self.writers["test"].add(test.drop([name for columns in beside.values() for name in columns]))
+        extra = [name for columns in beside.values() for name in columns]
+        for rows in engine.transform(TransformJob(self.spec, self.state, fit.first_test_day)):
+            for split in self.splits:
+                self.writers[split].add(rows[split].drop(extra) if split == "test" else rows[split])
             for split, columns in beside.items():
                 if columns:
-                    self.writers[split].add(test.select(columns))
-            meter.add(train.height + test.height)
+                    self.writers[split].add(rows["test"].select(columns))
+            meter.add(sum(frame.height for frame in rows.values()))
 
     def finish(self) -> dict[str, Any]:
         """Write everything but the rows; returns the summary without the rate."""
@@ -246,7 +248,7 @@ class _Run:
         self.total.train.settle(
             {name: t.lookup["hash"] for name, t in self.state.sparse.items() if t.lookup is not None}
         )
-        writers = {split: self.writers[split] for split in ("train", "test")}
+        writers = {split: self.writers[split] for split in self.splits}
         files = {split: writer.files for split, writer in writers.items()}
         groups = {split: writer.groups for split, writer in writers.items()}
         quality = self._quality()
@@ -271,6 +273,7 @@ class _Run:
         seen = sum(rows.values()) + self.quarantine.rows + sum(late.values())
         return {
             "rows": seen, "rows_train": rows["train"], "rows_test": rows["test"],
+            **({"rows_validation": rows[VALIDATION]} if VALIDATION in rows else {}),
             "rows_quarantined": self.quarantine.rows, "bytes_in": self.bytes, "warnings": quality["checks"]["warnings"],
             "reasons": dict(self.quarantine.kinds.most_common(3)), "split_by_place": self.by_place,
             "rows_replaced": replaced,

@@ -12,6 +12,7 @@ UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
 LABEL = "label"
+VALIDATION = "validation"  # the split of the rows that training looks at; a dataset may lack it
 TRUE_PROBABILITY = "true_probability"
 # Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
@@ -80,8 +81,8 @@ class EmbeddedTable:
 class DatasetSchema(Record):
     """``schema.json``: columns of a dataset's Parquet files, in order: label, dense, sparse.
 
-    ``rows`` counts rows of split ``train`` and ``test``; files of a split are ``<split>/part-*.parquet``,
-    their names in order in ``files``, the rows of each file's row groups in ``groups``.
+    ``rows`` counts rows of split ``train``, ``test`` and, where there is one, ``validation``; files of a split are
+    ``<split>/part-*.parquet``, their names in order in ``files``, the rows of each file's row groups in ``groups``.
     ``true_probability``: a float32 column of that name holds the probability the label was drawn from.
     """
 

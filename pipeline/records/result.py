@@ -28,6 +28,7 @@ class IngestPart(Record):
     rows: int | None = absent()
     rows_train: int | None = absent()
     rows_test: int | None = absent()
+    rows_validation: int | None = absent()
     rows_quarantined: int | None = absent()
     bytes_in: int | None = absent()
     rows_per_s: float | None = absent()
@@ -114,6 +115,29 @@ class Budget(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ValidationPart(Record):
+    """Looks at ``rows`` validation rows, and the figures of the best one, whose weights are the training's result.
+
+    ``stopped``: they ended the training; ``lr_drops``: how often they lowered the learning rates; ``seconds``: of this
+    session; ``start_*``: of the model that a warm start began with.
+    """
+
+    rows: int
+    looks: int
+    monitor: str
+    stopped: bool
+    lr_drops: int
+    seconds: float
+    best_step: int | None = absent()
+    best_epoch: float | None = absent()
+    ne: float | None = absent()
+    auc: float | None = absent()
+    logloss: float | None = absent()
+    start_ne: float | None = absent()
+    start_auc: float | None = absent()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainPart(Record):
     """Samples and steps of the whole training; rates and seconds of this session; memory of the rank that took most."""
 
@@ -133,6 +157,7 @@ class TrainPart(Record):
     peak_pss_bytes: int | None = absent()
     ssd: SsdPart | None = absent()
     budget: Budget | None = absent()
+    validation: ValidationPart | None = absent()
 
 
 @dataclass(frozen=True, kw_only=True)

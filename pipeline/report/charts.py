@@ -19,11 +19,26 @@ def run_figures(records: Sequence[Mapping[str, Any]], scores: Evaluation, reliab
     return [
         *_curve(records, "loss", "Training loss", "nats per sample", Axis(title="loss")),
         *_curve(records, "ne_window", "Training NE", "over a window of steps", Axis(title="NE"), _ne_lines(scores)),
+        *_looks(records),
         *calibration(reliability),
         *_curve(records, "samples_per_s", "Speed", "samples per second", Axis(title="samples/s", from_zero=True)),
         *_curve(records, "data_wait_share", "Waiting for data", "share of the time", WAIT),
         *_curve(records, "lr", "Learning rate", "dense parts", Axis(title="rate", from_zero=True)),
     ]
+
+
+def _looks(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
+    """NE of the validation rows with the best look marked, and dashed that of the train rows."""
+    looks = [record for record in records if units.known(record.get("validation_ne"))]
+    if not looks:
+        return
+    points = [(float(record["step"]), float(record["validation_ne"])) for record in looks]
+    trained = [(float(r["step"]), float(r["ne_window"])) for r in records if units.known(r.get("ne_window"))]
+    step, best = float(looks[-1]["best_step"]), float(looks[-1]["best_ne"])
+    said = f"best {units.decimal(best)} after step {units.count(step)}"
+    label = f"NE of validation rows in {len(looks)} looks, {said}; dashed the NE of train rows"
+    plot = line_plot(points, x=STEPS, y=Axis(title="NE"), label=label, beside=trained, marked=((step, best), said))
+    yield Figure("Validation NE", f"{said}; dashed: train rows", plot)
 
 
 def _ne_lines(scores: Evaluation) -> list[Line]:

@@ -27,7 +27,7 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
     """A line about a run's dataset. ``data``: from ``read_data``."""
     against = data[QUALITY]["checks"]["against"]
     parts = [
-        f"{units.count(part.rows_train)} train and {units.count(part.rows_test)} test rows, "
+        f"{units.count(part.rows_train)} train{_looked_at(part)} and {units.count(part.rows_test)} test rows, "
         f"{units.size(data['bytes'])} written",
         f"day {part.day}" if part.day else "",
         f"replaces {part.replaces}" if part.replaces else "",
@@ -38,6 +38,10 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
         f"compared with {against}" if against else "no previous day to compare with",
     ]
     return "; ".join(text for text in parts if text) + "."
+
+
+def _looked_at(part: IngestPart) -> str:
+    return "" if part.rows_validation is None else f", {units.count(part.rows_validation)} validation"
 
 
 def quarantine_table(quarantine: Mapping[str, Any]) -> Table:

@@ -66,6 +66,9 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
+    if "validation_ne" in record:
+        best = f"best {units.decimal(record.get('best_ne'))} after step {units.count(record.get('best_step'))}"
+        parts.insert(-1, f"validation NE {units.decimal(record['validation_ne'])}, {best}")
     if "gflop_per_s" in record:
         share = units.percent(record.get("ceiling_share"))
         parts.insert(-1, f"GFLOP/s {units.count(record['gflop_per_s'])}, {share} of the ceiling")

@@ -50,19 +50,27 @@ class Axis:
     show: Callable[[float, float], str] = field(default=units.short)
 
 
-def line_plot(points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str) -> Markup:
-    """A curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers."""
+def line_plot(
+    points: Sequence[Point], *, x: Axis, y: Axis, references: Sequence[Line] = (), label: str,
+    beside: Sequence[Point] = (), marked: tuple[Point, str] | None = None,
+) -> Markup:  # fmt: skip
+    """A curve through ``points`` (finite, rising x); "" without points. ``label``: for screen readers.
+
+    ``beside``: points of a second curve, dashed. ``marked``: a point with a dot, and its tooltip.
+    """
     if not points:
         return Markup("")
-    shown = thin(points)
-    frame = Frame.around([*shown, *((shown[0][0], line.y) for line in references)], x, y)
+    shown, second = thin(points), thin(beside)
+    frame = Frame.around([*shown, *second, *((shown[0][0], line.y) for line in references)], x, y)
     path = frame.path(shown)
     area = f"{path} L{frame.x(shown[-1][0]):.1f} {frame.bottom:.1f} L{frame.x(shown[0][0]):.1f} {frame.bottom:.1f} Z"
     body = [
         *frame.grid(),
         *([tag("path", class_="area", d=area)] if y.from_zero else []),
         *reference_lines(frame, references),
+        *([tag("path", class_="reference", d=frame.path(second))] if len(second) > 1 else []),
         tag("path", class_="curve", d=path) if len(shown) > 1 else frame.dot(shown[0]),
+        *([frame.dot(*marked)] if marked is not None else []),
         *_hovers(frame, shown),
     ]
     return drawing(body, label)

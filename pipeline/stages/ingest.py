@@ -65,7 +65,7 @@ class Ingest(Stage):
         use("data.sparse", "*.mapping *.when_full *.table", when=_logs),
         use("data.sparse_defaults", "mapping rows min_count when_full evict_after_days", when=_logs),
         use("data.sparse_defaults", "separator weight_separator", when=_logs),
-        use("data.split", "by test_share test_days test_hours", when=_logs),
+        use("data.split", "by test_share test_days test_hours validation_share validation_hours", when=_logs),
         use("data.synthetic", "rows days ids_per_feature zipf base_rate dense_effect", when=_synthetic),
         use("data.synthetic", "first_order_effect pairwise_effect pairs latent_dim drift", when=_synthetic),
         use("data.synthetic", "blocks first_day new_ids popularity_drift id_groups hourly", when=_synthetic),

@@ -14,7 +14,7 @@ from typing import Any
 from pipeline import units
 from pipeline.config import Config
 from pipeline.config.renamed import with_first_names
-from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart
+from pipeline.records import CheckpointPart, LinkShare, Record, Result, TrainPart, ValidationPart
 from pipeline.records.step import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.optimizing import optimizer_options
@@ -42,6 +42,10 @@ def _averages(config: Config) -> bool:
     return config.train.average.active
 
 
+def _validates(config: Config) -> bool:
+    return config.data.split.validates
+
+
 def _auto_bits(config: Config) -> bool:
     return config.checkpoint.final_quantise == "auto"
 
@@ -58,6 +62,7 @@ CONTINUATION = (
     use("train", "global_batch lr sparse_lr dense_optimizer sparse_optimizer weight_decay"),
     *optimizer_options(),
     use("train.average", "kind decay start every use", when=_averages),
+    use("train.validate", "every_steps monitor min_delta patience cycle_epochs lr_drops lr_factor", when=_validates),
     use("train", "embedding_l2 label_smoothing"),
     use("train", "warmup_steps schedule precision shuffle shuffle_window_groups"),
     use("train.clip", "dense_norm table_value"),
@@ -180,6 +185,7 @@ class Train(Stage):
             ("Steps before this session", units.count(resumed.step if resumed else None)),
             ("Training time", units.duration(part.seconds)),
             ("Ranks", units.count(part.world_size)),
+            *_look_facts(part.validation),
             ("Peak memory", units.size(part.peak_rss_bytes)),
             ("Embeddings between hosts, bytes per sample", units.count(sent.inter_host)),
             ("Embeddings within hosts, bytes per sample", units.count(sent.intra_host)),
@@ -193,6 +199,19 @@ class Train(Stage):
         ]
 
 
+def _look_facts(part: ValidationPart | None) -> list[tuple[str, str]]:
+    if part is None:
+        return []
+    return [
+        ("Validation rows", units.count(part.rows)),
+        ("Looks at them", units.count(part.looks)),
+        ("Best look after step", units.count(part.best_step)),
+        ("Best validation NE", units.decimal(part.ne, 5)),
+        ("Learning rates lowered", units.count(part.lr_drops)),
+        ("Time for looks", units.duration(part.seconds)),
+    ]
+
+
 def _train_lines(part: TrainPart) -> list[str]:
     from pipeline.report.phases import phase_lines
 
@@ -201,6 +220,7 @@ def _train_lines(part: TrainPart) -> list[str]:
         *_trained(part),
         f"{units.count(part.samples_per_s)} samples/s, {wait}",
         f"peak memory {units.size(part.peak_rss_bytes)}",
+        *_looked(part.validation, part.steps),
         *_sent_per_sample(part),
         *phase_lines(part),
     ]
@@ -218,6 +238,23 @@ def _trained(part: TrainPart) -> list[str]:
         f"{whole} in all, resumed after step {units.count(resumed.step)}",
         f"this session: {units.count(samples - resumed.samples)} samples in {session}, {time}",
     ]
+
+
+def _looked(part: ValidationPart | None, steps: int | None) -> list[str]:
+    """Lines about the looks at validation rows: the best one, and whether they ended the training."""
+    if part is None:
+        return []
+    lines = [
+        f"validation NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)} on "
+        f"{units.count(part.rows)} rows",
+        f"the best of {units.plural(part.looks, 'look')}: after step {units.count(part.best_step)}, "
+        f"epoch {units.decimal(part.best_epoch, 2)}",
+    ]
+    if part.start_ne is not None:
+        lines.append(f"validation NE before training {units.decimal(part.start_ne, 5)}")
+    if part.stopped:
+        lines.append(f"training stopped by itself after step {units.count(steps)}: no later look was better")
+    return lines
 
 
 def _sent_per_sample(part: TrainPart) -> list[str]:

@@ -14,8 +14,10 @@ from torch import Tensor
 from pipeline.checkpoint.changes import check_changes
 from pipeline.checkpoint.checkpointer import Checkpointer, Model
 from pipeline.checkpoint.fault_points import OnPoint, ignore
+from pipeline.checkpoint.index import name_of
+from pipeline.checkpoint.job import parsed_artifact
 from pipeline.checkpoint.ranks import together
-from pipeline.checkpoint.reader import Target
+from pipeline.checkpoint.reader import Target, restore
 from pipeline.checkpoint.state import TrainState
 from pipeline.checkpoint.warm import warm_start
 from pipeline.config import PartitionConfig
@@ -36,6 +38,7 @@ from pipeline.training.length import (
 from pipeline.training.metrics import Meter
 from pipeline.training.remapped import remapped_rows
 from pipeline.training.settings import TrainingSettings
+from pipeline.training.stopping import Stopping
 from pipeline.training.trainer import Trainer
 
 # The settings that fix a step's learning rates, together with the number of steps.
@@ -64,6 +67,7 @@ class Checkpoints:
             store, directory, settings.checkpoint, model, key, settings.record, inputs, on_point=on_point
         )
         self._last = time.monotonic()
+        self.stopping: Stopping | None = None  # what the looks at validation rows have decided so far
 
     @property
     def final(self) -> str:
@@ -91,17 +95,49 @@ class Checkpoints:
         check_length(self.settings.train, then, state.step, total, self.final)
         self.trainer.steps = state.step
         set_table_steps(self.trainer.model, state.step)
+        if self.stopping is not None:
+            self.stopping.load(state.validation)
+            self.trainer.optimizers.scale = self.stopping.lr_scale
+        stopped = self.stopping is not None and self.stopping.stopped
         self.meter.load(state.windows)
         if state.rng is not None:
             torch.set_rng_state(state.rng[min(dist.get_rank(), len(state.rng) - 1)].clone())
         if dist.get_rank() == 0:
             log.info("resumed from %s after step %s", self.final, f"{state.step:,}")
-            if line := length_line(self.settings.train, then, state.step, total, rows):
+            if stopped:
+                log.info("the validation rows had stopped it there; it stays so")
+            elif line := length_line(self.settings.train, then, state.step, total, rows):
                 log.info("%s", line)
-        if state.schedule.get(AVERAGED) and state.step < total and self.trainer.optimizers.average is not None:
+        if stopped or state.step == total:
+            self._end_as_asked(state, then, stopped or planned_before(self.settings.train, then, rows) == total)
+        else:
+            self._train_on(state)
+
+    def _train_on(self, state: TrainState) -> None:
+        """Put the weights that train in their place, where ``state`` was saved with their average there."""
+        if state.schedule.get(AVERAGED) and self.trainer.optimizers.average is not None:
             self.trainer.optimizers.average.swap()
-        if state.step == total:
-            self._end_as_asked(state, then, planned_before(self.settings.train, then, rows) == total)
+
+    def save_best(self, per_epoch: int, samples: int) -> None:
+        """Take an exact checkpoint of the weights that the last look found best; it is committed. Collective."""
+        self._save(per_epoch, samples, exact=True, averaged=True)
+
+    def go_back(self) -> None:
+        """Bring the best weights back, with the state of their optimizers; the position stays. Collective."""
+        assert self.best is not None
+        model, store = self.saver.model, self.saver.store
+        path = f"{self.saver.directory}/{self.best}"
+        artifact = together(f"opening {path}", lambda: store.get(path, "train").to_json())[0]
+        target = Target(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.saver.on_point)
+        self._train_on(restore(store, parsed_artifact(path, artifact), target))
+        model.touched.fill()  # the next delta rests on a checkpoint of other rows
+        set_table_steps(self.trainer.model, self.trainer.steps)
+
+    @property
+    def best(self) -> str | None:
+        """The name of the checkpoint with the best weights; None without looks at validation rows."""
+        looked = self.stopping.best if self.stopping is not None else None
+        return None if looked is None else name_of(looked.step)
 
     def _end_as_asked(self, state: TrainState, then: dict[str, Any], ended: bool) -> None:
         """Write a finished training's last checkpoint again where ``checkpoint`` asks for another coding. Collective.
@@ -165,20 +201,29 @@ class Checkpoints:
         ``final``: the result of the run; ``grace``: seconds in which it must be committed (TimeoutError). With either,
         it is committed on return.
         """
+        self._save(per_epoch, samples, final=final, averaged=final, grace=grace)
+
+    def _save(
+        self, per_epoch: int, samples: int, *, averaged: bool, final: bool = False, exact: bool = False,
+        grace: float | None = None,
+    ) -> None:  # fmt: skip
+        """``averaged``: the averaged weights take the place of those that train, where they are what is published."""
         self.trainer.gather()
         step = self.trainer.steps
         epoch, batch = divmod(step, per_epoch)
-        train = self.settings.train
-        schedule = {name: getattr(train, name) for name in SCHEDULE}
-        average = self.trainer.optimizers.average if final and train.average.use else None
+        schedule = {name: getattr(self.settings.train, name) for name in SCHEDULE}
+        average = self.trainer.published_average if averaged else None
         if average is not None:
             schedule[AVERAGED] = True
             average.swap()
         state = TrainState(
             step=step, epoch=epoch, next_batch=batch, samples=samples, schedule=schedule,
             windows=self.meter.state(), towers=self.trainer.tower_features, rng=_all_rng_states(),
+            validation=self.stopping.state() if self.stopping is not None else {},
         )  # fmt: skip
-        self.saver.save(state, final=final, wait=final or grace is not None, timeout=grace)
+        held = None if final else self.best
+        wait = final or exact or grace is not None
+        self.saver.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
         if average is not None:
             average.swap()
         self._last = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -21,7 +21,7 @@ from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
-from pipeline.training.data import Announce, BatchReader, Order
+from pipeline.training.data import Announce, Batch, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
 from pipeline.training.memory import MemoryMeter, peak_rss
@@ -33,7 +33,9 @@ from pipeline.training.schedule import log_planned, planned_steps
 from pipeline.training.settings import TrainingSettings
 from pipeline.training.signals import STOP, Agreement
 from pipeline.training.ssd import SsdMeter, log_shortcomings, naming_checkpoint, ssd_store
+from pipeline.training.stopping import Verdict
 from pipeline.training.trainer import Trainer
+from pipeline.training.validation import Validation, log_without, validation_split
 
 OnInterval = Callable[[dict[str, Any]], None]
 
@@ -80,16 +82,25 @@ def train(
         meter = Meter(config.guard.window_steps)
         inputs = {"dataset": dataset.key, "plan": plan_key}
         saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, on_point)
-        saver.resume(init, total, split.rows)
-        if dist.get_rank() == 0:
-            log_planned(config, split.rows)
         order = Order(
             key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
             window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
         )  # fmt: skip
+        looked_at = validation_split(split)
+        per_epoch = -(-split.rows // config.batch)
+        looks = Validation(config, looked_at, order, trainer, saver, per_epoch) if looked_at is not None else None
+        saver.resume(init, total, split.rows)
+        if looks is not None and looks.stopping.stopped:
+            total = trainer.steps
+        if looks is not None and init is not None and not trainer.steps:
+            looks.start()
+        if dist.get_rank() == 0:
+            log_planned(config, split.rows)
+            if looks is None:
+                log_without(config)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
-        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget)
+        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, looks)
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
         run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
         name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
@@ -125,6 +136,7 @@ class _Run:
     on_interval: OnInterval
     on_point: OnPoint
     budget: MemoryBudget
+    looks: Validation | None = None
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
     speed: Speed | None = None
@@ -161,31 +173,60 @@ class _Run:
     def loop(self, reader: BatchReader, after_step: Callable[[], None], agreement: Agreement) -> None:
         """Take the remaining steps. The guards check a state before a checkpoint of it is written."""
         self.began, self.reader = time.perf_counter(), reader
-        batches = self.trainer.clock.between(itertools.islice(reader, self.total - self.first))
+        batches = self._leg(reader)
         while self.trainer.steps < self.total:
             self.on_point(FaultPoint.BATCH)
             self.meter.add(self.trainer.step(batches))
             after_step()
             step = self.trainer.steps
             agreed = agreement.step(save=self.saver.late())
-            last = step == self.total
-            saving = last or agreed > 0 or self.saver.due(step)
-            if saving or self.meter.steps == self.config.log_every_steps:
-                self._close_interval()
-            if saving:
+            looking = self.looks is not None and self.looks.due(step, self.total)
+            saving = step == self.total or agreed > 0 or self.saver.due(step)
+            if saving or looking or self.meter.steps == self.config.log_every_steps:
+                verdict = self._close_interval(looking)
+            if saving or looking:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
-                self._save(final=last, stopping=agreed == STOP and not last)
+            saved = looking and self._follow(verdict)
+            if saved or saving or step == self.total:
+                self._save(final=step == self.total, stopping=agreed == STOP and step < self.total, saved=saved)
                 agreement.saved()
+            if looking and self.trainer.drains and step < self.total:
+                batches = self._leg(reader)
         self.seconds = time.perf_counter() - self.began
 
-    def _save(self, final: bool, stopping: bool) -> None:
-        """Take a checkpoint; ``stopping``: a SIGTERM ends the run, so commit it first, within the grace time."""
+    def _leg(self, reader: BatchReader) -> Iterator[Batch]:
+        """The coming batches: up to the next look where the pipeline must be empty for it, else all of them."""
+        end = self.total
+        if self.looks is not None and self.trainer.drains and self.trainer.steps < self.total:
+            end = self.looks.next_look(self.trainer.steps, self.total)
+        return self.trainer.clock.between(itertools.islice(reader, end - self.trainer.steps))
+
+    def _follow(self, verdict: Verdict | None) -> bool:
+        """Do what follows from a look at the validation rows; returns whether that took a checkpoint of this step."""
+        assert self.looks is not None
+        step = self.trainer.steps
+        if verdict is Verdict.BETTER and step < self.total:
+            self.saver.save_best(self.per_epoch, self._samples(step))
+            return True
+        if verdict is not Verdict.BETTER and step == self.total:
+            self.looks.end(step)
+        elif verdict is Verdict.LOWER:
+            self.looks.lower()
+        return False
+
+    def _save(self, final: bool, stopping: bool, saved: bool) -> None:
+        """Take a checkpoint, unless one was ``saved`` already.
+
+        ``stopping``: a SIGTERM ends the run, so commit it first, within the grace time.
+        """
         step = self.trainer.steps
         if not stopping:
-            self.saver.save(self.per_epoch, self._samples(step), final=final)
+            if not saved:
+                self.saver.save(self.per_epoch, self._samples(step), final=final)
             return
         try:
-            self.saver.save(self.per_epoch, self._samples(step), grace=self.grace)
+            if not saved:
+                self.saver.save(self.per_epoch, self._samples(step), grace=self.grace)
             what = f"its checkpoint {self.saver.final} is committed"
         except (TimeoutError, ArtifactError) as error:
             what = f"no checkpoint could be taken in time ({error}); the newest is {self.saver.final or 'none'}"
@@ -194,7 +235,8 @@ class _Run:
             hint="the same command continues from there",
         )
 
-    def _close_interval(self) -> None:
+    def _close_interval(self, looking: bool = False) -> Verdict | None:
+        """Report the interval; ``looking``: with a look at the validation rows, whose verdict is returned."""
         step, steps = self.trainer.steps, self.meter.steps
         sums, seconds, waited = self.meter.close(self.reader.wait_seconds)
         self.trainer.clock.collect()
@@ -204,6 +246,7 @@ class _Run:
         self.rows += sums.rows
         ssd = self.ssd.interval(steps)
         memory = self.budget.interval(step, ssd.get("pss_bytes"))
+        verdict, looked = self._look() if looking else (None, {})
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
             self.on_interval(
@@ -225,9 +268,20 @@ class _Run:
                     **(self.speed.figures(seconds / steps) if self.speed is not None else {}),
                     **ssd,
                     **memory,
+                    **looked,
                 }
             )
         check_collapse(self.meter, step, self.config)
+        return verdict
+
+    def _look(self) -> tuple[Verdict, dict[str, Any]]:
+        """A look at the validation rows: what it decides, and its figures. It may make this step the last one."""
+        assert self.looks is not None
+        verdict = self.looks.take(self.meter.window.ne)
+        self.meter.leave_out()
+        if verdict is Verdict.STOP:
+            self.total = self.trainer.steps
+        return verdict, self.looks.record()
 
     def _sent(self) -> list[float]:
         """Bytes that all ranks sent since the last call, in the order of ``LinkBytes``. Collective on several ranks."""
@@ -260,6 +314,8 @@ class _Run:
             **self.ssd.summary(self.trainer.steps - self.first),
             **self.budget.summary(),
         }
+        if self.looks is not None:
+            figures["validation"] = self.looks.summary()
         if self.first:
             figures["resumed"] = {"step": self.first, "samples": self._samples(self.first)}
         if self.rows:

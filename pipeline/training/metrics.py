@@ -103,6 +103,10 @@ class Meter:
         self._began, self._waited = now, waited
         return sums, seconds, share
 
+    def leave_out(self) -> None:
+        """Leave the time since ``close`` out of the next interval."""
+        self._began = time.perf_counter()
+
 
 def _sums(outputs: list[Output]) -> Sums:
     logits, labels, weights = (torch.cat(parts) for parts in zip(*outputs, strict=True))

@@ -56,11 +56,19 @@ def predict(
                 sharded = assemble(settings, split.schema, plan, towers, device, trained=False, ssd=ssd)
                 target = Target(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
                 restore(store, store.get(checkpoint, "train"), target)
-                logits = _run(sharded.model, reader, device)
-        gathered = _gather(logits)
-        if gathered is None:
+                logits = score(sharded.model, reader, device)
+        if logits is None:
             return None
-        return Predictions(split.column(LABEL), _in_row_order(gathered, order, split.rows), split.true_probability())
+        return Predictions(split.column(LABEL), logits, split.true_probability())
+
+
+def score(model: torch.nn.Module, reader: BatchReader, device: torch.device) -> np.ndarray | None:
+    """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
+
+    Collective; float32 [rows].
+    """
+    gathered = _gather(_run(model, reader, device))
+    return None if gathered is None else _in_row_order(gathered, reader.order, reader.split.rows)
 
 
 @torch.no_grad()

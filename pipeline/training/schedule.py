@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 import math
+from dataclasses import replace
 
 from pipeline.config import TrainConfig
+from pipeline.config.fields import AUTO
 from pipeline.units import plural
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,18 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
     if isinstance(train.warmup_steps, int):
         return train.warmup_steps
     return min(LONGEST_WARM_UP, total // 10)
+
+
+def cycled(train: TrainConfig, step: int, total: int, cycle: int | None) -> float:
+    """``lr_factor`` where the schedule begins anew every ``cycle`` steps (warm restarts, SGDR); None: it spans all.
+
+    Warm-ups but the first one take a tenth of their cycle, whatever ``warmup_steps`` says of a training's start.
+    """
+    if cycle is None or train.schedule == "constant":
+        return lr_factor(train, step, total)
+    number, place = divmod(step, cycle)
+    again = replace(train, warmup_steps=AUTO) if number else train
+    return lr_factor(again, place, min(cycle, total - number * cycle))
 
 
 def lr_factor(train: TrainConfig, step: int, total: int) -> float:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
 
+from pipeline.embeddings.learning import keeping_steps
 from pipeline.embeddings.one_rank import without_exchange
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
+from pipeline.training.averages import Average
 from pipeline.training.data import Batch
 from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.phases import PhaseClock, watch, watch_pipeline
@@ -52,6 +55,7 @@ class Trainer:
         self._reductions = _reductions(sharded, self.dense)
         self.seed, self.steps = settings.seed, 0
         self.lr = 0.0
+        self._average_used = settings.train.average.use
         alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
         ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
         self._pipeline = self._make_pipeline(device, ahead=ahead)
@@ -100,6 +104,36 @@ class Trainer:
         self.optimizers.gather()
         if self._towers is not None:
             gather_towers(self._towers, self.optimizers.dense)
+
+    @property
+    def published_average(self) -> Average | None:
+        """The average of the dense weights that takes their place when they are published; None without one."""
+        return self.optimizers.average if self._average_used else None
+
+    @contextmanager
+    def looking(self) -> Iterator[torch.nn.Module]:
+        """The model as it would be published, in evaluation mode, to be called directly; afterwards it trains on.
+
+        The pipeline must be empty: see ``drains``.
+        """
+        average = self.published_average
+        if isinstance(self._pipeline, TrainPipelineSparseDist):
+            self._pipeline.detach()
+        if average is not None:
+            average.swap()
+        self.model.eval()
+        try:
+            with torch.no_grad(), keeping_steps(self.model):
+                yield self.model
+        finally:
+            self.model.train()
+            if average is not None:
+                average.swap()
+
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline holds batches between steps, so that its batches must end before ``looking``."""
+        return isinstance(self._pipeline, TrainPipelineSparseDist)
 
     def finished(self) -> torch.nn.Module:
         """The model taken out of the pipeline, to be called directly in evaluation mode."""

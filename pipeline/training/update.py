@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from pipeline.config import TrainConfig
@@ -11,7 +13,7 @@ from pipeline.towers.transform import TowerEmbeddings
 from pipeline.training.averages import Average
 from pipeline.training.clipping import DenseClip
 from pipeline.training.grouping import dense_groups
-from pipeline.training.schedule import lr_factor
+from pipeline.training.schedule import cycled
 
 
 class Optimizers:
@@ -19,7 +21,8 @@ class Optimizers:
 
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
     any), as the dense part does by ``dense``. ``total``: steps planned; the schedule ends with the last one.
-    ``towers``: their modules' gradients differ between the ranks.
+    ``towers``: their modules' gradients differ between the ranks. ``scale``: a factor of both learning rates besides
+    the schedule's, which begins anew every ``cycle`` steps (None: it spans all).
     """
 
     def __init__(
@@ -35,13 +38,14 @@ class Optimizers:
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
         self._factor, self._step = 0.0, 0
+        self.scale, self.cycle = 1.0, cast("int | None", None)
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
         self.tables = replica_optimizer(dmp)
         self._parts = [self.dense, *([self.tables] if self.tables else [])]
 
     def set_step(self, step: int) -> float:
         """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
-        self._step, factor = step, lr_factor(self._config, step, self._total)
+        self._step, factor = step, cycled(self._config, step, self._total, self.cycle) * self.scale
         for group, rate in zip(self.dense.param_groups, self._rates, strict=True):
             group["lr"] = rate * factor
         if factor != self._factor:

@@ -65,22 +65,23 @@ class Attempt:
         return min(first) if first else None
 
 
-def make_dataset(root):
+def make_dataset(root, validation=0):
     columns = tuple(SparseColumn(name=name, rows=rows) for name, rows in TABLES.items())
-    write_dataset(root, train=ROWS, test=20, group=16, sparse=columns)
+    write_dataset(root, train=ROWS, test=20, validation=validation, group=16, sparse=columns)
 
 
-def settings(world, checkpoint):
+def settings(world, checkpoint, changes=None):
     options = {"every_steps": 2, "quantise": "fp32", "keep_last": 1, "chunk_mib": 0.0005, **checkpoint}
     return Config(
         run="r",
         data=DataConfig(name="t", format="synthetic"),
         model=DlrmConfig(embedding_dim=8, bottom_mlp=[8], top_mlp=[8]),
         hardware=HardwareConfig(name="t", ranks_per_host=world),
-        train=TrainConfig(
-            global_batch=BATCH, epochs=EPOCHS, lr=0.01, sparse_lr=0.1, warmup_steps=3, precision="fp32",
-            threads_per_rank=1, log_every_steps=5, schedule="cosine", decay_ratio=1.0,
-        ),
+        train=TrainConfig(**{
+            "global_batch": BATCH, "epochs": EPOCHS, "lr": 0.01, "sparse_lr": 0.1, "warmup_steps": 3,
+            "precision": "fp32", "threads_per_rank": 1, "log_every_steps": 5, "schedule": "cosine", "decay_ratio": 1.0,
+            **(changes or {}),
+        }),
         checkpoint=CheckpointConfig(**options),
     )  # fmt: skip
 
@@ -122,30 +123,32 @@ def log_rows(folder):
     loop.Trainer = Logged
 
 
-def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr"):
-    """One rank of an attempt; exit code 0 only where training ended."""
+def rank_main(rank, world, root, folder, checkpoint, kill, tier="ddr", changes=None):
+    """One rank of an attempt; exit code 0 only where training ended. ``changes``: to the settings of training."""
     join_ranks(rank, world, world, folder)
     log_rows(folder)
     store = Store(str(root))
     plan = on_tier(plan_for(SHARDING, world, rows=TABLES, dim=8), tier)
     said = listen()
     dataset = store.get(f"datasets/t/{KEY}", "ingest")
-    train(
-        TrainingSettings.of(settings(world, checkpoint)), store, dataset, plan, DIRECTORY, "key", lambda record: None,
-        on_point=Hook(folder, kill),
+    summary = train(
+        TrainingSettings.of(settings(world, checkpoint, changes)), store, dataset, plan, DIRECTORY, "key",
+        lambda record: None, on_point=Hook(folder, kill),
     )  # fmt: skip
+    (folder / f"summary-rank{rank}.json").write_text(json.dumps(summary))
     (folder / f"said-rank{rank}.txt").write_text("\n".join(said))
     dist.destroy_process_group()
 
 
 def attempt(
-    root: Path, folder: Path, world: int, checkpoint: dict, kill: Kill | None = None, tier: str = "ddr"
-) -> Attempt:
+    root: Path, folder: Path, world: int, checkpoint: dict, kill: Kill | None = None, tier: str = "ddr",
+    changes: dict | None = None,
+) -> Attempt:  # fmt: skip
     """Run ``world`` ranks to their end. As soon as one dies the others are killed too, as a launcher does."""
     folder.mkdir(parents=True)
     context = multiprocessing.get_context("forkserver")
     ranks = [
-        context.Process(target=rank_main, args=(rank, world, root, folder, checkpoint, kill, tier))
+        context.Process(target=rank_main, args=(rank, world, root, folder, checkpoint, kill, tier, changes))
         for rank in range(world)
     ]
     for process in ranks:

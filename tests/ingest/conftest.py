@@ -60,7 +60,8 @@ def run_ingest(tmp_path):
             summary = ingest(config.data, config.ingest, config.seed, draft)
             artifact = draft.commit(summary)
         store.verify(artifact)
-        assert summary["rows"] == summary["rows_train"] + summary["rows_test"] + summary["rows_quarantined"]
+        kept = summary["rows_train"] + summary.get("rows_validation", 0) + summary["rows_test"]
+        assert summary["rows"] == kept + summary["rows_quarantined"]
         return Dataset(store, artifact, summary, messages)
 
     return run

@@ -27,7 +27,8 @@ BASES = {
     "csv": ["data=csv", "data.name=d", "data.path=x.csv", "+data.sparse.a={mapping: learned}", "+data.dense.b={}"],
     "tables": ["data=tables", "data.name=t", "+data.tables.a={rows: 10}", "stages=[ingest,plan]"],
     "strided": ["partition=dmt", "partition.strategy=strided"],
-    "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=constant"],
+    "coherent": ["partition=dmt", "partition.strategy=coherent", "train.schedule=constant",
+                 "data.split.validation_share=0.1"],
     "probe": ["partition=dmt", "partition.probe=other", "checkpoint.init_from=other"],
     "auto": ["checkpoint.final_quantise=auto"],
     "options": [
@@ -80,7 +81,7 @@ def changed(node: Any, parts: list[str]) -> Any:
 DECIDING = (
     "data.format", "data.sparse.*.mapping", "data.sparse_defaults.mapping", "partition.name", "partition.strategy",
     "partition.probe", "train.schedule", "train.dense_optimizer", "train.average.kind",
-    "checkpoint.init_from", "checkpoint.final_quantise",
+    "checkpoint.init_from", "checkpoint.final_quantise", "data.split.validation_share", "data.split.validation_hours",
 )  # fmt: skip
 # The first one that is given brings all of its group into the keys.
 OPTIONS = ("train.sparse_options.", "train.dense_options.")

@@ -17,6 +17,7 @@ def write_dataset(
     *,
     train: int = 1000,
     test: int = 300,
+    validation: int = 0,
     group: int = 64,
     groups_per_file: int = 4,
     dense: int = 2,
@@ -28,16 +29,16 @@ def write_dataset(
     """A committed dataset under ``root``: a planted logistic truth, dense column ``d0`` numbers the rows.
 
     ``spoil(split, columns)`` may change the columns (a dict of arrays) before they are written. ``profile``: with the
-    label rates, as ingestion writes them.
+    label rates, as ingestion writes them. ``validation``: rows of that split; 0: the dataset has none.
     """
     store, rng, rates = Store(str(root)), np.random.default_rng(seed), {}
     effects = {c.name: rng.normal(0, 1.0, c.rows) for c in sparse}
     schema = DatasetSchema(
         dense=tuple(f"d{i}" for i in range(dense)),
         sparse=sparse,
-        rows={"train": train, "test": test},
-        files={"train": [], "test": []},
-        groups={"train": [], "test": []},
+        rows=(rows := {"train": train, "test": test, **({"validation": validation} if validation else {})}),
+        files={split: [] for split in rows},
+        groups={split: [] for split in rows},
         true_probability=True,
     )
     with store.draft(f"datasets/t/{KEY}", kind="dataset", key=KEY, config={}, inputs={}) as draft:

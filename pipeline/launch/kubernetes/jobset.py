@@ -14,19 +14,14 @@ class JobSetRunner(ClusterRunner):
 
     collection = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
-    def create(self, step: Step, name: str, attempt: int, config_url: str) -> None:
-        """Create the JobSet; its controller makes job, service and pods."""
+    def manifest(self, step: Step, name: str, attempt: int, config_url: str) -> Object:
+        """The JobSet, whose controller makes job, service and pods."""
         command, env = pod_command(step.name, self.config, config_url, name), pod_environment(step.name, self.config)
-        self.api.create(self.jobs, job_set(self.config, step, name, attempt, command, env))
+        return job_set(self.config, step, name, attempt, command, env)
 
-    def phase(self, name: str) -> str:
+    def phase_of(self, job: Object) -> str:
         """By its conditions."""
-        job = self.api.find(f"{self.jobs}/{name}")
-        return "lost" if job is None else phase_of(job)
-
-    def delete(self, name: str) -> None:
-        """With its job and pods, which it owns."""
-        self.api.delete(f"{self.jobs}/{name}")
+        return phase_of(job)
 
     def pod_selector(self, name: str) -> str:
         """The label that its controller sets."""

@@ -1,0 +1,113 @@
+"""What looks at the validation rows decide: which is the best, when the rates are lowered, when training stops.
+
+A function of the figures alone, which are the same on all ranks. Its state is plain data in every checkpoint, so a
+resumed training decides the same. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from enum import Enum
+from typing import Any
+
+from pipeline.config.validate import ValidateConfig
+
+LOOKS_PER_EPOCH = 4  # of train.validate.every_steps=auto
+
+
+class Verdict(Enum):
+    """What follows from a look. LOWER and STOP: the best weights come back."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    LOWER = "lower"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Look:
+    """The figures of the validation rows after ``step``; ``train_ne``: of the last steps' rows, None where unknown."""
+
+    step: int
+    ne: float
+    auc: float
+    logloss: float
+    train_ne: float | None = None
+
+
+@dataclass
+class Stopping:
+    """The looks so far. ``since``: looks since the best one, or since the rates were lowered; ``drops``: how often.
+
+    ``start``: the look before the first step of a warm-started training, which is no candidate for the best.
+    """
+
+    config: ValidateConfig
+    looks: list[Look] = field(default_factory=list)
+    best: Look | None = None
+    since: int = 0
+    drops: int = 0
+    stopped: bool = False
+    start: Look | None = None
+
+    @property
+    def lr_scale(self) -> float:
+        """What both learning rates are multiplied with."""
+        return self.config.lr_factor**self.drops
+
+    def take(self, look: Look) -> Verdict:
+        """Take in ``look``."""
+        self.looks.append(look)
+        if self.best is None or self._is_better(look, self.best):
+            self.best, self.since = look, 0
+            return Verdict.BETTER
+        self.since += 1
+        if self.config.patience is None or self.since < self.config.patience:
+            return Verdict.WORSE
+        if self.drops < self.config.lr_drops:
+            self.drops, self.since = self.drops + 1, 0
+            return Verdict.LOWER
+        self.stopped = True
+        return Verdict.STOP
+
+    def _is_better(self, look: Look, best: Look) -> bool:
+        gain = best.ne - look.ne if self.config.monitor == "ne" else look.auc - best.auc
+        return gain > self.config.min_delta
+
+    def state(self) -> dict[str, Any]:
+        """The state as plain data; ``load`` takes it back."""
+        return {
+            "looks": [asdict(look) for look in self.looks], "best": _plain(self.best), "start": _plain(self.start),
+            "since": self.since, "drops": self.drops, "stopped": self.stopped,
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on with the looks of an earlier session; ``state``: empty for one without looks."""
+        if state:
+            self.looks = [Look(**look) for look in state["looks"]]
+            self.best, self.start = _look(state["best"]), _look(state["start"])
+            self.since, self.drops, self.stopped = state["since"], state["drops"], state["stopped"]
+
+
+def _plain(look: Look | None) -> dict[str, Any] | None:
+    return None if look is None else asdict(look)
+
+
+def _look(state: dict[str, Any] | None) -> Look | None:
+    return None if state is None else Look(**state)
+
+
+def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> bool:
+    """Whether a training of ``total`` steps looks at the validation rows after ``step`` (from 1)."""
+    if step == total:
+        return True
+    if isinstance(config.every_steps, int):
+        return step % config.every_steps == 0
+    place = (step - 1) % per_epoch + 1
+    return place * LOOKS_PER_EPOCH // per_epoch > (place - 1) * LOOKS_PER_EPOCH // per_epoch
+
+
+def looks_after(config: ValidateConfig, step: int, per_epoch: int, total: int) -> Iterator[int]:
+    """The steps after ``step`` that have a look."""
+    return (each for each in range(step + 1, total + 1) if is_due(config, each, per_epoch, total))

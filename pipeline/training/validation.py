@@ -1,0 +1,148 @@
+"""Looks at the validation rows while a model trains, and what follows from them.
+
+A look scores the rows with the weights that would be published. The best ones lie in a checkpoint of this training,
+exact to the bit: training goes back to it on a plateau, and ends with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from pipeline.checkpoint.ranks import exchange
+from pipeline.config import TrainConfig
+from pipeline.errors import DataError, GuardError
+from pipeline.evaluation import evaluate
+from pipeline.records import LABEL, VALIDATION
+from pipeline.training.checkpoints import Checkpoints
+from pipeline.training.data import BatchReader, Order
+from pipeline.training.parquet import SplitReader
+from pipeline.training.predict import score
+from pipeline.training.stopping import Look, Stopping, Verdict, is_due, looks_after
+from pipeline.training.trainer import Trainer
+
+_FIGURES = ("ne", "auc", "logloss")
+log = logging.getLogger(__name__)
+
+
+def validation_split(train: SplitReader) -> SplitReader | None:
+    """The validation rows of the dataset of ``train``; None where it has no such split. DataError for an empty one."""
+    if VALIDATION not in train.schema.rows:
+        return None
+    split = SplitReader(train.store, train.dataset, VALIDATION)
+    if not split.rows:
+        raise DataError(
+            f"dataset {train.dataset.path} has no {VALIDATION} rows", hint="data.split.validation_share=<larger>"
+        )
+    return split
+
+
+def log_without(config: TrainConfig) -> None:
+    """Say, where a training of several epochs has no validation rows, that nothing stops it."""
+    if config.epochs > 1:
+        log.info(
+            "train.epochs=%d without validation rows: the weights of the last step are published. "
+            "data.split.validation_share=0.1 keeps the best ones, and stops when they get no better",
+            config.epochs,
+        )
+
+
+class Validation:
+    """The looks of one training. ``seconds``: that they took in this session. All methods are collective."""
+
+    def __init__(
+        self, config: TrainConfig, split: SplitReader, order: Order, trainer: Trainer, saver: Checkpoints,
+        per_epoch: int,
+    ) -> None:  # fmt: skip
+        self._config, self._split, self._trainer, self._saver = config.validate, split, trainer, saver
+        self._order = replace(order, shuffle=False)
+        self._per_epoch = per_epoch
+        self._labels = split.column(LABEL) if dist.get_rank() == 0 else np.empty(0, np.float32)
+        self.stopping = saver.stopping = Stopping(config.validate)
+        epochs = config.validate.cycle_epochs
+        trainer.optimizers.cycle = None if epochs is None else epochs * per_epoch
+        self.seconds = 0.0
+
+    def due(self, step: int, total: int) -> bool:
+        """Whether there is a look after ``step`` of ``total``."""
+        return is_due(self._config, step, self._per_epoch, total)
+
+    def next_look(self, step: int, total: int) -> int:
+        """The step after ``step`` with the next look."""
+        return next(looks_after(self._config, step, self._per_epoch, total))
+
+    def start(self) -> None:
+        """Look at the model that a warm start begins with: it is shown, but never the best one."""
+        self.stopping.start = look = self._look(None)
+        if dist.get_rank() == 0:
+            log.info("validation rows before training: NE %.5f, AUC %.5f", look.ne, look.auc)
+
+    def take(self, train_ne: float | None) -> Verdict:
+        """Look at the weights of now, and decide. ``train_ne``: of the last steps' rows."""
+        return self.stopping.take(self._look(train_ne))
+
+    def lower(self) -> None:
+        """Go back to the best weights, and go on from there with the learning rates that follow."""
+        self._saver.go_back()
+        self._trainer.optimizers.scale = self.stopping.lr_scale
+        best = self.stopping.best
+        if dist.get_rank() == 0 and best is not None:
+            log.info(
+                "no better look at the validation rows since step %s: training goes on from the weights of that step, "
+                "with %g times the scheduled learning rates", f"{best.step:,}", self.stopping.lr_scale,
+            )  # fmt: skip
+
+    def end(self, step: int) -> None:
+        """Go back to the best weights, with which training ends."""
+        self._saver.go_back()
+        best = self.stopping.best
+        if dist.get_rank() == 0 and best is not None:
+            why = "stopped by the validation rows" if self.stopping.stopped else "at its end"
+            log.info(
+                "training %s after step %s: it ends with the weights of step %s, validation NE %.5f, AUC %.5f",
+                why, f"{step:,}", f"{best.step:,}", best.ne, best.auc,
+            )  # fmt: skip
+
+    def _look(self, train_ne: float | None) -> Look:
+        """The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite."""
+        began, step = time.perf_counter(), self._trainer.steps
+        device = next(iter(self._trainer.dense.values())).device
+        with (
+            self._trainer.looking() as model,
+            torch.compiler.set_stance("force_eager"),
+            BatchReader(self._split, self._order, pin=device.type == "cuda") as reader,
+        ):
+            logits = score(model, reader, device)
+        finite = logits is not None and bool(np.isfinite(logits).all())
+        figures = exchange(evaluate(self._labels, logits) if logits is not None and finite else None)[0]
+        if figures is None:
+            raise GuardError(
+                f"scores of validation rows are not finite after step {step:,}",
+                hint="lower train.lr and train.sparse_lr, or train.precision=fp32",
+            )
+        self.seconds += time.perf_counter() - began
+        return Look(step, figures["ne"], figures["auc"], figures["logloss"], train_ne)
+
+    def record(self) -> dict[str, Any]:
+        """What the record of an interval that ends with a look has about it."""
+        look, best = self.stopping.looks[-1], self.stopping.best
+        figures = {f"validation_{name}": getattr(look, name) for name in _FIGURES}
+        return {**figures, **({} if best is None else {"best_step": best.step, "best_ne": best.ne})}
+
+    def summary(self) -> dict[str, Any]:
+        """``validation`` of the training's figures."""
+        stopping, best, start = self.stopping, self.stopping.best, self.stopping.start
+        figures: dict[str, Any] = {
+            "rows": self._split.rows, "looks": len(stopping.looks), "monitor": self._config.monitor,
+            "stopped": stopping.stopped, "lr_drops": stopping.drops, "seconds": self.seconds,
+        }  # fmt: skip
+        if best is not None:
+            figures |= {"best_step": best.step, "best_epoch": best.step / self._per_epoch}
+            figures |= {name: getattr(best, name) for name in _FIGURES}
+        return figures if start is None else {**figures, "start_ne": start.ne, "start_auc": start.auc}
