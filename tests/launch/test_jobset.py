@@ -74,7 +74,7 @@ def test_the_server_takes_jobsets_and_suspended_jobs_and_finds_them_again(cluste
     admin = cluster.api("admin")
     if admin.find(f"{CRDS}/jobsets.jobset.x-k8s.io") is None:
         admin.create(CRDS, yaml.safe_load(CRD.read_text()))
-    wait_for(lambda: admin.find("/apis/jobset.x-k8s.io/v1alpha2") is not None)
+    wait_for(lambda: admin.find(JOBSETS) is not None)
     item = rendered("launch.job=jobset", "launch.kueue=true", "launch.namespace=training")[0]
     kept = wait_for(lambda: admin.create(JOBSETS, item, dryRun="All"))
     assert kept["spec"] == item["spec"]  # the schema knows all of it: unknown fields would be dropped
