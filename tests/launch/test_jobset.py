@@ -9,6 +9,7 @@ import yaml
 
 from pipeline.compose import compose
 from pipeline.errors import ConfigError, LaunchError
+from pipeline.launch.kubernetes.api import RefusedError
 from pipeline.launch.kubernetes.diagnosis import job_problem
 from pipeline.launch.kubernetes.jobset import JobSetRunner, phase_of
 from pipeline.launch.kubernetes.names import job_name
@@ -69,12 +70,21 @@ def test_conditions_of_a_jobset() -> None:
     assert phase_of(condition("Failed", "False")) == phase_of({}) == "running"
 
 
+def serves(api, path: str) -> bool:
+    """Whether the server knows the kind of ``path`` yet."""
+    try:
+        return api.get(path) is not None
+    except RefusedError as error:
+        assert error.status == 404, error
+        return False
+
+
 @pytest.mark.k8s
 def test_the_server_takes_jobsets_and_suspended_jobs_and_finds_them_again(cluster) -> None:
     admin = cluster.api("admin")
     if admin.find(f"{CRDS}/jobsets.jobset.x-k8s.io") is None:
         admin.create(CRDS, yaml.safe_load(CRD.read_text()))
-    wait_for(lambda: admin.find(JOBSETS) is not None)
+    wait_for(lambda: serves(admin, JOBSETS))
     item = rendered("launch.job=jobset", "launch.kueue=true", "launch.namespace=training")[0]
     kept = wait_for(lambda: admin.create(JOBSETS, item, dryRun="All"))
     assert kept["spec"] == item["spec"]  # the schema knows all of it: unknown fields would be dropped
