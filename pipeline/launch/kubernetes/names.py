@@ -12,6 +12,16 @@ LONGEST = 63  # of a DNS label, which a pod's host name is
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
 
 
+def stage_account(config: Config) -> str:
+    """The service account of the stages' pods: the user's own, or the one that the schedule makes."""
+    return config.launch.pods.service_account or f"{config.schedule.name}-stages"
+
+
+def launcher_account(config: Config) -> str:
+    """The service account of the launcher's pod: the user's own, or the one that the schedule makes."""
+    return config.launch.pods.launcher_account or f"{config.schedule.name}-launcher"
+
+
 def job_name(config: Config, step: Step, attempt: int) -> str:
     """``<run>-<stage>-<key>-a<attempt>``, short enough for ``-<stage>-<host>-0`` behind it.
 
