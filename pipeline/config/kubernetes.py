@@ -30,6 +30,7 @@ CRON_FIELDS = {
 }
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 LAUNCHER = "launcher"  # its key in ``resources`` and ``patch``, besides the stages
+KUEUE_JOBS = ("indexed", "jobset")
 PATCH_ALL = "all"  # key in ``patch`` of what is for every pod
 
 
@@ -52,6 +53,11 @@ def check_kubernetes(config: Config) -> None:
     if problem := _cron_problem(config.schedule.cron):
         raise ConfigError(
             f"schedule.cron is {config.schedule.cron!r}, expected {problem}", hint="'schedule.cron=0 2 * * *'"
+        )
+    if config.launch.kueue and config.launch.job not in KUEUE_JOBS:
+        raise ConfigError(
+            f"launch.kueue admits jobs of Kubernetes, but launch.job is {config.launch.job}, with queues of its own",
+            hint=f"launch.job={KUEUE_JOBS[0]}, or launch.kueue=false",
         )
     _check_hosts(config.launch, config.hardware)
     _check_pods(pods)

@@ -36,6 +36,10 @@ def cluster_runner(config: Config, api: Api) -> ClusterRunner:
         from pipeline.launch.kubernetes.batch import IndexedRunner
 
         return IndexedRunner(config, api)
+    if config.launch.job == "jobset":
+        from pipeline.launch.kubernetes.jobset import JobSetRunner
+
+        return JobSetRunner(config, api)
     from pipeline.launch.kubernetes.volcano import VolcanoRunner
 
     return VolcanoRunner(config, api)

@@ -37,6 +37,8 @@ def test_manifests_are_valid_by_the_strict_schemas(name: str) -> None:
     for item in yaml.safe_load_all(golden(name)):
         if item["apiVersion"].startswith("batch.volcano.sh"):
             templates = [task["template"] for task in item["spec"]["tasks"]]
+        elif item["kind"] == "JobSet":  # tests/launch/test_jobset.py looks at the rest
+            templates = [part["template"]["spec"]["template"] for part in item["spec"]["replicatedJobs"]]
         else:
             kubernetes_validate.validate(item, VERSION, strict=True)
             templates = []

@@ -29,7 +29,8 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
     """
     digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
     tail = f"-{step.name}-{digits}-a{attempt}"
-    suffix = f"-{step.name}-{config.hardware.hosts - 1}-0"
+    # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
+    suffix = f"-{step.name}-0-{config.hardware.hosts - 1}{'-abcde' if config.launch.job == 'jobset' else ''}"
     return run_label(str(config.run), LONGEST - len(tail) - len(suffix)) + tail
 
 

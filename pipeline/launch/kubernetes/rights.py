@@ -20,6 +20,7 @@ COMMON: tuple[Right, ...] = (
 )
 JOBS: dict[str, tuple[Right, ...]] = {
     "volcano": (("batch.volcano.sh", "jobs", ("create", "get", "list", "delete")),),
+    "jobset": (("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete")),),
     "indexed": (
         ("batch", "jobs", ("create", "list", "delete")),
         ("", "services", ("create", "get", "delete")),
