@@ -68,6 +68,8 @@ class RowOptimizer:
     def learn(self, lookup: Lookup, gradient: Tensor) -> None:
         """Update the rows of ``lookup`` by the ``gradient`` of its pooled embeddings [b, sum of dims]."""
         self.steps += 1
+        if self._optimizer.frozen:
+            return
         batch, library = len(gradient), native.library()
         step = self._optimizer.compiled_step(self.lr, self.steps) if library is not None and self._places else None
         if library is not None and step is not None:
