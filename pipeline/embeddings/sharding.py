@@ -27,6 +27,7 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from pipeline.embeddings.compiled import compile_tables, compiled_on
 from pipeline.embeddings.learning import ReplicaOptimizer, fuse_optimizer, learn_by_rows
+from pipeline.embeddings.rules import TableRules, as_rules
 from pipeline.embeddings.ssd.kernel import kernels_on_ssd
 from pipeline.embeddings.ssd.store import SSD, SsdStore, ssd_tables
 from pipeline.embeddings.tables import kernels
@@ -97,8 +98,9 @@ def _check_ssd(name: str, table: TablePlan, plan: Plan) -> None:
         )
 
 
-def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
+def _check_optimizer(plan: Plan, rules: TableRules) -> None:
     for name, table in plan.tables.items():
+        optimizer = rules.of(name)
         if not optimizer.tiers_on(plan.device, (table.tier,)):
             raise PlanError(
                 f"table {name!r} is on tier {table.tier}, but table optimizer {optimizer.name} has no kernel for "
@@ -114,7 +116,12 @@ def _check_optimizer(plan: Plan, optimizer: TableOptimizer) -> None:
             )
 
 
-def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int]) -> ParameterSharding:
+def cached_tables(plan: Plan) -> list[str]:
+    """The tables in a GPU's cache of rows in host memory."""
+    return [name for name, table in plan.tables.items() if table.tier == HBM_CACHED]
+
+
+def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int], prefetch: bool) -> ParameterSharding:
     """TorchRec's form of ``table``: its placements name global ranks, its ``ranks`` count within ``ranks_here``."""
     if table.sharding == ShardingType.DATA_PARALLEL.value:
         return ParameterSharding(
@@ -136,22 +143,27 @@ def _parameter_sharding(table: TablePlan, plan: Plan, ranks_here: Sequence[int])
         ranks=[ranks_here.index(shard.rank) for shard in table.shards],
         sharding_spec=EnumerableShardingSpec(shards),
         # A kernel's cache is shared by its tables and as large as their shares together.
-        cache_params=CacheParams(load_factor=table.cache_rows / table.rows) if table.tier == HBM_CACHED else None,
+        cache_params=CacheParams(load_factor=table.cache_rows / table.rows, prefetch_pipeline=prefetch or None)
+        if table.tier == HBM_CACHED
+        else None,
     )
 
 
-def to_sharding_plan(plan: Plan, module_path: str, ranks: Sequence[int] | None = None) -> ShardingPlan:
+def to_sharding_plan(
+    plan: Plan, module_path: str, ranks: Sequence[int] | None = None, *, prefetch: bool = False
+) -> ShardingPlan:
     """TorchRec's form of ``plan`` for the collection at ``module_path``, for every sharding type.
 
     ``ranks``: the global ranks that share the tables, ascending (None: all). On CPU every table but the data-parallel
-    ones gets the fused kernel. PlanError for shards that do not cover their table, and for kernels that the device
+    ones gets the fused kernel. ``prefetch``: caches of rows are filled a batch ahead, which a kernel must know.
+    PlanError for shards that do not cover their table, and for kernels that the device
     lacks.
     """
     here = ranks or range(plan.world_size)
     module_plan = EmbeddingModuleShardingPlan()
     for name, table in plan.tables.items():
         _check_table(name, table, plan, here)
-        module_plan[name] = _parameter_sharding(table, plan, here)
+        module_plan[name] = _parameter_sharding(table, plan, here, prefetch)
     return ShardingPlan(plan={module_path: module_plan})
 
 
@@ -185,27 +197,29 @@ def shard_model(
     plan: Plan,
     module_path: str,
     device: torch.device,
-    optimizer: TableOptimizer,
+    optimizer: TableOptimizer | TableRules,
     among: TableRanks | None = None,
     codecs: dict[str, QuantizedCommCodecs] | None = None,
     ssd: SsdStore | None = None,
+    prefetch: bool = False,
 ) -> DistributedModelParallel:
     """Shard the collection at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
     One rank alone gets no DDP. TorchRec fills the shards anew on CPU: initialise or restore them afterwards.
-    ``optimizer``: of all tables; its learning rate is 0 until ``set_sparse_lr``. ``among``: the ranks of the
-    collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings, by TorchRec's
-    name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
-    PlanError where plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
+    ``optimizer``: of all tables, or rules for each; the learning rate is 0 until ``set_sparse_lr``. ``among``: the
+    ranks of the collection's tables, where ``plan`` has these tables alone. ``codecs``: what compresses embeddings,
+    by TorchRec's name of a collective. ``ssd``: the files of the tables on tier ssd, open as long as the model.
+    ``prefetch``: see ``to_sharding_plan``. PlanError where plan, model and ranks do not match, or ``optimizer`` cannot
+    train a table on its tier.
     """
     collection = _check_model(model, plan, module_path, device)
     if ssd_tables(plan) and ssd is None:
         raise ValueError(f"tables {ssd_tables(plan)} are on tier ssd, expected an SsdStore for them")
-    _check_optimizer(plan, optimizer)
-    fuse_optimizer(collection, optimizer, plan.device)
-    compiled = compiled_on(optimizer, plan.device)
+    rules = as_rules(optimizer)
+    _check_optimizer(plan, rules)
+    fuse_optimizer(collection, rules, plan.device)
     alone = plan.world_size == 1 and device.type == "cpu" and ssd is None
-    if alone and not compiled and optimizer.fused_on(plan.device):
+    if alone and not compiled_on(rules.common, plan.device) and rules.all_fused(plan.device):
         divide_tables(list(collection.parameters()), torch.get_num_threads())
     kind = _GroupSharder if among else EmbeddingBagCollectionSharder
     sharder = kind(
@@ -214,27 +228,26 @@ def shard_model(
         qcomm_codecs_registry=codecs,
     )
     if ssd is not None:
-        ssd.give(collection, optimizer)
+        ssd.give(collection, rules)
     with kernels_on_ssd() if ssd is not None else nullcontext():
         dmp = DistributedModelParallel(
             module=model,
             device=device,
-            plan=to_sharding_plan(plan, module_path, among.ranks if among else None),
+            plan=to_sharding_plan(plan, module_path, among.ranks if among else None, prefetch=prefetch),
             sharders=[sharder],  # type: ignore[list-item]
             env=_env(among) if among else None,
             init_data_parallel=plan.world_size > 1,
             data_parallel_wrapper=_wrapper(model, among) if among else None,
         )
-    if compiled:
-        compile_tables(dmp, optimizer)
-    elif not optimizer.fused_on(plan.device):
-        learn_by_rows(dmp, optimizer, ssd_tables(plan))
+    compile_tables(dmp, rules, plan.device)
+    if not rules.all_fused(plan.device):
+        learn_by_rows(dmp, rules, plan.device, ssd_tables(plan))
     if ssd is not None:
         dmp.ssd = ssd
         ssd.attach(dmp)
-    dmp.table_optimizer = optimizer
-    replicas = [kernel.module for kernel in kernels(dmp) if not kernel.fused]
-    dmp.replicas = ReplicaOptimizer(replicas, optimizer) if replicas else None
+    dmp.table_rules = rules
+    replicas = [kernel for kernel in kernels(dmp) if not kernel.fused]
+    dmp.replicas = ReplicaOptimizer(replicas, rules) if replicas else None
     return dmp
 
 

@@ -15,7 +15,7 @@ NO_KEY = (
     use("ingest", "engine block_mib ray.address"),
     use("hardware", "ssd_paths"),  # where scratch files lie
     # How training runs, when it stops itself, what it keeps on the way.
-    use("train", "compile pipeline threads_per_rank log_every_steps profile"),
+    use("train", "compile cuda_graphs pipeline threads_per_rank log_every_steps profile"),
     use("train.guard", "window_steps collapse_after_steps min_logit_std max_window_ne collapse"),
     use("checkpoint", "every_steps every_minutes policy quantise tables max_chain when_busy chunk_mib keep_last"),
     use("checkpoint", "keep_every grace_seconds compact_after allow"),
@@ -27,7 +27,7 @@ NO_KEY = (
         "launch",
         "priority_class min_hosts shrink_after_minutes pending_minutes rendezvous_minutes first_step_minutes port",
     ),
-    use("launch", "lease_seconds keep_hours image_minutes outage_minutes host_index first_host"),
+    use("launch", "lease_seconds keep_hours image_minutes outage_minutes host_index first_host kueue"),
     use("launch.pods", "image pull_secrets service_account launcher_account user env secret_env env_from"),
     use("launch.pods", "node_selector tolerations patch"),
     use("launch.pods.volumes", "*.claim *.path *.sub_path *.read_only"),

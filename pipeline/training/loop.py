@@ -21,6 +21,7 @@ from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
 from pipeline.training.checkpoints import Checkpoints
 from pipeline.training.compared import compared
+from pipeline.training.compiling import AutoCompile
 from pipeline.training.data import Announce, Batch, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
@@ -81,11 +82,9 @@ def train(
             trainer.dense_part.start_at([log_odds(rate, split.rows), *split.task_starts()])
         meter = Meter(config.guard.window_steps, split.schema)
         inputs = {"dataset": dataset.key, "plan": plan_key}
-        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, on_point)
-        order = Order(
-            key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
-            window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
-        )  # fmt: skip
+        order = _order(settings, dataset)
+        compiling = AutoCompile(trainer, settings, order.local_batch)
+        saver = Checkpoints(settings, store, checkpoints, key, inputs, trainer, meter, compiling, on_point)
         looked_at = validation_split(split)
         per_epoch = -(-split.rows // config.batch)
         looks = Validation(config, looked_at, order, trainer, saver, per_epoch) if looked_at is not None else None
@@ -98,9 +97,12 @@ def train(
             log_planned(config, split.rows)
             if looks is None:
                 log_without(config)
+        compiling.begin(store, total)
         budget = MemoryBudget(settings.hardware, settings.limit_memory, plan)
         grace = settings.checkpoint.grace_seconds
-        run = _Run(config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, looks)
+        run = _Run(
+            config, grace, trainer, saver, meter, order, split, total, on_interval, on_point, budget, compiling, looks
+        )
         steps = settings.debug.profile_steps or (STEPS if config.profile else 0)
         run.speed = trainer.measure_speed(order.local_batch) if config.profile else None
         name = f"{checkpoints.rsplit('/', 2)[0]}/*-rank{dist.get_rank()}"
@@ -121,6 +123,15 @@ def train(
         return summary
 
 
+def _order(settings: TrainingSettings, dataset: Artifact) -> Order:
+    """The batches of this rank."""
+    config = settings.train
+    return Order(
+        key=dataset.key, seed=settings.seed, global_batch=config.batch, shuffle=config.shuffle,
+        window_groups=config.shuffle_window_groups, rank=dist.get_rank(), world_size=dist.get_world_size(),
+    )  # fmt: skip
+
+
 @dataclass
 class _Run:
     """The loop around the steps: intervals, guards, checkpoints. ``grace``: seconds to commit one after a SIGTERM."""
@@ -136,6 +147,7 @@ class _Run:
     on_interval: OnInterval
     on_point: OnPoint
     budget: MemoryBudget
+    compiling: AutoCompile
     looks: Validation | None = None
     sent: list[float] = field(default_factory=lambda: LinkBytes().as_list())
     rows: float = 0.0
@@ -178,6 +190,7 @@ class _Run:
             self.on_point(FaultPoint.BATCH)
             self.meter.add(self.trainer.step(batches))
             after_step()
+            self.compiling.after()
             step = self.trainer.steps
             agreed = agreement.step(save=self.saver.late())
             looking = self.looks is not None and self.looks.due(step, self.total)

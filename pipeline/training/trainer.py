@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.train_pipeline import TrainPipelineBase, TrainPipelineSparseDist
+from torch.nn.parallel import DistributedDataParallel
+from torchrec.distributed.train_pipeline import (
+    PrefetchTrainPipelineSparseDist,
+    TrainPipelineBase,
+    TrainPipelineSparseDist,
+)
 
 from pipeline.embeddings.learning import keeping_steps
 from pipeline.embeddings.one_rank import without_exchange
+from pipeline.embeddings.sharding import cached_tables
 from pipeline.embeddings.ssd import SsdStore
 from pipeline.embeddings.tables import dense_parameters, dense_table_parameters
+from pipeline.errors import ConfigError
 from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.towers.links import Links
 from pipeline.training.averages import Average
@@ -23,6 +30,7 @@ from pipeline.training.phases import PhaseClock, watch, watch_pipeline
 from pipeline.training.products import Speed
 from pipeline.training.regularise import seed_step
 from pipeline.training.settings import ModelSettings
+from pipeline.training.shared_memory import share_memory
 from pipeline.training.towers import TowerPipeline, gather_towers
 from pipeline.training.update import Optimizers
 
@@ -44,6 +52,8 @@ class Trainer:
         ssd: SsdStore | None = None,
         total: int = 0,
     ) -> None:
+        apart = towers is not None and not towers.is_flat
+        pipeline = pipeline_of(settings.train.pipeline, plan, towers=apart)
         sharded = assemble(settings, schema, plan, towers, device, trained=True, ssd=ssd)
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part = sharded.dense_part
@@ -57,17 +67,29 @@ class Trainer:
         self.lr = 0.0
         self._average_used = settings.train.average.use
         alone = device.type == "cpu" and dist.get_world_size() == 1 and without_exchange(self.model)
-        ahead = settings.train.pipeline == "sparse_dist" and not alone  # one rank has no ids to send ahead
-        self._pipeline = self._make_pipeline(device, ahead=ahead)
+        # One rank has no ids to send ahead.
+        self._pipeline = self._make_pipeline(device, TrainPipelineBase if alone else pipeline)
+        self._exchanging = self._exchange(device, settings)
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
 
-    def _make_pipeline(self, device: torch.device, *, ahead: bool) -> Any:
+    def _make_pipeline(self, device: torch.device, kind: type[Any]) -> Any:
         if self._towers is not None:
+            ahead = kind is not TrainPipelineBase
             return TowerPipeline(self.model, self._towers, self.optimizers, device, ahead=ahead)
-        pipeline = TrainPipelineSparseDist if ahead else TrainPipelineBase
-        return pipeline(self.model, self.optimizers, device)  # type: ignore[arg-type, abstract]
+        return kind(self.model, self.optimizers, device)
+
+    def _exchange(self, device: torch.device, settings: ModelSettings) -> Callable[[], AbstractContextManager[None]]:
+        """What a step runs in: ranks on the CPUs of one machine exchange through its memory, the others as they are."""
+        near = settings.one_machine and settings.hardware.hosts == 1 and self._towers is None
+        memory = share_memory(device, one_machine=near)
+        if memory is None:
+            return nullcontext
+        wrapped = self.model._dmp_wrapped_module
+        if isinstance(wrapped, DistributedDataParallel):
+            wrapped.register_comm_hook(None, lambda _, bucket: memory.mean(bucket))
+        return memory.exchanging
 
     def step(self, batches: Iterator[Batch]) -> Output:
         """Train on the next batch; returns its (logits, labels, weights). StopIteration where there is none."""
@@ -80,7 +102,7 @@ class Trainer:
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
         else:
-            with self.links.counting():
+            with self._exchanging(), self.links.counting():
                 output = self._pipeline.progress(batches)
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
@@ -140,6 +162,23 @@ class Trainer:
         if isinstance(self._pipeline, TrainPipelineSparseDist):
             self._pipeline.detach()
         return self.model.eval()
+
+
+def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
+    """TorchRec's pipeline for ``train.pipeline``; ConfigError for prefetch where no table has a cache, or with towers.
+
+    They copy the next batches, which lie in page-locked memory, to a GPU on a stream of their own.
+    """
+    kinds = {
+        "base": TrainPipelineBase, "sparse_dist": TrainPipelineSparseDist, "prefetch": PrefetchTrainPipelineSparseDist
+    }  # fmt: skip
+    if name == "prefetch" and (towers or not cached_tables(plan)):
+        raise ConfigError(
+            "train.pipeline is prefetch, "
+            + ("but towers exchange their ids by themselves" if towers else "but no table is on tier hbm_cached"),
+            hint="train.pipeline=sparse_dist",
+        )
+    return kinds[name]
 
 
 def _reductions(sharded: Sharded, dense: dict[str, torch.nn.Parameter]) -> list[tuple[int, list[int], bool]]:
