@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import tempfile
 import threading
 import time
@@ -209,6 +210,7 @@ def main() -> None:
     options.add_argument("--k8s-assets", type=Path, default=Path.home() / ".cache/nightjar/k8s-assets")
     given = options.parse_args()
     warnings.simplefilter("ignore")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto's requests
     faults = [name for name in FAULTS if any(part in name for part in given.faults.split(","))]
     right, better, compared, began = 0, 0, 0, time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="nightjar-nights-"))
