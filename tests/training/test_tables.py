@@ -1,6 +1,11 @@
 """Tables as users have them, from raw rows to a published version: shared ones, of several widths, averaged rows."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -11,7 +16,7 @@ from pipeline.checkpoint.rows import ChainReader
 from pipeline.embeddings.initial import initial_rows
 from pipeline.embeddings.tables import TableSpec
 from pipeline.store import Store
-from tests.commands import nightjar_in_turn
+from tests.commands import ROOT, nightjar_in_turn
 
 pytestmark = pytest.mark.slow
 ITEMS, USERS, ROWS, SEED = 120, 40, 6000, 2026
@@ -154,6 +159,25 @@ def test_checkpoints_have_the_state_of_every_rule_and_a_frozen_table_its_first_v
     users = tables["user"]["weight"]
     assert torch.equal(users, initial_rows(SEED, TableSpec("user", len(users), 12), 0, len(users)))
     assert tables["item"]["weight"].norm(dim=1).max() <= 0.5 * (1 + 1e-5)
+
+
+def test_a_killed_training_ends_with_the_same_bits(runs):
+    """Killed with signal 9 after its first checkpoint, the same command goes on from there."""
+    command = [sys.executable, "-m", "pipeline.cli", "run", *BASE, *RULES, "run=killed"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = subprocess.Popen(command, cwd=runs, env=environment, stdout=subprocess.DEVNULL)
+    directory, limit = runs / "store" / "runs" / "killed" / "checkpoints", time.monotonic() + 120
+    while not list(directory.glob("*/*/manifest.json")) and time.monotonic() < limit:
+        assert started.poll() is None
+        time.sleep(0.02)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    again = subprocess.run(command, cwd=runs, env=environment, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0, again.stderr
+    assert result(runs, "killed")["train"]["resumed"]["step"] >= 10
+    whole, killed = final_rows(runs, "whole"), final_rows(runs, "killed")
+    for name, parts in whole.items():
+        assert all(torch.equal(values, killed[name][part]) for part, values in parts.items()), name
 
 
 def test_a_published_version_scores_as_the_training_did(runs):
