@@ -45,7 +45,7 @@ class RowOptimizer:
         ]
         self._features = [len(table.feature_names) for table in kernel.tables]
         self._mean = kernel.module.pooling_mode == PoolingMode.MEAN
-        self._anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
+        self.anchor = torch.zeros(0, device=self._tables[0].device, requires_grad=True)
         keep_state(kernel.module, self._states)
         kernel.module.row_optimizer = self
         kernel.module.register_forward_hook(self._looked_up, with_kwargs=True)
@@ -56,7 +56,7 @@ class RowOptimizer:
             return None
         given = dict(zip(("indices", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
         lookup = Lookup(given["indices"], given["offsets"], given.get("per_sample_weights"))
-        learnt: Tensor = _Learn.apply(output.detach(), self._anchor, self, lookup)
+        learnt: Tensor = _Learn.apply(output.detach(), self.anchor, self, lookup)
         return learnt
 
     @torch.no_grad()

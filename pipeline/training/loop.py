@@ -13,9 +13,10 @@ import torch.distributed as dist
 
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
 from pipeline.config import TrainConfig
+from pipeline.embeddings.ssd import SsdStore
 from pipeline.errors import ArtifactError, LaunchError
 from pipeline.models.layers import log_odds
-from pipeline.records import Plan, Towers
+from pipeline.records import DatasetSchema, Plan, Towers
 from pipeline.store import Artifact, Store
 from pipeline.towers.links import LinkBytes
 from pipeline.training.budget import MemoryBudget
@@ -24,6 +25,7 @@ from pipeline.training.compared import compared
 from pipeline.training.data import Announce, Batch, BatchReader, Order
 from pipeline.training.distributed import add_up, connect, largest, shared_failure
 from pipeline.training.guards import check_collapse, check_finite, check_layers
+from pipeline.training.hogwild import Hogwild
 from pipeline.training.memory import MemoryMeter, peak_rss
 from pipeline.training.metrics import Meter
 from pipeline.training.parquet import SplitReader
@@ -68,7 +70,8 @@ def train(
     LaunchError after a SIGTERM (with a checkpoint committed first).
     """
     config = settings.train
-    device = connect(settings.hardware, config.threads_per_rank, one_machine=settings.one_machine)
+    threads = 1 if config.asynchronous else config.threads_per_rank
+    device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
     paths = settings.hardware.ssd_paths
     with shared_failure(), naming_checkpoint(store, checkpoints), ssd_store(paths, store, plan) as ssd:
@@ -76,7 +79,7 @@ def train(
         split = SplitReader(store, dataset, "train")
         memory = MemoryMeter(device)
         total = planned_steps(config, split.rows)
-        trainer = Trainer(settings, split.schema, plan, device, towers, ssd, total)
+        trainer = _trainer(settings, split.schema, plan, device, towers, ssd, total)
         if (rate := split.base_rate()) is not None:  # of a new model; a checkpoint replaces it
             trainer.dense_part.ranking.start_at(log_odds(rate, split.rows))
         meter = Meter(config.guard.window_steps)
@@ -116,9 +119,20 @@ def train(
                 if dist.get_world_size() == 1:  # several ranks end at once, and their threads with them
                     saver.saver.abandon()
                 raise
+            finally:
+                trainer.close()
         summary = run.summary()
         summary["train"] |= compared(plan, trainer.clock, memory, device)
         return summary
+
+
+def _trainer(
+    settings: TrainingSettings, schema: DatasetSchema, plan: Plan, device: torch.device, towers: Towers | None,
+    ssd: SsdStore | None, total: int,
+) -> Trainer:  # fmt: skip
+    if settings.train.asynchronous:
+        return Hogwild(settings, schema, plan, device, total)
+    return Trainer(settings, schema, plan, device, towers, ssd, total)
 
 
 @dataclass
@@ -182,7 +196,9 @@ class _Run:
             agreed = agreement.step(save=self.saver.late())
             looking = self.looks is not None and self.looks.due(step, self.total)
             saving = step == self.total or agreed > 0 or self.saver.due(step)
-            if saving or looking or self.meter.steps == self.config.log_every_steps:
+            if (saving or looking) and (step := self._rest()) == self.total:
+                saving, looking = True, self.looks is not None
+            if saving or looking or self.meter.steps >= self.config.log_every_steps:
                 verdict = self._close_interval(looking)
             if saving or looking:
                 check_layers(self.trainer.dense, self.trainer.optimizers.dense, step, self.config)
@@ -193,6 +209,12 @@ class _Run:
             if looking and self.trainer.drains and step < self.total:
                 batches = self._leg(reader)
         self.seconds = time.perf_counter() - self.began
+
+    def _rest(self) -> int:
+        """End the steps under way; returns the number of steps taken."""
+        for output in self.trainer.rest():
+            self.meter.add(output)
+        return self.trainer.steps
 
     def _leg(self, reader: BatchReader) -> Iterator[Batch]:
         """The coming batches: up to the next look where the pipeline must be empty for it, else all of them."""
