@@ -1,7 +1,7 @@
 """``make bench-hogwild``: asynchronous against synchronous training, each run five times with the same settings.
 
-``ratio``: samples/s of hogwild over those of synchronous training, with as many threads and the same batches. The spread
-of test log loss over the identical runs shows what it costs: that of synchronous training is exactly zero.
+``ratio``: samples/s of hogwild over those of synchronous training, with as many threads and the same batches. The
+spread of test log loss over the identical runs shows what it costs: that of synchronous training is exactly zero.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ from pipeline.training.update import Optimizers
 class Trainer:
     """Takes steps. ``steps``: the number taken; ``rows``, ``dense``: the tables and the other parameters.
 
-    ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of
-    the plan's tables on tier ssd; ``alone``: one rank that has all tables whole. Initial values depend on ``settings.seed`` alone, not on plan or number of ranks.
+    ``clock``: times the phases; ``total``: steps planned, for ``train.schedule``; ``ssd``: the files of the plan's
+    tables on tier ssd; ``alone``: one rank that has all tables whole. Initial values depend on ``settings.seed`` alone,
+    not on plan or number of ranks.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Asynchronous training: it learns, takes every batch once, resumes, and refuses what needs one step after the other."""
+"""Asynchronous training learns, takes every batch once, resumes, and refuses what needs one step after the other."""
 
 import json
 from collections import Counter
